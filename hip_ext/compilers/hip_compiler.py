@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tritongemm.core import settings
+from tritongemm.core import files, settings
 from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.temporary_folder import TemporaryFolder
@@ -132,7 +132,7 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> TemporaryFold
     (folder / "hip").mkdir()
     (folder / "hip/hip_fp16.h").write_text(_HALF, encoding="utf-8")
     for name, bitcode in entry.files.items():
-        (folder / name).write_bytes(bitcode)
+        files.atomic_write(folder / name, bitcode)
     return glue
 
 

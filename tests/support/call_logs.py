@@ -32,6 +32,29 @@ _ROCBLAS_BENCH = (
 )
 _KERNEL = ", solution_index: 56073, solution_name: Cijk_Alik_Bljk_BBS_BH, kernel_name: Cijk_Alik_Bljk_BBS_BH_MT16x16"
 
+# As hipBLASLt of 2026 tells a grouped product: the sizes of each, then what all have in common.
+_GROUPS = {
+    "profile": (
+        " m: {m}, n: {n}, k: 64, lda: 64, ldb: 64, ldc: {m}, ldd: {m}, stride_a: 0, stride_b: 0, stride_c: 0, "
+        "stride_d: 0",
+        ",",
+        "- {{function: matmul, grouped_gemm: {groups}, alpha: 1, beta: 0, transA: T, transB: N, batch_count: 1, "
+        "scaleA: 0, scaleB: 0, scaleC: 0, scaleD: 0, swizzleA: false, swizzleB: false, scaleAlpha_vector: false, "
+        "gradient: false, use_e: false, bias_vector: false, bias_source: d, a_type: bf16_r, b_type: bf16_r, "
+        "c_type: bf16_r, d_type: bf16_r, scale_type: f32_r, bias_type: f32_r, aux_type: f32_r, compute_type: c_f32_r, "
+        "algo_method: 2, solution_index: 5, activation_type: none, flush: false, call_count: 3}}\n",
+    ),
+    "bench": (
+        " -m {m} -n {n} -k 64 --lda 64 --ldb 64 --ldc {m} --ldd {m} --stride_a 0 --stride_b 0 --stride_c 0 "
+        "--stride_d 0",
+        "",
+        "hipblaslt-bench --api_method cpp --grouped_gemm {groups} --alpha 1 --beta 0 --transA T --transB N "
+        "--batch_count 1 --scaleA 0 --scaleB 0   --a_type bf16_r --b_type bf16_r --c_type bf16_r --d_type bf16_r "
+        "--scale_type f32_r --bias_type f32_r --compute_type f32_r --algo_method index --solution_index 5 "
+        "--activation_type none  --any_stride\n",
+    ),
+}
+
 FORMS = {"profile": _PROFILE, "bench": _BENCH, "rocblas": _ROCBLAS, "rocblas_bench": _ROCBLAS_BENCH}
 
 
@@ -47,6 +70,12 @@ def line(form: str = "profile", m: int = 16032, n: int = 109, k: int = 16384, **
         "stride_d": m * n if batch > 1 else 0,
     }  # fmt: skip
     return FORMS[form].format(**values | changes)
+
+
+def grouped(form: str, *sizes: tuple[int, int]) -> str:
+    """A line that asks for several products at once, each D[m, n] of a K of 64."""
+    one, between, whole = _GROUPS[form]
+    return whole.format(groups=between.join(one.format(m=m, n=n) for m, n in sizes))
 
 
 def extended(**changes: object) -> str:
@@ -69,4 +98,21 @@ def trace(m: int = 16032, n: int = 109, k: int = 16384, **changes: str) -> str:
         f"computeDesc=[computeType=COMPUTE_32F scaleType=R_32F {values['compute']}smCountTarget=132] algo=[algoId=67 "
         "tile=MATMUL_TILE_64x32 stages=MATMUL_STAGES_64xAUTO customOption=29] workSpace=0X0 workSpaceSizeInBytes=0 "
         "beta=0 outOfPlace=0 stream=0X0\n"
+    )
+
+
+def hipblaslt_trace(m: int = 32, n: int = 16, k: int = 64, **changes: str) -> str:
+    """A line of hipBLASLt's trace (HIPBLASLT_LOG_MASK=2), TN and fp16."""
+    values = {"batch": "", "compute": "COMPUTE_32F", "epilogue": "EPILOGUE_DEFAULT biasPointer=0x0", "alpha": "alpha"}
+    values |= changes
+    layouts = {"A": (k, m), "B": (k, n), "C": (m, n), "D": (m, n)}
+    told = " ".join(
+        f"{name}=0x7f{place}0 {name}desc=[type=R_16F rows={rows} cols={columns} ld={rows}"
+        + (f" batch_count={values['batch']} batch_stride={rows * columns}]" if values["batch"] else "]")
+        for place, (name, (rows, columns)) in enumerate(layouts.items(), start=1)
+    )
+    return (
+        f"[2026-05-04 15:08:47][HIPBLASLT][71][Trace][rocblaslt_matmul] {told} computeDesc=[computeType="
+        f"{values['compute']} scaleType=R_32F transA=OP_T transB=OP_N epilogue={values['epilogue']}] workSpace=0x7f "
+        f"workSpaceSizeInBytes=33554432 {values['alpha']}=1 beta=0 stream=0x0\n"
     )

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.measuring import OpenTools
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.reading import read_bytes
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning.run import TuningRun
@@ -59,15 +59,15 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     @cached_property
-    def log_contents(self) -> bytes:
-        """The bytes of the log, which may come out of a pipe and are read once.
+    def log_file(self) -> LogFile:
+        """The log, which may come out of a pipe and is opened once.
 
         Raises:
             InputError: there is no log, or it can't be read.
         """
         if self.log is None:
             raise InputError("name the LOG that the configs are made of")
-        return read_bytes(self.log)
+        return LogFile(self.log)
 
     @property
     def tuned(self) -> Path:

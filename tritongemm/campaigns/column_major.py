@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
@@ -28,11 +29,22 @@ _TYPES = {
 _SUMS = {"f32_r": "S", "xf32_r": "X", "f16_r": "H", "i32_r": "I", "f64_r": "D"}
 _SCALED_FAMILY = "a8w8"  # products of 8 bits with a factor an operand, or one a row and a column
 _OURS = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
+_FNUZ = {"f8_r": "f8_fnuz_r", "bf8_r": "bf8_fnuz_r"}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
 
-def as_problem(call: LoggedCall) -> Problem | Support:
-    """The problem that a call is of, or why we have none that is the same."""
+def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
+    """The problem that a call is of, or why we have none that is the same.
+
+    hipBLASLt logs both encodings of 8-bit floats by one name, so that what it says is read as the target computes.
+
+    Args:
+        call: as it was logged.
+        fp8: the encoding of the target, as `Target.fp8`.
+    """
+    if fp8 == "fnuz":
+        a, b, c, d = (_FNUZ.get(kind, kind) for kind in call.types)
+        call = replace(call, types=(a, b, c, d))
     if why := next(_differences(call), ""):
         return Support(why)
     given: dict[str, Any] = {

@@ -9,25 +9,33 @@ from typing import Any
 
 from tritongemm.campaigns import stages, state
 from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.merging import read_results
 from tritongemm.campaigns.state import CampaignState
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
+from tritongemm.formats import read_text
 
 STAGES = ("configs", "tune", "merge", "benchmark", "filter")
+_MEASURES = "benchmark"  # the first stage that can do nothing without a GPU
 
 
 def run_campaign(campaign: Campaign, only: str = "") -> None:
     """Do the stages that are not done, or one of them whether it is done or not.
+
+    Without a GPU those that only measure are left for a machine that has one, which is said.
 
     Args:
         campaign: where, of which log, and with what.
         only: name of the one stage; "" for all.
 
     Raises:
-        InputError: there is no campaign in the folder and no log, or a stage before the one asked for is not done.
+        InputError: there is no campaign in the folder and no log, a stage before the one asked for is not done, or
+            results that are to be merged in can't be read.
         OutputError: the folder holds another log's campaign, or another campaign runs there.
         UnavailableError: a stage is no part of this installation.
     """
     asked = _asked(campaign)
+    for other in campaign.others:  # hours before the stage that merges it in
+        read_results(other, read_text(other))
     with state.holding(campaign.folder):
         now = _begin(campaign, asked)
         for stage in (only,) if only else STAGES:
@@ -38,11 +46,24 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
                 campaign.say(f"{stage}: {again or f'done already (--only {stage} does it again)'}")
                 if not again:
                     continue
+            if stage == _MEASURES and not campaign.devices and not only:
+                campaign.say(_tell_rest(campaign))
+                return
             now = now.without(STAGES[STAGES.index(stage) :])
             now.write(campaign.folder)
             module.run(campaign)
             now = replace(now, done=(*now.done, stage))
             now.write(campaign.folder)
+
+
+def _tell_rest(campaign: Campaign) -> str:
+    """What is left to do, and where."""
+    rest = " and ".join(STAGES[STAGES.index(_MEASURES) :])
+    return (
+        f"{rest}: left to do, as they measure and no GPU driver with a device was found here; copy {campaign.folder} "
+        "and the LOG to a machine that has the GPU, and run the same command there, or name a Ray cluster whose hosts "
+        "have it with --ray"
+    )
 
 
 def _asked(campaign: Campaign) -> CampaignState:
@@ -52,8 +73,8 @@ def _asked(campaign: Campaign) -> CampaignState:
         InputError: there is neither a log nor a campaign in the folder, or one of them can't be read.
     """
     if campaign.log is not None:
-        contents = campaign.log_contents
-        return CampaignState.of(campaign.log, contents, campaign.target.name, campaign.threshold)
+        digest = campaign.log_file.digest
+        return CampaignState(str(campaign.log), digest, campaign.target.name, campaign.threshold)
     found = CampaignState.read(campaign.folder)
     if found is None:
         raise InputError(f"{campaign.folder} has no campaign: name the LOG of what the job called")
@@ -70,11 +91,17 @@ def _begin(campaign: Campaign, asked: CampaignState) -> CampaignState:
     if found is None:
         return asked
     for what, theirs, ours in (("log", found.digest, asked.digest), ("target", found.target, asked.target)):
-        if theirs != ours:
-            other = found.log if what == "log" else theirs
+        if theirs == ours:
+            continue
+        if what == "log" and found.log == asked.log:
             raise OutputError(
-                f"{campaign.folder} has the campaign of another {what}, {other}: choose another folder with -o"
+                f"{campaign.folder} has the campaign of what {found.log} held before it was changed: choose another "
+                "folder with -o, or leave the LOG out to go on with what was read then"
             )
+        other = found.log if what == "log" else theirs
+        raise OutputError(
+            f"{campaign.folder} has the campaign of another {what}, {other}: choose another folder with -o"
+        )
     if campaign.log is not None and found.threshold != asked.threshold:
         campaign.say(f"the threshold was {found.threshold:g} % and is {asked.threshold:g} %: all stages are done again")
         return asked

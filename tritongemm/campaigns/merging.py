@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from tritongemm.campaigns.benchmark import TUNED
 from tritongemm.campaigns.comparison import served_config
+from tritongemm.campaigns.conflicts import RACES, Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
 from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
@@ -35,28 +36,6 @@ _Key: TypeAlias = "tuple[Problem, str, int]"
 _ADVICE = "make room and run the same command again"
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Two results of one problem on one kind of device, that serve different kernels.
-
-    Attributes:
-        mine: of the first file.
-        theirs: of the second.
-    """
-
-    mine: Record
-    theirs: Record
-
-    @property
-    def both(self) -> tuple[Record, Record]:
-        """The two results."""
-        return self.mine, self.theirs
-
-    def by_record(self) -> Record:
-        """The better one by what was recorded: measured before predicted, then the faster; on ties the first file's."""
-        return min(self.both, key=lambda r: (r.predicted, r.served_seconds))
-
-
 # Answers each conflict with a new result, or the reason why there is none.
 Remeasure: TypeAlias = "Callable[[Sequence[Conflict]], Sequence[Record | Support]]"
 
@@ -79,6 +58,9 @@ def merge_campaign(
 ) -> MergedResults:
     """Merge another campaign's results into those of a folder; measured again where a GPU is here.
 
+    Each race is in `RACES` when it is over, so that a merge that is killed goes on from there. Who has merged all that
+    is to be merged deletes that file.
+
     Args:
         folder: the campaign's.
         theirs: results of another one.
@@ -90,7 +72,7 @@ def merge_campaign(
         OutputError: the results can't be written, or something else holds them.
     """
     mine = folder / TUNED
-    with _remeasuring(open_tools, say) as remeasure:
+    with _remeasuring(folder / RACES, open_tools, say) as remeasure:
         merged = merge_results(mine, theirs, mine, remeasure)
     for note in merged.notes:
         say(note)
@@ -99,12 +81,12 @@ def merge_campaign(
 
 
 @contextmanager
-def _remeasuring(open_tools: OpenTools | None, say: Callable[[str], None]) -> Iterator[Remeasure | None]:
+def _remeasuring(races: Path, open_tools: OpenTools | None, say: Callable[[str], None]) -> Iterator[Remeasure | None]:
     if open_tools is None:
         yield None
         return
-    with open_tools("the merge") as tools:
-        yield partial(race_conflicts, tools, say)
+    with open_tools("the merge") as tools, closing(RaceLog(races, tools)) as log:
+        yield partial(race_conflicts, tools, say, log=log)
 
 
 def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | None = None) -> MergedResults:
@@ -184,7 +166,7 @@ def _name(record: Record) -> str:
 
 
 def race_conflicts(
-    tools: MeasuringTools, say: Callable[[str], None], conflicts: Sequence[Conflict]
+    tools: MeasuringTools, say: Callable[[str], None], conflicts: Sequence[Conflict], log: RaceLog
 ) -> list[Record | Support]:
     """Race the kernels of each conflict and the baseline, on all devices at once.
 
@@ -192,11 +174,17 @@ def race_conflicts(
         tools: what measures.
         say: told which device is given up.
         conflicts: of this machine's target; others are answered with the reason why they can't race.
+        log: answers those that raced before, and keeps each race when it is over.
+
+    Raises:
+        OutputError: a race can't be kept.
     """
     target = tools.machine.target
     elsewhere = Support(f"this GPU is a {target.name} of {target.compute_units} compute units")
     answers: list[Record | Support] = [elsewhere] * len(conflicts)
-    here = [number for number, conflict in enumerate(conflicts) if _is_of(conflict, target)]
+    for number, conflict in enumerate(conflicts):
+        answers[number] = log.find(conflict) or elsewhere
+    here = [number for number, one in enumerate(conflicts) if _is_of(one, target) and answers[number] is elsewhere]
     rows = [FormatRow(r.problem, r.config, target=r.target) for c in here for r in conflicts[c].both]
     compiled = [artifact for _, artifact in compile_rows(rows, target, tools.pool)]
     artifacts = dict(zip(here, zip(compiled[::2], compiled[1::2], strict=True), strict=True))
@@ -208,6 +196,8 @@ def race_conflicts(
     with _started(tools.openers[: len(here)]) as evaluators:
         for number, answer in work_when_free(evaluators, here, race, say) if here else ():
             answers[number] = answer
+            if isinstance(answer, Record):
+                log.add(conflicts[number], answer)
     return answers
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -47,11 +46,6 @@ class CampaignState:
     target: str
     threshold: float
     done: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, log: Path, contents: bytes, target: str, threshold: float) -> CampaignState:
-        """That of a campaign that begins."""
-        return cls(str(log), hashlib.sha256(contents).hexdigest(), target, threshold)
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:

@@ -101,7 +101,7 @@ def _read(path: Path) -> _Source:
     Raises:
         InputError: it can't be read as a whole, or holds no result.
     """
-    if storage.is_library(path):
+    if storage.is_library(path) or path.is_dir():
         library = open_library(path)
         faults = library.faults()
         claims = [Claim(one.record, one.kernel, faults.pop(one.name, "")) for one in library.all_entries()]

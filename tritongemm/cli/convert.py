@@ -54,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
             )
         base, notes = _merge(format_, files_there, found.merged, args.family)
         told = told_file.write(output, format_, found.records.values(), base, family=args.family)
-    for line in (*found.notes, *notes):
-        door.tell(f"left out: {line}")
+    for what, lines in (("left out", found.notes), ("merging", notes)):
+        for line in lines:
+            door.tell(f"{what}: {line}")
     for record, reason in told.untold:
         door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
@@ -136,7 +137,7 @@ def _add_results(found: _Found, path: Path, text: str, source: Format, family: s
 def _merge(
     format_: Format, there: Sequence[tuple[Path, str]], sources: Sequence[tuple[Path, str]], family: str
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The text that results are told in, and what merging left out; None where the format merges nothing."""
+    """The text that results are told in, and what merging decided; None where the format merges nothing."""
     known = [path for path, _ in there]
     every = [*there, *((path, text) for path, text in sources if not any(_are_one(path, one) for one in known))]
     if not every or (merged := format_.merge(every, family)) is None:

@@ -87,10 +87,11 @@ def _merge(args: argparse.Namespace) -> int:
             library = open_library(path)
             faults = library.faults()
             for name, fault in faults.items():
-                door.tell(f"{'damaged' if path == output else 'left out'}: {path}: {name}: {fault}")
+                what = "damaged" if path == output else "left out"
+                door.tell(f"{what}: {path}: {name}: {fault.removeprefix(f'{path}: ')}")
             whole = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
-            readers = writing.readers(library)
+            readers = writing.readers(library, faults)
             conflicts += writing.merge(contents, whole, readers)
             writing.add_beside(contents, helpers, library.targets, readers)
             damaged |= bool(faults)

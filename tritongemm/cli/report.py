@@ -97,7 +97,7 @@ def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
     if (path / CAMPAIGN).is_file():
         _read_campaign(path, defaults, found)
         return
-    if storage.is_library(path):
+    if storage.is_library(path) or path.is_dir():
         library = storage.open_library(path)
         found.add(entry.record for entry in library.all_entries())
         found.damaged |= bool(library.damaged)

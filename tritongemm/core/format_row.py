@@ -145,7 +145,7 @@ class Merged:
 
     Attributes:
         text: the file; what was kept is in it byte for byte.
-        notes: what was left out, a line for each file that lost rows.
+        notes: what was decided, a line for each file that lost rows or sizes.
     """
 
     text: str

@@ -1,14 +1,19 @@
-"""Files that users name, read whole: no device floods the memory, and nobody waits without end for a pipe's writer."""
+"""Files that users name, read whole or opened: no device floods the memory, and nobody waits without end for a pipe."""
 
 from __future__ import annotations
 
 import os
 import select
 import stat
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.temporary_folder import TEMPORARY_ADVICE
 
 MOST_BYTES = 256 << 20
 WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.
@@ -27,19 +32,54 @@ def read_bytes(path: Path) -> bytes:
         InputError: there is no such file, it can't be read or is a folder or a device, it has more than `MOST_BYTES`,
             or nothing comes out of the pipe.
     """
-    try:
+    with _named_faults(path):
         status = os.stat(path)
-        mode = status.st_mode
         _check_size(path, status.st_size)
-        if stat.S_ISDIR(mode):
-            raise InputError(f"{path} is a folder; name a file in it")
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # some devices do something when they are opened
-            raise InputError(f"{path} is a device or a socket; name a file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = _open(path, status.st_mode)
         try:
-            return _read_whole(path, descriptor, is_pipe=stat.S_ISFIFO(mode))
+            return _read_whole(path, descriptor, is_pipe=stat.S_ISFIFO(status.st_mode))
         finally:
             os.close(descriptor)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file of any size, open at its beginning; what comes out of a pipe lies in a temporary file without a name.
+
+    Args:
+        path: as the user wrote it.
+
+    Raises:
+        InputError: there is no such file, it can't be read or is a folder or a device, nothing comes out of the pipe,
+            or there is no room for what does.
+    """
+    with _named_faults(path):
+        mode = os.stat(path).st_mode
+        descriptor = _open(path, mode)
+        if not stat.S_ISFIFO(mode):
+            return os.fdopen(descriptor, "rb")
+        try:
+            return _kept(path, _pieces(path, descriptor, is_pipe=True))
+        finally:
+            os.close(descriptor)
+
+
+def _kept(path: Path, pieces: Iterator[bytes]) -> BinaryIO:
+    """A temporary file without a name that holds what came out of a pipe, open at its beginning."""
+    try:
+        kept: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+        for piece in pieces:
+            kept.write(piece)
+        kept.seek(0)
+    except OSError as error:
+        raise InputError(f"{path}: what it gives can't be kept: {error.strerror}; {TEMPORARY_ADVICE}") from None
+    return kept
+
+
+@contextmanager
+def _named_faults(path: Path) -> Iterator[None]:
+    """What the system says of a file, as errors that name it."""
+    try:
+        yield
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except OSError as error:
@@ -48,13 +88,29 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path} can't be read: {error}") from None
 
 
+def _open(path: Path, mode: int) -> int:
+    """The descriptor of a file or a pipe, which is not waited for."""
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path} is a folder; name a file in it")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # some devices do something when they are opened
+        raise InputError(f"{path} is a device or a socket; name a file")
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def _read_whole(path: Path, descriptor: int, is_pipe: bool) -> bytes:
     pieces, size = list[bytes](), 0
-    while piece := _next_piece(path, descriptor, may_wait=is_pipe and not pieces):
+    for piece in _pieces(path, descriptor, is_pipe):
         pieces.append(piece)
         size += len(piece)
         _check_size(path, size)
     return b"".join(pieces)
+
+
+def _pieces(path: Path, descriptor: int, is_pipe: bool) -> Iterator[bytes]:
+    may_wait = is_pipe
+    while piece := _next_piece(path, descriptor, may_wait):
+        may_wait = False
+        yield piece
 
 
 def _check_size(path: Path, size: int) -> None:

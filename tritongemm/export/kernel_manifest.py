@@ -73,8 +73,8 @@ def export(
             held[launch.symbol] = row
         shutil.copyfile(code, folder / name)
     if not manifests:
-        why = [f"{record.problem.key}: {reason}" for record, reason in refused]
-        raise InputError(f"no kernel to export for {here.target.name}: {why[0] if why else 'no result is for it'}")
+        why = [f"{record.problem.key}: {reason}" for record, reason in refused] or [_tell_others(left_out)]
+        raise InputError(f"no kernel to export for {here.target.name}: {why[0]}")
     paths = []
     for index, rows in enumerate(manifests, 1):
         out = io.StringIO()
@@ -84,6 +84,12 @@ def export(
         paths.append(folder / ("kernels.csv" if index == 1 else f"kernels_{index}.csv"))
         files.atomic_write(paths[-1], out.getvalue())
     return paths, refused + left_out
+
+
+def _tell_others(left_out: Sequence[tuple[Record, str]]) -> str:
+    """That no result is for the target, and for which others there are some."""
+    others = ", ".join(sorted({record.target for record, _ in left_out if record.target}))
+    return "no result is for it" + (f"; there are some for {others}: name one by --target" if others else "")
 
 
 def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], list[tuple[Record, str]]]:

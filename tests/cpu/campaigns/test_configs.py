@@ -155,6 +155,21 @@ def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:
     )
 
 
+def test_that_a_large_log_is_read_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "_LARGE_BYTES", 100)
+    configs.run(rig.campaign(size(A)))
+    assert rig.said[0].endswith("reading 0 MiB")
+
+
+def test_scripts_are_open_to_whom_the_umask_says(rig: Rig) -> None:
+    before = os.umask(0o077)
+    try:
+        configs.run(rig.campaign(size(A)))
+    finally:
+        os.umask(before)
+    assert (rig.folder / "tunings" / "BBS_TN_0.sh").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     configs.run(measuring.campaign(example() + size(A, count=10, beta="1.0") + size(B, activation="gelu")))
     told = [line for line in measuring.said if line.startswith("not computed here")]
@@ -235,13 +250,17 @@ def test_when_nothing_can_be_measured_nothing_is_written(tmp_path: Path) -> None
 
 
 def test_nothing_above_the_threshold(rig: Rig) -> None:
+    """The table says what took which share all the same; who has to choose a threshold needs it."""
+    table = rig.folder / "tunings" / "summary.csv"
     with pytest.raises(
         InputError, match=r"no GEMM takes 60 % of the time; the largest \(line \d\) takes 5\d.* %: lower"
     ):
         configs.run(rig.campaign(size(A) + size(A, trans_a="N"), threshold=60))
-    assert not list((rig.folder).glob("tunings/*.csv"))
-    with pytest.raises(InputError, match=r"none of its 1 GEMMs can be computed for gfx942; .*it applies gelu"):
+    assert [path.name for path in table.parent.glob("*")] == ["summary.csv"]
+    assert [row["note"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["below 60 %"] * 2
+    with pytest.raises(InputError, match=r"none of its 1 GEMMs can be computed for gfx942; .*gelu; .*summary.csv has"):
         configs.run(rig.campaign(size(A, activation="gelu")))
+    assert [row["note"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["it applies gelu"]
 
 
 def test_configs_of_before_are_swept_and_other_files_stay(measuring: Rig) -> None:

@@ -2,96 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
-from tests.support.stores import TOOLS, record, take
+from tests.support.stand_in_campaigns import Rig, result
 from tritongemm.campaigns import driver, stages, state
-from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.conflicts import RACES
 from tritongemm.campaigns.device_load import CountedEvaluator, tell_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.results.run_files import RunFiles
-from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
-
-TARGET = target_files.load_target("gfx942")
-
-
-class Run:
-    """Stands in for a tuning run: every problem takes a microsecond."""
-
-    def __init__(self, store: Store, rig: Rig) -> None:
-        self.store, self.rig = store, rig
-        self.evaluators = [CountedEvaluator(FakeEvaluator()), CountedEvaluator(FakeEvaluator())]
-
-    def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
-        """Tune all that is not known; the rig says who fails, and after how many it is killed."""
-        failures = {}
-        for problem in problems:
-            if self.store.record(problem) is not None:
-                continue
-            if self.rig.killed_after == len(self.rig.tuned):
-                raise KeyboardInterrupt
-            if problem.m in self.rig.fails:
-                failures[problem] = "nothing compiles"
-                continue
-            self.rig.tuned.append(problem.m)
-            self.store.add_record(result(problem))
-        return failures
-
-
-def result(problem: Problem) -> Record:
-    return record(problem, toolchain=TOOLS)
-
-
-@dataclass
-class Rig:
-    """A campaign whose tuning is a stand-in."""
-
-    place: Path
-    tuned: list[int] = field(default_factory=list)
-    fails: tuple[int, ...] = ()
-    killed_after: int = -1
-    said: list[str] = field(default_factory=list)
-
-    @property
-    def folder(self) -> Path:
-        return self.place / "tunings"
-
-    def campaign(self, text: str | None = None, threshold: float = 0.1) -> Campaign:
-        """Of the log that is there, or of none where there is none."""
-        log = self.place / "job.log"
-        if text is not None:
-            log.write_text(text)
-
-        @contextmanager
-        def open_run(problems: Sequence[Problem], output: Path) -> Iterator[Run]:
-            with take(output, problems=problems) as store:
-                yield Run(store, self)
-
-        return Campaign(
-            self.folder, log if log.exists() else None, threshold, TARGET, (), self.said.append,
-            lambda: nullcontext(()), open_run, nullcontext,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    def done(self) -> list[str]:
-        return list(json.loads((self.folder / state.NAME).read_text())["done"])
-
 
 LOG = line(count=2) + line(n=113) + line(n=128)
 
@@ -103,7 +35,8 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.fixture
 def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stand-ins for the last two stages, whatever there is."""
+    """Stand-ins for the last two stages, whatever there is; they need no GPU."""
+    monkeypatch.setattr(driver, "_MEASURES", "")
     folder = tmp_path / "more_stages"
     folder.mkdir()
     for name in STAGES[3:]:
@@ -192,11 +125,31 @@ def test_doing_a_stage_again_undoes_those_behind(rig: Rig) -> None:
 
 def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
     run_campaign(rig.campaign(LOG), "configs")
-    with pytest.raises(OutputError, match=r"has the campaign of another log, .*job.log: choose another folder"):
+    with pytest.raises(OutputError, match=r"the campaign of what .*job\.log held before it was changed"):
         run_campaign(rig.campaign(LOG + line()), "configs")
+    (rig.place / "other.log").write_text(LOG + line())
+    with pytest.raises(OutputError, match=r"has the campaign of another log, .*job\.log: choose another folder"):
+        run_campaign(replace(rig.campaign(), log=rig.place / "other.log"), "configs")
+    rig.campaign(LOG)
     other = replace(rig.campaign(LOG), target=target_files.load_target("gfx950"))
     with pytest.raises(OutputError, match="has the campaign of another target, gfx942"):
         run_campaign(other, "configs")
+
+
+def test_races_of_a_merge_are_kept_until_it_is_over(rig: Rig) -> None:
+    """Who does the stage again measures again."""
+    for stage in STAGES[:2]:
+        run_campaign(rig.campaign(LOG), stage)
+    (rig.folder / RACES).touch()
+    run_campaign(rig.campaign(), "merge")
+    assert not (rig.folder / RACES).exists()
+
+
+def test_without_a_gpu_the_last_stages_are_left_to_do(rig: Rig) -> None:
+    """Said with what can be done; all that is done counts."""
+    run_campaign(rig.campaign(LOG))
+    assert rig.done() == list(STAGES[:3]) and not (rig.folder / "results").exists()
+    assert rig.said[-1].startswith("benchmark and filter: left to do") and f"copy {rig.folder}" in rig.said[-1]
 
 
 def test_another_threshold_begins_anew_and_keeps_what_was_tuned(rig: Rig) -> None:
@@ -294,6 +247,27 @@ def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> Non
     with pytest.raises(InputError, match=r"two.tuned.yaml"):
         merged(others[1])
     assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 5 and "merge" in rig.done()
+
+
+def test_results_that_can_t_be_merged_in_are_told_before_hours_of_tuning(rig: Rig) -> None:
+    rig.campaign(LOG)
+    with pytest.raises(InputError, match=r"absent\.yaml: there is no such file"):
+        run_campaign(replace(rig.campaign(), others=(rig.place / "absent.yaml",)))
+    assert not rig.tuned and not rig.folder.exists()
+
+
+@pytest.mark.usefixtures("last_stages")
+@pytest.mark.parametrize("text", ["", "config,problem\n", "config,problem\n../x,1x1x1\n", None])
+def test_a_damaged_table_is_written_again(rig: Rig, text: str | None) -> None:
+    """By the same command; without the LOG it is said that this is needed."""
+    run_campaign(rig.campaign(LOG))
+    table = rig.folder / "gemms.csv"
+    before = table.read_bytes()
+    table.unlink() if text is None else table.write_text(text)
+    with pytest.raises(InputError, match=r"gemms\.csv.* name the LOG"):
+        run_campaign(replace(rig.campaign(), log=None))
+    run_campaign(rig.campaign())
+    assert table.read_bytes() == before and rig.done() == list(STAGES) and len(rig.tuned) == 3
 
 
 def test_a_folder_without_a_campaign(rig: Rig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
 from tritongemm.campaigns.benchmark import TUNED, read_records
+from tritongemm.campaigns.conflicts import Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools
-from tritongemm.campaigns.merging import Conflict, merge_results, race_conflicts
+from tritongemm.campaigns.merging import merge_results, race_conflicts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
@@ -100,15 +102,20 @@ def tools(*gpus: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
     return MeasuringTools(machine, [partial(next, iter([gpu])) for gpu in gpus], pool, MeasureProtocol())
 
 
-def raced(conflicts: Sequence[Conflict], *gpus: FakeEvaluator) -> list[Record | Support]:
-    pool = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
-    try:
-        return race_conflicts(tools(*gpus, pool=pool), print, conflicts)
-    finally:
-        pool.close()
+@pytest.fixture
+def raced(tmp_path: Path) -> Callable[..., list[Record | Support]]:
+    """Races conflicts on stand-ins for GPUs, and keeps what comes of them."""
+
+    def race(conflicts: Sequence[Conflict], *gpus: FakeEvaluator) -> list[Record | Support]:
+        with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
+            measuring = tools(*gpus, pool=pool)
+            with closing(RaceLog(tmp_path / "races", measuring)) as log:
+                return race_conflicts(measuring, print, conflicts, log)
+
+    return race
 
 
-def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
     """On this machine algorithm 2 is the faster, whatever was recorded; one product does not fit here."""
     gpu = FakeEvaluator(
         seconds=lambda config: (9 - config.option("index")) * 1e-6, fits=lambda problem: problem.m != 48
@@ -117,7 +124,8 @@ def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path) -
 
     def remeasure(conflicts: Sequence[Conflict]) -> Sequence[Record | Support]:
         asked.extend(conflicts)
-        return raced(conflicts, gpu)
+        found: list[Record | Support] = raced(conflicts, gpu)
+        return found
 
     merged = merge_results(*sources, tmp_path / "out.yaml", remeasure)
     assert [c.mine.problem.m for c in asked] == [32, 48], "who agrees does not race"
@@ -128,7 +136,7 @@ def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path) -
     assert "by the recorded times (out of memory)" in merged.notes[1]
 
 
-def test_what_a_race_does_not_tell_stays() -> None:
+def test_what_a_race_does_not_tell_stays(raced: Any) -> None:
     mine = stored(PROBLEMS[0], 1, 5, m_from=3, extra={"of_mine": 1})
     elsewhere = replace(Conflict(mine, stored(PROBLEMS[0], 2, 5)), mine=replace(mine, compute_units=80))
     gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
@@ -137,7 +145,7 @@ def test_what_a_race_does_not_tell_stays() -> None:
     assert isinstance(refused, Support) and "this GPU is a gfx942 of 304 compute units" in refused.reason
 
 
-def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
     """Each of the two by a device of its own, which waits for the other; nobody has more devices than conflicts."""
     both = threading.Barrier(2, timeout=20)
 
@@ -150,6 +158,31 @@ def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Pat
     merged = merge_results(*sources, tmp_path / "out.yaml", lambda conflicts: raced(conflicts, *gpus))
     assert indices(tmp_path / "out.yaml") == {32: 1, 16: 1, 48: 1, 64: 2}
     assert [len(gpu.raced) for gpu in gpus] == [2, 2, 0] and all("raced again" in note for note in merged.notes)
+
+
+def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
+    """Each race is kept when it is over; a race of other kernels, or one that failed, is not taken for it."""
+    conflicts = [Conflict(stored(PROBLEMS[i], 1, 5, extra={"n": i}), stored(PROBLEMS[i], 2, 5)) for i in range(3)]
+
+    class Dying(FakeEvaluator):
+        def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
+            if problem == PROBLEMS[2]:
+                raise KeyboardInterrupt
+            return super().race(problem, *args, **more)
+
+    def fits(problem: Problem) -> bool:
+        return problem != PROBLEMS[1]
+
+    with pytest.raises(KeyboardInterrupt):
+        raced(conflicts, Dying(seconds=lambda config: config.option("index") * 1e-6, fits=fits))
+    gpu = FakeEvaluator(seconds=lambda config: (9 - config.option("index")) * 1e-6)
+    found = raced(conflicts, gpu)
+    assert [one.config.option("index") for one in found] == [1, 2, 2] and found[0].extra == {"n": 0}
+    assert [one.seconds for one in found] == [1e-6, 7e-6, 7e-6]
+    other = Conflict(conflicts[0].mine, stored(PROBLEMS[0], 3, 5))
+    assert raced([other, *conflicts], gpu)[0].config.option("index") == 3, "these have not raced"
+    gpu.seconds = lambda config: 1e-6
+    assert [one.seconds for one in raced(conflicts, gpu)] == [1e-6, 7e-6, 7e-6], "all are known"
 
 
 @pytest.mark.parametrize(
@@ -201,3 +234,22 @@ def test_a_campaign_takes_over_another_ones_results(sources: tuple[Path, Path], 
     sources[0].rename(folder / TUNED)
     merged = merging.merge_campaign(folder, sources[1], None, said.append)
     assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / TUNED)[64] == 2
+
+
+def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """A merge that is begun again, as after a kill, takes the races that are over from their journal."""
+    folder, text = tmp_path / "tunings", sources[0].read_bytes()
+    folder.mkdir()
+    gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
+    for conflicts in (2, 0):
+        (folder / TUNED).write_bytes(text)
+        gpu.raced = []
+
+        @contextmanager
+        def open_tools(what: str) -> Iterator[MeasuringTools]:
+            with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
+                yield tools(gpu, pool=pool)
+
+        merged = merging.merge_campaign(folder, sources[1], open_tools, list[str]().append)
+        assert len(gpu.raced) == conflicts and indices(folder / TUNED) == {32: 1, 16: 1, 48: 1, 64: 2}
+        assert all("raced again: blaslt.Cijk_1 +2 1 us" in note for note in merged.notes) and len(merged.notes) == 2

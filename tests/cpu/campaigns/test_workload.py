@@ -8,7 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.call_logs import extended, line, trace
+from tests.support.call_logs import extended, grouped, hipblaslt_trace, line, trace
+from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
 from tritongemm.search_spaces import loader as target_files
@@ -23,7 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 def read(log: Path, text: str) -> JobWorkload:
     log.write_text(text)
-    return read_workload(log, log.read_bytes(), GFX950)
+    return read_workload(LogFile(log), GFX950)
 
 
 def counts(workload: JobWorkload) -> dict[str, float]:
@@ -90,13 +91,68 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
         read(log, gemv)
 
 
+def test_functions_without_a_d_write_into_c(log: Path) -> None:
+    """Batches too: rocBLAS's gemm and gemm_strided_batched have no D to tell of."""
+    where = "lda: 128, stride_a: 4096, ldb: 64, stride_b: 2048, beta: 0, ldc: 128, stride_c: 8192, batch_count: 12"
+    profile = f"transA: 'N', transB: 'T', M: 128, N: 64, K: 32, alpha: 1, {where}, call_count: 7 }}\n"
+    command = "--transposeA N --transposeB T -m 64 -n 64 -k 32 --lda 64 --stride_a 2048 --ldb 64 --stride_b 2048"
+    found = read(
+        log,
+        f'- {{ rocblas_function: "rocblas_hgemm_strided_batched", {profile}'
+        f'- {{ rocblas_function: "rocblas_hgemm_strided_batched", {profile.replace("c: 8192", "c: 9000")}'
+        f"./rocblas-bench -f gemm_strided_batched -r h {command} --ldc 64 --stride_c 4096 --batch_count 12\n",
+    )
+    assert counts(found) == {
+        "64x128x32_fp16_NT_batch12": 7,
+        "the products of D are 9000 elements apart, of which one has 8192": 7,
+        "64x64x32_fp16_NT_batch12": 1,
+    }
+
+
+@pytest.mark.parametrize(("form", "count"), [("profile", 3), ("bench", 1)])
+def test_grouped_products_have_their_share(log: Path, form: str, count: int) -> None:
+    """Each of a group's products by itself; nothing is computed for those without rows."""
+    found = read(log, grouped(form, (32, 16), (32, 0), (32, 7), (32, 16)) + grouped(form, (8, 9)) + line(n=5))
+    others = {(p.call.m, p.call.n, p.call.k): p.count for p in found.products if p.problem is None}
+    assert others == {(32, 16, 64): 2 * count, (32, 7, 64): count, (8, 9, 64): count} and not found.remarks
+    assert {p.reason for p in found.products} == {"", "it asks for grouped_gemm true"}
+    (cut,) = read(log, grouped(form, (32, 16), (8, 9)).replace("lda", "bias", 1) + line(n=5)).remarks
+    assert "line 1: the " in cut and "does not tell as many sizes of each kind for its groups" in cut
+
+
+def test_formats_of_scales_that_are_newer(log: Path) -> None:
+    assert counts(read(log, line(a="f4_r", scale=4))) == {
+        "it scales by the format 4, and does not say how the factors lie": 1
+    }
+
+
+@pytest.mark.parametrize("form", ["profile", "bench"])
+def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
+    told = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}
+    count, mode = told[form]
+    lines = [line(form, n=n, batch=4).replace(count, f"{count}{mode}{number}") for n, number in ((1, 1), (2, 0))]
+    assert counts(read(log, "".join(lines))) == {"it asks for batch_mode 1": 1, "2x16032x16384_bf16_TN_batch4": 1}
+
+
 def test_another_architecture_is_told(log: Path) -> None:
-    log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
-    here, there = read_workload(log, log.read_bytes(), GFX950), read_workload(log, log.read_bytes(), GFX942)
+    log.write_text("Device ID 0 : AMD Instinct MI300X gfx942:sramecc+:xnack-\n" + line() + line(a="f8_fnuz_r"))
+    here, there = read_workload(LogFile(log), GFX942), read_workload(LogFile(log), GFX950)
     assert here.remarks == () and len(counts(here)) == 2
-    assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
-    assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
-    assert there.products[1].problem is None and there.products[1].call.types[0] == "f8_r"
+    assert there.remarks == (f"{log}: line 1 names gfx942, and this campaign tunes for gfx950",)
+    assert "gfx950 has no matrix instruction for fp8e4m3fnuz" in there.products[1].reason
+    assert there.products[1].problem is None and there.products[1].call.types[0] == "f8_fnuz_r"
+
+
+def test_8_bit_floats_are_read_as_the_target_computes(log: Path) -> None:
+    """hipBLASLt writes f8_r on an MI300X too, whose encoding is another; PyTorch and newer versions name that one."""
+    log.write_text(line(a="f8_r", scale=1) + line(a="f8_fnuz_r", scale=1, count=2) + line("bench", n=8, a="bf8_r"))
+    scaled = "109x16032x16384_fp8e4m3%s-fp8e4m3%s-bf16_TN_a8w8_tensor"
+    assert counts(read_workload(LogFile(log), GFX942)) == {
+        scaled % ("fnuz", "fnuz"): 3, "8x16032x16384_fp8e5m2fnuz-fp8e5m2fnuz-bf16_TN": 1,
+    }  # fmt: skip
+    there = read_workload(LogFile(log), GFX950)
+    assert next(p.problem.key for p in there.products if p.problem) == scaled % ("fn", "fn")
+    assert "gfx950 has no matrix instruction for fp8e4m3fnuz" in there.products[1].reason
 
 
 def test_cublaslt_s_trace(log: Path) -> None:
@@ -113,7 +169,7 @@ def test_cublaslt_s_trace(log: Path) -> None:
         trace(compute="transa=OP_T newField=4 "),
     ]
     log.write_text("".join(texts))
-    found = read_workload(log, log.read_bytes(), SM90)
+    found = read_workload(LogFile(log), SM90)
     assert [p.problem.key if p.problem else p.reason for p in found.products] == [
         "109x16032x16384_bf16_TN",
         "109x16032x16384_bf16_TT",
@@ -128,6 +184,39 @@ def test_cublaslt_s_trace(log: Path) -> None:
     assert not found.remarks
 
 
+def test_pointers_of_a_trace_tell_no_calls_apart(log: Path) -> None:
+    """But for those that point nowhere: such an operand has no factor."""
+    given, none = (
+        f"transa=OP_T aScalePointer={a} bScalePointer={b} " for a, b in (("0x32e0", "0X10"), ("0x0", "0X00"))
+    )
+    lines = [trace(type="R_8F_E4M3", compute=one) for one in (given, given.replace("32e0", "7f32"), none)]
+    log.write_text("".join(lines))
+    assert list(counts(read_workload(LogFile(log), SM90)).items()) == [
+        ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor", 2),
+        ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN", 1),
+    ]
+
+
+def test_hipblaslt_s_trace(log: Path) -> None:
+    """It has names of its own for batches, the type of a bias, types of sums, and a vector of factors."""
+    texts = [
+        hipblaslt_trace(),
+        hipblaslt_trace(batch="8"),
+        hipblaslt_trace(epilogue="EPILOGUE_BIAS biasPointer=0x7f biasType=R_16F"),
+        hipblaslt_trace(compute="COMPUTE_32XF", n=8),
+        hipblaslt_trace(compute="COMPUTE_32F_16BF"),
+        hipblaslt_trace(alpha="alphaVector"),
+    ]
+    assert list(counts(read(log, "".join(texts)))) == [
+        "16x32x64_fp16_TN",
+        "16x32x64_fp16_TN_batch8",
+        "16x32x64_fp16_TN_biasn",
+        "8x32x64_fp16_TN",
+        "it computes in f32_bf16_r",
+        "it asks for a factor a row (alphaVector)",
+    ]
+
+
 def test_a_captured_workload(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     path.write_text(
@@ -135,7 +224,7 @@ def test_a_captured_workload(tmp_path: Path) -> None:
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "bf16", "count": 7}\n'
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "fp8e4m3fn", "count": 2}\n'
     )
-    found = read_workload(path, path.read_bytes(), GFX942)
+    found = read_workload(LogFile(path), GFX942)
     assert [(p.count, p.call.transposes, p.call.m, p.call.n) for p in found.products] == [
         (7, "TN", 64, 16), (2, "TN", 64, 16),
     ]  # fmt: skip
@@ -163,7 +252,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
     damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
     log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
     try:
-        found = read_workload(log, log.read_bytes(), GFX950)
+        found = read_workload(LogFile(log), GFX950)
     except InputError as error:
         assert str(log) in str(error)
     else:
@@ -172,7 +261,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
-    assert counts(read_workload(log, log.read_bytes(), GFX950)) == {"109x16032x16384_bf16_TN": 1}
+    assert counts(read_workload(LogFile(log), GFX950)) == {"109x16032x16384_bf16_TN": 1}
 
 
 def test_what_a_capture_left_out_is_told(log: Path) -> None:

@@ -133,6 +133,9 @@ def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert command.main([str(tmp_path / "nothing.zip")]) == 2
     said = capsys.readouterr().err
     assert "holds no tuned result; tune it first" in said and "there is no such file" in said
+    (tmp_path / "tunings").mkdir()
+    assert command.main([str(tmp_path / "tunings")]) == 2
+    assert "tunings is no library: it has no library.json" in capsys.readouterr().err
 
 
 def test_all_devices_repair(

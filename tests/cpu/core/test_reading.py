@@ -11,7 +11,7 @@ import pytest
 
 from tritongemm.core import reading
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import read_bytes
+from tritongemm.core.reading import open_bytes, read_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +89,9 @@ def test_a_silent_writer_is_given_up(pipe: Path) -> None:
     ],
 )
 def test_what_is_no_file(path: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        read_bytes(Path(path))
+    for read in (read_bytes, open_bytes):
+        with pytest.raises(InputError, match=complaint):
+            read(Path(path))
 
 
 def test_a_file_or_what_a_pipe_gives_may_be_too_large(
@@ -109,3 +110,12 @@ def test_a_file_or_what_a_pipe_gives_may_be_too_large(
             read_bytes(pipe)
     finally:
         os.close(descriptor)
+
+
+def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
+        open_bytes(pipe)

@@ -97,7 +97,7 @@ def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
     dispatcher, good = Dispatcher(), record(problem(1, 2, 3))
     for source, complaint in (
         (tmp_path / "missing.yaml", "there is no such file"),
-        (tmp_path, "is a folder"),
+        (tmp_path, "is no library: it has no library.json"),
         (str(tmp_path / "pipe"), "is a pipe, a socket or a device; name a results file"),
         ("/dev/zero", "/dev/zero is a pipe, a socket or a device"),
         ("a\0b", "can't be the name of a file"),

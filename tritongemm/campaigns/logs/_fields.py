@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from tritongemm.core.errors import InputError
@@ -18,10 +18,15 @@ _TRANSPOSE = ("N", "T", "C")
 _TYPE = re.compile(r"[a-z]+[0-9]*\w*_r", re.ASCII)
 _COMPLEX_TYPE = re.compile(r"[a-z0-9]+_c", re.ASCII)
 _COMPUTE = re.compile(r"(c_)?[a-z]+[0-9]+(_\w+)?_[rc]", re.ASCII)
-_OFF = ("", "0", "false", "none")
+_OFF = ("", "0", "false", "none", "strided")
+GROUPED = "grouped_gemm"  # of a call of several products; behind it the sizes of each come one after the other
 OTHERS = "others"  # A reader's own field: what a line asks for in words that no field has.
 # What a call may ask for beside what a `LoggedCall` has fields for; each makes it another product.
-_MORE = ("gradient", "use_e", "swizzleA", "swizzleB", "scaleAlpha_vector", "grouped_gemm")
+_MORE = ("gradient", "use_e", "swizzleA", "swizzleB", "scaleAlpha_vector", "batch_mode", GROUPED)
+_SIZES = ("M", "N", "K")
+_OF_A_PRODUCT = {
+    *_SIZES, *(f"{kind}{which}" for kind in ("ld", "stride_") for which in "abcde"),
+}  # fmt: skip
 
 
 class Fields(Mapping[str, str]):
@@ -105,6 +110,39 @@ def is_type(text: str) -> bool:
     return bool(_TYPE.fullmatch(text) or _COMPLEX_TYPE.fullmatch(text))
 
 
+def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str:
+    """The fields of each product that a line tells, in most lines of one; or what is wrong with the line.
+
+    A product of a group that has no rows, or no columns, takes no time and is left out.
+
+    Args:
+        pairs: names and values in the order of the line.
+    """
+    values: dict[str, str] = {}
+    told: dict[str, list[str]] = {}
+    grouped = any(name == GROUPED for name, _ in pairs)
+    for name, value in pairs:
+        if grouped and name in _OF_A_PRODUCT:
+            told.setdefault(name, []).append(value)
+        elif name in values:
+            return f"has two values of {name}"
+        else:
+            values[name] = value
+    if not grouped:
+        return [values]
+    counts = {len(several) for several in told.values()}
+    if len(counts) != 1 or not told.keys() >= set(_SIZES):
+        return "does not tell as many sizes of each kind for its groups"
+    products = [values | dict(zip(told, several, strict=True)) for several in zip(*told.values(), strict=True)]
+    return [one for one in products if "0" not in [one[name] for name in _SIZES]]
+
+
+def write_into_c(values: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a call; where none tells how D lies, it is written into C, as by functions that have no D."""
+    lies = {d: values[c] for c, d in (("ldc", "ldd"), ("stride_c", "stride_d")) if c in values}
+    return {**lies, **values}
+
+
 def read_call(fields: Fields) -> LoggedCall:
     """The call whose fields have the names of hipBLASLt's profile.
 
@@ -156,11 +194,11 @@ def _bias(fields: Fields) -> str:
 
 def _scales(fields: Fields) -> tuple[str, str, str, str]:
     """How each operand is scaled; older versions tell a single factor as true."""
-    a, b, c, d = (_scale(name, fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
+    a, b, c, d = (_scale(fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
     return a, b, c, d
 
 
-def _scale(name: str, text: str) -> str:
+def _scale(text: str) -> str:
     if text in _OFF:
         return SCALES[0]
     if text in ("true", "s"):
@@ -168,7 +206,7 @@ def _scale(name: str, text: str) -> str:
     if text == "v":
         return SCALES[2]
     if text not in map(str, range(len(SCALES))):
-        return f"{name} {printable(text, 20)}"
+        return f"the format {printable(text, 20)}"  # such as 4 to 8, blocks of other sizes and types of factors
     return SCALES[int(text)]
 
 

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tritongemm.campaigns.logs._fields import Fields
+from tritongemm.campaigns.logs._fields import GROUPED, Fields, split_groups
 from tritongemm.core.errors import InputError
 from tritongemm.core.logged_call import LogContents, LogFault
 
 _PIECE = re.compile(r"\s*['\"]?(?P<key>[A-Za-z_]\w*)['\"]?\s*:(?![:])\s*(?P<value>.*?)\s*", re.ASCII | re.DOTALL)
+_LOWER = {"m": "M", "n": "N", "k": "K"}  # as the sizes of grouped products are called
 _END = re.compile(r"call_count\s*:\s*[0-9]+\s*\}", re.ASCII)
 
 
@@ -55,27 +56,32 @@ def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
             continue
         places = [match.start() for match in start.finditer(line)]
         for place, following in pairwise([*places, len(line)]):
-            fields = _read(line[place + 1 : following])
-            readable = isinstance(fields, str) or first_key in fields
-            yield number, fields if readable else f"the row has no {first_key} that can be read"
+            found = _read(line[place + 1 : following])
+            for fields in [found] if isinstance(found, str) else found:
+                readable = isinstance(fields, str) or first_key in fields
+                yield number, fields if readable else f"the row has no {first_key} that can be read"
         if not places and "{" not in line and _END.search(line):
             yield number, "it is the end of a row whose beginning is not there"
 
 
-def _read(text: str) -> Fields | str:
-    """The fields of a map, from behind its brace."""
+def _read(text: str) -> list[Fields] | str:
+    """The fields of a map, from behind its brace; of one of several products those of each."""
     inside, brace, _ = text.partition("}")
     if not brace:
         return "the row is cut: its closing brace is not there"
-    values: dict[str, str] = {}
-    last = ""
+    pairs: list[tuple[str, str]] = []
     for piece in inside.split(","):
         match = _PIECE.fullmatch(piece)
-        if match:
-            last = match["key"]
-            if last in values:
-                return f"the row has two values of {last}"
-            values[last] = match["value"].strip("'\"")
-        elif piece.strip(" :\t") and last:  # names of kernels may hold commas
-            values[last] += "," + piece
-    return Fields(values)
+        if match and match["key"] == GROUPED and (first := _PIECE.fullmatch(match["value"])):
+            pairs += [(GROUPED, "true"), _pair(first)]
+        elif match:
+            pairs.append(_pair(match))
+        elif piece.strip(" :\t") and pairs:  # names of kernels may hold commas
+            pairs[-1] = pairs[-1][0], f"{pairs[-1][1]},{piece}"
+    found = split_groups(pairs)
+    return f"the row {found}" if isinstance(found, str) else list(map(Fields, found))
+
+
+def _pair(match: re.Match[str]) -> tuple[str, str]:
+    """A name, as that of a product which stands alone, and its value."""
+    return _LOWER.get(match["key"], match["key"]), match["value"].strip("'\"")

@@ -13,12 +13,13 @@ import re
 from functools import lru_cache
 from typing import ClassVar
 
-from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
+from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row, split_groups, write_into_c
 from tritongemm.core.logged_call import LogContents, LogFault
 from tritongemm.core.printable import printable
 from tritongemm.plugins.contracts import CallLog
 
-_COMMAND = re.compile(r"(?P<program>hipblaslt|rocblas)?-bench(?=\s+-)")
+_COMMAND = re.compile(r"-bench(?=\s+-)")  # begins with plain text, so that other text is passed over quickly
+_PROGRAMS = ("hipblaslt", "rocblas")
 _VALUE = re.compile(r"[^-\s]\S*|-[0-9.]\S*")
 _NAMES = {
     "m": "M", "n": "N", "k": "K", "sizem": "M", "sizen": "N", "sizek": "K",
@@ -46,19 +47,21 @@ class BenchCommands(CallLog):
             for index, place in enumerate(places):
                 last = index + 1 == len(places)
                 end = len(line) if last else places[index + 1].start()
+                program = next((name for name in _PROGRAMS if line.endswith(name, 0, place.start())), "")
                 if not (last and line.endswith(("\n", "\r"))):
                     contents.faults.append(LogFault(number, _CUT))
-                elif place["program"] is None:
+                elif not program:
                     contents.faults.append(LogFault(number, "the command is cut: its beginning is not there"))
                 else:
-                    _add(contents, place["program"], line[place.end() : end], number)
+                    _add(contents, program, line[place.end() : end], number)
         return contents
 
 
 def _add(contents: LogContents, program: str, text: str, line: int) -> None:
     found = _read_command(program, text)
-    if isinstance(found, Fields):
-        add_row(contents, found, line, f"{program}-bench")
+    if isinstance(found, tuple):
+        for fields in found:
+            add_row(contents, fields, line, f"{program}-bench")
     elif isinstance(found, LogFault):
         contents.faults.append(LogFault(line, found.reason))
     else:
@@ -66,43 +69,49 @@ def _add(contents: LogContents, program: str, text: str, line: int) -> None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _read_command(program: str, text: str) -> Fields | LogFault | str:
-    """The fields of a command, or what is wrong with it, or the function that it is of where that is no product.
+def _read_command(program: str, text: str) -> tuple[Fields, ...] | LogFault | str:
+    """The fields of each product of a command, or what is wrong with it, or the function that it is of if no product.
 
     Of a log with a line for each call most lines are equal.
     """
-    values = _read_words(text.split())
-    if isinstance(values, str):
-        return LogFault(0, values)
-    function = values.get("f", "gemm" if program == "rocblas" else "matmul")
+    pairs = _read_words(text.split())
+    if isinstance(pairs, str):
+        return LogFault(0, pairs)
+    found = split_groups(pairs)
+    if isinstance(found, str):
+        return LogFault(0, f"the command {found}")
+    function = dict(pairs).get("f", "gemm" if program == "rocblas" else "matmul")
     known = _FUNCTION.fullmatch(function)
     if program == "rocblas" and known is None:
         return function
-    if known is not None and known["by_pointers"]:
+    by_pointers = known is not None and bool(known["by_pointers"])
+    return tuple(_completed(program, values, by_pointers) for values in found)
+
+
+def _completed(program: str, values: dict[str, str], by_pointers: bool) -> Fields:
+    """The fields of a product, with what the command leaves out."""
+    if by_pointers:
         values[OTHERS] = "a batch by pointers"
     own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
     if own:
         values = dict.fromkeys(_TYPES, own) | values
     values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
-    if "ldd" not in values and "ldc" in values:
-        values["ldd"] = values["ldc"]
+    values = write_into_c(values)
     return Fields({"transA": "N", "transB": "N"} | values if program == "rocblas" else values)
 
 
-def _read_words(words: list[str]) -> dict[str, str] | str:
-    """The values of options by the names of the profile's fields, or what is wrong."""
-    values: dict[str, str] = {}
-    name = ""
+def _read_words(words: list[str]) -> list[tuple[str, str]] | str:
+    """The values of options by the names of the profile's fields, in their order, or what is wrong."""
+    pairs: list[tuple[str, str]] = []
+    awaits_value = False
     for word in words:
         if not _VALUE.fullmatch(word):
             name = word.lstrip("-")
-            name = _NAMES.get(name, name)
-            if name in values:
-                return f"the command names {printable(word, 40)} twice"
-            values[name] = "true"
-        elif name and values[name] == "true":
-            values[name] = word
-            name = ""
+            pairs.append((_NAMES.get(name, name), "true"))
+            awaits_value = True
+        elif awaits_value:
+            pairs[-1] = pairs[-1][0], word
+            awaits_value = False
         else:
             return f"the command holds {printable(word, 60)!r}, which belongs to no option"
-    return values
+    return pairs

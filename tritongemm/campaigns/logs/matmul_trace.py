@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
@@ -33,16 +34,20 @@ _SUMS = {
     "COMPUTE_32F": "f32_r", "COMPUTE_32F_FAST_TF32": "xf32_r", "COMPUTE_32F_FAST_16F": "f32_f16_r",
     "COMPUTE_32F_FAST_16BF": "f32_bf16_r", "COMPUTE_32F_PEDANTIC": "f32_r", "COMPUTE_16F": "f16_r",
     "COMPUTE_16F_PEDANTIC": "f16_r", "COMPUTE_32I": "i32_r", "COMPUTE_32I_PEDANTIC": "i32_r", "COMPUTE_64F": "f64_r",
-    "COMPUTE_64F_PEDANTIC": "f64_r",
+    "COMPUTE_64F_PEDANTIC": "f64_r", "COMPUTE_32XF": "xf32_r", "COMPUTE_32F_16F": "f32_f16_r",
+    "COMPUTE_32F_16BF": "f32_bf16_r",
 }  # fmt: skip
+# What hipBLASLt calls otherwise than cuBLASLt.
+_OWN_NAMES = {"batch_count": "batchCount", "batch_stride": "stridedBatchOffset", "biasType": "biasDataType"}
 _LAYOUT = {"type", "rows", "cols", "ld", "batchCount", "stridedBatchOffset", "order"}
-_PLAIN_ORDERS = ("", "ORDER_COL")
+_PLAIN_ORDERS = ("", "ORDER_COL", "col")
 _PASSED = {  # what changes nothing of what is computed
     "computeType", "scaleType", "smCountTarget", "fastAccum", "pointerMode", "biasPointer", "biasDataType", "epilogue",
     "transa", "transb", "transA", "transB", "amaxDPointer", "aScalePointer", "bScalePointer", "cScalePointer",
     "dScalePointer", "aScaleMode", "bScaleMode", "cScaleMode", "dScaleMode",
 }  # fmt: skip
 _SCALE_MODES = {"": "1", "SCALAR_32F": "1", "OUTER_VEC_32F": "2", "VEC32_UE8M0": "3"}
+_POINTER = re.compile(r"=0[xX]0*[1-9a-fA-F][0-9a-fA-F]*")
 _NO_POINTER = re.compile(r"0[xX]0*|0|\(nil\)")
 
 
@@ -61,13 +66,21 @@ class MatmulTrace(CallLog):
                 if "stream=" not in told or (other is None and not told.endswith(("\n", "\r"))):
                     contents.faults.append(LogFault(number, "the line is cut: it does not end with a stream"))
                     continue
-                try:
-                    fields = _fields(told)
-                except InputError as error:
-                    contents.faults.append(LogFault(number, str(error)))
-                    continue
-                add_row(contents, fields, number, f"{head['library']}'s trace")
+                fields = _known_fields(_POINTER.sub("=0x1", told))
+                if isinstance(fields, str):
+                    contents.faults.append(LogFault(number, fields))
+                else:
+                    add_row(contents, fields, number, f"{head['library']}'s trace")
         return contents
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_fields(text: str) -> Fields | str:
+    """As `_fields`, or what is wrong; but for pointers most lines of a log are equal."""
+    try:
+        return _fields(text)
+    except InputError as error:
+        return str(error)
 
 
 def _fields(text: str) -> Fields:
@@ -99,13 +112,13 @@ def _fields(text: str) -> Fields:
     values["compute_type"] = _SUMS.get(compute.get("computeType", ""), compute.get("computeType", ""))
     values |= {name: outside[name] for name in ("alpha", "beta") if name in outside}
     values |= _epilogue(compute, values["d_type"]) | _scales(compute, values)
-    if strange := _strange(layouts, compute):
+    if strange := _strange(layouts, compute, outside):
         values[OTHERS] = strange
     return Fields(values)
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return {match["name"]: match["value"] for match in _PAIR.finditer(text)}
+    return {_OWN_NAMES.get(match["name"], match["name"]): match["value"] for match in _PAIR.finditer(text)}
 
 
 def _operation(text: str | None) -> str:
@@ -134,9 +147,10 @@ def _scales(compute: Mapping[str, str], values: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def _strange(layouts: Mapping[str, Mapping[str, str]], compute: Mapping[str, str]) -> str:
-    """What a descriptor asks for that has no other name here."""
+def _strange(layouts: Mapping[str, Mapping[str, str]], compute: Mapping[str, str], outside: Mapping[str, str]) -> str:
+    """What a call asks for that has no other name here."""
     found = [f"{which}: {name}={value}" for which, layout in layouts.items() for name, value in layout.items()
              if name not in _LAYOUT or (name == "order" and value not in _PLAIN_ORDERS)]  # fmt: skip
     found += [f"{name}={value}" for name, value in compute.items() if name not in _PASSED]
+    found += ["a factor a row (alphaVector)"] if "alphaVector" in outside else []
     return ", ".join(found)

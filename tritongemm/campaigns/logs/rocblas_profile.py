@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
+from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row, write_into_c
 from tritongemm.campaigns.logs._maps import read_counted
 from tritongemm.core.logged_call import LogContents
 from tritongemm.plugins.contracts import CallLog
@@ -43,7 +43,7 @@ def _typed(fields: Fields, function: re.Match[str]) -> Fields:
     if function["type"]:
         own = _TYPES[function["type"]]
         values = {name: own for name in ("a_type", "b_type", "c_type", "d_type", "compute_type")} | values
-    values.setdefault("ldd", values.get("ldc", "0"))  # functions without a D write into C
+    values = write_into_c(values)
     if function["by_pointers"]:
         values[OTHERS] = "a batch by pointers"
     return Fields(values)

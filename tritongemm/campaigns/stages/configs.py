@@ -22,6 +22,7 @@ from tritongemm.formats import results_format
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _ELSEWHERE = "choose another folder with -o"
+_LARGE_BYTES = 64 << 20  # A log of so many takes many seconds to be read, which is said.
 _MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
 _SCRIPT = """#!/bin/sh
 # {about}
@@ -38,29 +39,30 @@ def run(campaign: Campaign) -> None:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
         OutputError: a file can't be written.
     """
-    contents = campaign.log_contents
-    assert campaign.log is not None, "it has contents"
-    workload = read_workload(campaign.log, contents, campaign.target)
+    if campaign.log_file.size > _LARGE_BYTES:
+        campaign.say(f"{campaign.log}: reading {campaign.log_file.size >> 20} MiB")
+    workload = read_workload(campaign.log_file, campaign.target)
     for remark in workload.remarks:
         campaign.say(remark)
     products = weigh(campaign, workload.products)
     configs = _name(products, campaign.threshold)
     _tell(campaign, products, configs)
-    if not configs:
-        raise InputError(_nothing(campaign, products))
     chosen = {name: products[place] for place, name in configs.items()}
     _check_places(campaign.folder, chosen)
+    _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
+    if not configs:
+        raise InputError(_nothing(campaign, products))
     _sweep(campaign.folder)
     for name, one in chosen.items():
         _write_config(campaign, name, one)
-    _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
     _write(campaign.folder / tables.GEMMS, tables.write_gemms(chosen))
     campaign.say(f"configs: {len(chosen)} in {campaign.folder}, {tables.GEMMS} lists them")
 
 
 def why_again(campaign: Campaign) -> str:
-    """Why the stage is done again; "" where it is not: shares are measured where they can be."""
+    """Why the stage is done again; "" where it is not: shares are measured where they can be, tables are whole."""
     try:
+        tables.read_gemms(campaign.folder)
         count = _count_unmeasured(campaign)
     except InputError as error:
         if campaign.log is None:
@@ -134,11 +136,12 @@ def _nothing(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
         first = products[0].product
         return (
             f"{campaign.log}: none of its {len(products)} GEMMs can be computed for {campaign.target.name}; the first "
-            f"(line {first.line}): {first.reason}"
+            f"(line {first.line}): {first.reason}; {campaign.folder / tables.SUMMARY} has all"
         )
     return (
         f"{campaign.log}: no GEMM takes {campaign.threshold:g} % of the time; the largest (line "
-        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr"
+        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr; "
+        f"{campaign.folder / tables.SUMMARY} has all"
     )
 
 
@@ -151,7 +154,8 @@ def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
     _write(campaign.folder / f"{name}.yaml", f"# {about}\n{results_format().write_sizes([row])}")
     script = campaign.folder / f"{name}.sh"
     _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
-    script.chmod(0o755)
+    mode = script.stat().st_mode
+    script.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it, as the umask says, may run it
 
 
 def _check_places(folder: Path, names: Iterable[str]) -> None:

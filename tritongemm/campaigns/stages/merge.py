@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.conflicts import RACES
 from tritongemm.campaigns.merging import merge_campaign, read_results
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
@@ -56,6 +57,7 @@ def run(campaign: Campaign) -> None:
         campaign.say(f"no result: {problem}")
     for other in others:
         merge_campaign(campaign.folder, other, campaign.open_tools if campaign.devices else None, campaign.say)
+    (campaign.folder / RACES).unlink(missing_ok=True)  # it has served: who does the stage again measures again
 
 
 def why_again(campaign: Campaign) -> str:

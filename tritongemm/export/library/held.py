@@ -61,13 +61,9 @@ class HeldLibrary:
 
 def _contents(library: KernelLibrary) -> Contents:
     """What a library holds, also the entries whose code is damaged; these have no code to be read."""
-    faults, codes = library.faults(), writing.readers(library)
-    kernels = [(entry.name, entry.kernel) for entry in library.entries if entry.kernel is not None]
-    named = [*kernels, *((helper.name, helper) for helper in library.helpers.values())]
-    whole = {code.sha256 for name, code in named if name not in faults}
     return Contents(
         {entry.key: entry for entry in library.all_entries()},
-        {sha256: read for sha256, read in codes.items() if sha256 in whole},
+        writing.readers(library, library.faults()),
         {helper.key: helper for helper in library.all_helpers()},
         dict(library.targets),
     )

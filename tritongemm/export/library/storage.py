@@ -242,6 +242,8 @@ def open_library(path: Path) -> KernelLibrary:
         InputError: it can't be read, is no library, or a newer version wrote it.
     """
     try:
+        if path.is_file() and not is_library(path):
+            _refuse(path, "is no library: it is neither a folder nor an archive")
         members: Members = _Folder(path) if path.is_dir() else _Archive(path)
         size = members.size(MANIFEST)
         if size is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +82,10 @@ def _check_place(path: Path) -> None:
     if path.suffix == ARCHIVE_SUFFIX:
         files.check_place(path, lambda start: not start or is_archive(start), "an archive", ADVICE)
         return
+    if path.exists() and not path.is_dir():
+        raise OutputError(
+            f"{path} is a file, and a library is a folder, or its name ends in {ARCHIVE_SUFFIX}; {ADVICE}"
+        )
     try:
         names = {one.name for one in path.iterdir()} if path.is_dir() else set()
         strange = MANIFEST not in names and any(name != OBJECTS and not name.startswith(".") for name in names)
@@ -152,10 +156,16 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
     return conflicts
 
 
-def readers(library: KernelLibrary) -> dict[str, Callable[[], bytes]]:
-    """What reads each code object of a library, by its hash."""
-    kernels = [entry.kernel for entry in library.entries if entry.kernel is not None]
-    return {code.sha256: partial(library.read_code, code) for code in [*kernels, *library.helpers.values()]}
+def readers(library: KernelLibrary, faults: Container[str]) -> dict[str, Callable[[], bytes]]:
+    """What reads each code object of a library that is whole, by its hash.
+
+    Args:
+        library: open.
+        faults: names of its parts that are damaged.
+    """
+    kernels = [(entry.name, entry.kernel) for entry in library.entries if entry.kernel is not None]
+    named = [*kernels, *((helper.name, helper) for helper in library.helpers.values())]
+    return {code.sha256: partial(library.read_code, code) for name, code in named if name not in faults}
 
 
 def add_beside(

@@ -242,5 +242,5 @@ class CallLog(Plugin, abstract=True):
         A line that is cut is a fault, never a call that the library was not asked for.
 
         Args:
-            text: of the whole log, with lines of other kinds, of several processes and of other programs.
+            text: whole lines of a log, with some of other kinds, of several processes and of other programs.
         """

@@ -104,7 +104,7 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
     lost = first[0].kernel
     assert lost is not None
     contents = Contents({entry.key: entry for entry in first}, {})
-    codes = writing.readers(open_library(tmp_path / "whole"))
+    codes = writing.readers(open_library(tmp_path / "whole"), ())
     contents.codes = {sha256: read for sha256, read in codes.items() if sha256 != lost.sha256}
     writing.write(out, contents)
     if out.is_dir():
@@ -118,12 +118,33 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
     assert not open_library(out).faults() and len(open_library(out).entries) == 3
 
 
+@pytest.mark.parametrize("name", ["out", "out.zip"])
+def test_a_whole_copy_of_damaged_code_is_taken(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code is known by its hash, so that one library's damage could stand for another one's whole copy."""
+    records = [tuned(linear(m, 48, 64)) for m in (8, 16)]
+    damaged, whole = tmp_path / "damaged", tmp_path / "whole"
+    first = libraries.write(damaged, *records)[0]
+    libraries.write(whole, *records)
+    assert first.kernel is not None
+    code = damaged / first.kernel.member
+    code.write_bytes(b"?" * first.kernel.size)
+    assert command.main(["merge", str(damaged), str(whole), "-o", str(tmp_path / name)]) == 1
+    said = capsys.readouterr().err
+    assert f"left out: {damaged}: {first.name}: its code object" in said and "error" not in said
+    assert not open_library(tmp_path / name).faults() and len(open_library(tmp_path / name).entries) == 2
+    assert command.main(["merge", str(whole), "-o", str(damaged)]) == 1
+    assert not open_library(damaged).faults(), "what it held damaged was replaced"
+
+
 def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, text = tmp_path / "folder", tmp_path / "text.zip"
     folder.mkdir()
     (folder / "thesis.md").write_text("years of work")
     text.write_text("years of work")
-    for path, complaint in ((folder, "a folder of something else"), (text, "is not an archive")):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("years of work")
+    places = (folder, "a folder of something else"), (text, "is not an archive"), (notes, "is a file, and a library")
+    for path, complaint in places:
         with pytest.raises(OutputError, match=complaint), writing.held(path):
             pass
     (folder / "thesis.md").rename(folder / MANIFEST)

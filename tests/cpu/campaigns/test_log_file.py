@@ -1,0 +1,134 @@
+"""Logs of any size and encoding are read in pieces, whose calls add up."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import threading
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.support.call_logs import line, trace
+from tritongemm.campaigns import log_file, told_calls
+from tritongemm.campaigns.log_file import LogFile
+from tritongemm.campaigns.workload import JobWorkload, read_workload
+from tritongemm.core import reading
+from tritongemm.core.errors import InputError
+from tritongemm.search_spaces import loader as target_files
+
+GFX942 = target_files.load_target("gfx942")
+TEXT = line(n=16, count=3) + line("bench", n=32) + trace(n=48)
+COLOURED = "".join(f"\x1b[1;32m{one}\x1b[0m\x1b[K\n" for one in TEXT.replace("M:", "\x1b[4mM\x1b[m:").splitlines())
+COUNTS = {16: 3, 32: 1, 48: 1}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "job.log"
+
+
+def read(log: Path, data: bytes) -> JobWorkload:
+    log.write_bytes(data)
+    return read_workload(LogFile(log), GFX942)
+
+
+def counts(workload: JobWorkload) -> dict[int, float]:
+    return {one.problem.m: one.count for one in workload.products if one.problem}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(TEXT.encode()),
+        gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
+        bz2.compress(TEXT.encode()),
+        lzma.compress(TEXT.encode()),
+        TEXT.encode("utf-16"),
+        TEXT.replace("\n", "\r\n").encode("utf-8-sig"),
+        COLOURED.encode(),
+    ],
+)
+def test_a_log_is_the_same_in_any_dress(log: Path, data: bytes) -> None:
+    found = read(log, data)
+    assert counts(found) == COUNTS and not found.remarks
+
+
+def test_a_compressed_log_is_the_same_log(log: Path) -> None:
+    log.write_text(TEXT, encoding="utf-8")
+    plain = LogFile(log).digest
+    log.write_bytes(gzip.compress(TEXT.encode()))
+    assert LogFile(log).digest == plain
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (gzip.compress(TEXT.encode())[:-30], "job.log is compressed, and cut or damaged"),
+        (gzip.compress(TEXT.encode())[:15] + b"\0\0\0\0" * 50, "is compressed, and cut or damaged|can't be read"),
+        (lzma.compress(TEXT.encode())[:-30], "is compressed, and cut or damaged"),
+        (bz2.compress(TEXT.encode())[:40] + b"0" * 40, "can't be read|cut or damaged"),
+        (b"\x28\xb5\x2f\xfd" + b"0" * 40, "is compressed by zstd; name <"),
+    ],
+)
+def test_what_can_t_be_decompressed(log: Path, data: bytes, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read(log, data)
+
+
+@hypothesis.given(piece=st.integers(1, 900))
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=25)
+def test_where_pieces_end_changes_nothing(log: Path, piece: int) -> None:
+    """Counts, numbers of lines, faults and what stands between the lines are as of one piece."""
+    noise = "gfx90a seen\n" + line()[:90] + "\n" + '- {"M": 8, "N": 64}\n' + "./rocblas-bench -f axpy -n 5\n"
+    text = (TEXT + noise) * 3 + line("bench", n=16) + line("bench")[:-1]
+    with pytest.MonkeyPatch.context() as patch:
+        whole = read(log, text.encode())
+        patch.setattr(log_file, "_PIECE", piece)
+        assert read(log, text.encode()) == whole
+    assert counts(whole) == {16: 9, 32: 3, 48: 3} and len(whole.remarks) == 8
+
+
+def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(log_file, "MOST_BYTES", 1000)
+    assert counts(read(log, TEXT.encode() * 5)) == {16: 15, 32: 5, 48: 5}
+    with pytest.raises(InputError, match=r"job\.log has more than 0 MiB, and no line of a log that is known"):
+        read(log, b"nothing of that kind\n" * 100)
+
+
+def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "_PIECE", 100)
+    monkeypatch.setattr(log_file, "_LONGEST_LINE", 700)
+    found = read(log, ("." * 500 + line(n=16).rstrip() + "." * 1000 + line("bench", n=64) + TEXT).encode())
+    assert counts(found) == COUNTS and len(found.remarks) == 3
+    assert all(one.startswith(f"{log}: line 1: ") for one in found.remarks)
+
+
+def test_a_log_that_grows_ends_where_it_was_opened(log: Path) -> None:
+    log.write_text(TEXT, encoding="utf-8")
+    opened = LogFile(log)
+    before = opened.digest
+    with log.open("a", encoding="utf-8") as file:
+        file.write(line(n=64))
+    assert counts(read_workload(opened, GFX942)) == COUNTS and opened.digest == before != LogFile(log).digest
+
+
+def test_a_pipe_is_read_once_and_used_twice(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(TEXT.encode(),))
+    writer.start()
+    opened = LogFile(pipe)
+    writer.join()
+    assert opened.digest and counts(read_workload(opened, GFX942)) == COUNTS
+
+
+def test_more_calls_than_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told_calls, "MOST_CALLS", 2)
+    with pytest.raises(InputError, match=r"job\.log holds more than 2 different GEMMs; name a log of a shorter"):
+        read(log, TEXT.encode())

@@ -1,0 +1,99 @@
+"""Conflicts between the results of two campaigns, and the file of those that raced again, kept through kill -9."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tritongemm.campaigns.comparison import served_config
+from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import SCHEMA, Record
+from tritongemm.results import journal
+from tritongemm.runtime.machine import toolchain
+
+RACES = "merging.journal"  # in the campaign's folder while its results are merged
+_RACED = "raced"  # of a record in it: the kernels that raced
+_Key: TypeAlias = "tuple[Problem, int, tuple[str, ...]]"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two results of one problem on one kind of device, that serve different kernels.
+
+    Attributes:
+        mine: of the first file.
+        theirs: of the second.
+    """
+
+    mine: Record
+    theirs: Record
+
+    @property
+    def both(self) -> tuple[Record, Record]:
+        """The two results."""
+        return self.mine, self.theirs
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the two kernels; a library's own choice has the library's."""
+        return tuple(r.winner if (config := served_config(r)) is None else config.name for r in self.both)
+
+    def by_record(self) -> Record:
+        """The better one by what was recorded: measured before predicted, then the faster; on ties the first file's."""
+        return min(self.both, key=lambda r: (r.predicted, r.served_seconds))
+
+
+class RaceLog:
+    """Results of conflicts that raced again; a log of another toolchain, device or protocol begins anew.
+
+    Args:
+        path: the journal.
+        tools: what measures.
+
+    Raises:
+        OutputError: it can't be written, or is another program's file.
+    """
+
+    def __init__(self, path: Path, tools: MeasuringTools) -> None:
+        header = _describe(tools)
+        known = journal.read(path)
+        first = known.lines.get(1)
+        goes_on = first is not None and first.kind == "header" and first.value == header
+        self._raced = dict(_keyed(line.value) for line in known.lines.values() if goes_on and line.kind == "record")
+        self._journal = journal.Journal(path, known.size if goes_on else 0)
+        if not goes_on:
+            self._journal.append([{"header": header}])
+
+    def find(self, conflict: Conflict) -> Record | None:
+        """What came of a conflict's race; None where it has not raced."""
+        return self._raced.get((conflict.mine.problem, conflict.mine.compute_units, conflict.kernels))
+
+    def add(self, conflict: Conflict, result: Record) -> None:
+        """Keep what came of a race; it is on the disk when this returns.
+
+        Raises:
+            OutputError: it is not.
+        """
+        told = replace(result, extra={**result.extra, _RACED: list(conflict.kernels)})
+        self._journal.append([{"record": told.to_json()}])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._journal.close()
+
+
+def _describe(tools: MeasuringTools) -> dict[str, Any]:
+    """The header of the log: what must agree for it to go on."""
+    target = tools.machine.target
+    header = {"target": target.name, "compute_units": target.compute_units, "toolchain": toolchain(tools.machine)}
+    return header | {"protocol": asdict(tools.protocol), "schema": SCHEMA}
+
+
+def _keyed(told: Record) -> tuple[_Key, Record]:
+    """A result, and the conflict that it is of."""
+    extra = dict(told.extra)
+    kernels = extra.pop(_RACED, ())
+    names = tuple(map(str, kernels)) if isinstance(kernels, (list, tuple)) else ()
+    return (told.problem, told.compute_units, names), replace(told, extra=extra)

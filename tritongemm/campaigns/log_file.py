@@ -1,0 +1,130 @@
+"""A log as pieces of text: of any size, as it is or compressed, without the marks of encodings and of terminals."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.reading import MOST_BYTES, open_bytes
+from tritongemm.formats import plain_text
+
+_PIECE = 16 << 20  # characters of a piece, at the end of which the last line is read on to its own
+_LONGEST_LINE = 16 << 20  # characters, after which a line counts as cut
+_START = 1 << 12  # bytes by which it is known how a file is encoded
+_COMPRESSED: tuple[tuple[bytes, Callable[[BinaryIO], object]], ...] = (
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\0", lzma.LZMAFile),
+)
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # what has a terminal colour what follows, or erase a line
+
+
+class LogFile:
+    """What a job called, as a file of any size; one that grows meanwhile ends where it ended when it was opened.
+
+    Args:
+        path: of the file, or of a pipe, which is read once.
+
+    Attributes:
+        size: bytes of it, compressed as it is.
+
+    Raises:
+        InputError: it can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open_bytes(path)
+        self.size = self._file.seek(0, io.SEEK_END)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the contents; compressed or not, a log has the same.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        found = hashlib.sha256()
+        with self._opened() as file:
+            while data := file.read(1 << 20):
+                found.update(data)
+        return found.hexdigest()
+
+    def pieces(self) -> Iterator[str]:
+        """The text in pieces of whole lines; bytes that are no text are passed over, as other programs write them.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        with self._opened() as file:
+            start = file.peek(_START)[:_START]
+            text = io.TextIOWrapper(cast("BinaryIO", file), _encoding(start), "replace", newline="\n")
+            while piece := text.read(_PIECE):
+                piece += text.readline(_LONGEST_LINE)
+                yield _COLOURS.sub("", plain_text(piece)) if "\x1b" in piece else plain_text(piece)
+
+    def whole(self) -> str:
+        """The whole text.
+
+        Raises:
+            InputError: it can't be read, or is longer than a file of sizes may be.
+        """
+        found, size = list[str](), 0
+        for piece in self.pieces():
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise InputError(
+                    f"{self.path} has more than {MOST_BYTES >> 20} MiB, and no line of a log that is known"
+                )
+            found.append(piece)
+        return "".join(found)
+
+    @contextmanager
+    def _opened(self) -> Iterator[io.BufferedReader]:
+        """The contents from their beginning, not compressed; what can't be read of them is an error that names it."""
+        self._file.seek(0)
+        file = io.BufferedReader(_Beginning(self._file, self.size))
+        start = file.peek(_START)
+        if start.startswith(_ZSTANDARD):
+            raise InputError(f"{self.path} is compressed by zstd; name <(zstd -dc {self.path})")
+        opener = next((opener for magic, opener in _COMPRESSED if start.startswith(magic)), None)
+        try:
+            yield io.BufferedReader(cast("io.RawIOBase", opener(cast("BinaryIO", file)) if opener else file))
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise InputError(f"{self.path} is compressed, and cut or damaged: {error}") from None
+        except OSError as error:
+            raise InputError(f"{self.path} can't be read: {error.strerror or error}") from None
+
+
+class _Beginning(io.RawIOBase):
+    """The first bytes of a file, however many follow."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._file.read(min(len(memoryview(buffer)), self._left))
+        memoryview(buffer)[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+
+def _encoding(start: bytes) -> str:
+    """UTF-16 where a file has its mark and looks so, as PowerShell writes logs; else UTF-8."""
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return "utf-16" if marked and 3 * start.count(0) > len(start) else "utf-8"

@@ -1,0 +1,136 @@
+"""What the lines of a log tell, added up piece by piece: each call once, with its count, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import LogFault, LoggedCall, LoggedRow
+from tritongemm.core.printable import printable
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import CallLog
+from tritongemm.search_spaces import loader as target_files
+
+MOST_CALLS = 200_000  # different ones, of which each takes about two kilobytes
+_MOST_TOLD = 5  # lines of one kind of fault that are told one by one
+_MOST_NAMES = 1000  # other functions whose calls are counted by name
+_SIZE = re.compile(r"^- ?\{ ?['\"]?M['\"]?:", re.MULTILINE)  # how a row of a file of sizes begins
+
+
+class ToldCalls:
+    """What the pieces of one log tell.
+
+    Lines of one kind add up, whichever process or run wrote them. Of lines of two kinds the library wrote one each for
+    one call, as it does where it is asked for two kinds of log.
+
+    Args:
+        path: of the log, for messages.
+        target: for which the campaign tunes; lines that name other architectures are told.
+
+    Attributes:
+        calls: the first row of each call, in the order of the file, and its counts by kinds of lines.
+    """
+
+    def __init__(self, path: Path, target: Target) -> None:
+        self._path = path
+        self._logs = registry.every(CallLog)
+        self._target = target
+        self._architectures = {name: 0 for name in target_files.target_names() if name != target.name}
+        self.calls: dict[LoggedCall, tuple[LoggedRow, dict[str, float]]] = {}
+        self._faults: list[LogFault] = []
+        self._more_faults, self._last_fault = 0, 0
+        self._others: Counter[str] = Counter()
+        self._sizes, self._first_size = 0, 0
+        self._lines = 0  # of the pieces so far
+
+    @property
+    def is_log(self) -> bool:
+        """Whether any line is of a log."""
+        return bool(self.calls or self._faults or self._others)
+
+    def add(self, piece: str) -> None:
+        """Take the next lines.
+
+        Args:
+            piece: whole lines, or a part of one that is too long.
+
+        Raises:
+            InputError: there are more different calls than are kept.
+        """
+        read = [log.read(piece) for log in self._logs]
+        for row in sorted((row for contents in read for row in contents.rows), key=lambda row: row.line):
+            self._add_row(row)
+        self._add_faults(sorted({one for contents in read for one in contents.faults}, key=lambda fault: fault.line))
+        for contents in read:
+            for name, count in contents.others.items():
+                self._others[name if name in self._others or len(self._others) < _MOST_NAMES else "others"] += count
+        self._look_around(piece)
+        self._lines += len(piece.splitlines()) - (not piece.endswith("\n"))  # the rest of a cut line follows
+
+    def rows(self) -> Iterator[LoggedRow]:
+        """Each call with the largest count that one kind of lines tells."""
+        for first, counts in self.calls.values():
+            yield replace(first, count=max(counts.values()))
+
+    def remarks(self) -> Iterator[str]:
+        """What was noticed."""
+        path = self._path
+        for fault in self._faults:
+            yield f"{path}: line {fault.line}: {fault.reason}; its calls are not counted"
+        if self._more_faults:
+            yield f"{path}: {self._more_faults} other lines are not counted, the last of them line {self._last_fault}"
+        if self._others:
+            names = ", ".join(printable(name, 60) for name, _ in self._others.most_common(_MOST_TOLD))
+            yield f"{path}: {self._others.total()} calls of other functions are not counted, nor is their time: {names}"
+        if not self.calls:
+            return
+        if twice := dict.fromkeys(kind for _, counts in self.calls.values() if len(counts) > 1 for kind in counts):
+            yield (
+                f"{path}: {' and '.join(twice)} tell the same calls; the larger count of each is taken, which is too "
+                "small if they are of different runs"
+            )
+        if self._sizes:
+            yield (
+                f"{path}: line {self._first_size} is of a file of sizes, as are {self._sizes - 1} others; they are not "
+                "counted: name such a file by itself"
+            )
+        for name, line in self._architectures.items():
+            if line:
+                yield f"{path}: line {line} names {name}, and this campaign tunes for {self._target.name}"
+
+    def _add_row(self, row: LoggedRow) -> None:
+        known = self.calls.get(row.call)
+        if known is None:
+            if len(self.calls) == MOST_CALLS:
+                raise InputError(
+                    f"{self._path} holds more than {MOST_CALLS} different GEMMs; name a log of a shorter run"
+                )
+            known = self.calls[row.call] = replace(row, line=self._lines + row.line), {}
+        known[1][row.kind] = known[1].get(row.kind, 0.0) + row.count
+
+    def _add_faults(self, faults: list[LogFault]) -> None:
+        if not faults:
+            return
+        told = max(_MOST_TOLD - len(self._faults), 0)
+        self._faults += [replace(fault, line=self._lines + fault.line) for fault in faults[:told]]
+        self._more_faults += len(faults[told:])
+        self._last_fault = self._lines + faults[-1].line
+
+    def _look_around(self, piece: str) -> None:
+        """Notice sizes among the lines, and names of architectures, as programs print them between."""
+        for match in _SIZE.finditer(piece):
+            self._first_size = self._first_size or self._line_of(piece, match)
+            self._sizes += 1
+        for name, line in self._architectures.items():
+            # A search for plain text first: it takes a hundredth of the time over what may be hundreds of megabytes.
+            match_ = re.search(rf"\b{name}\b", piece) if not line and name in piece else None
+            if match_ is not None:
+                self._architectures[name] = self._line_of(piece, match_)
+
+    def _line_of(self, piece: str, match: re.Match[str]) -> int:
+        return self._lines + piece.count("\n", 0, match.start()) + 1

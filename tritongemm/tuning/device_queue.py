@@ -14,8 +14,8 @@ W = TypeVar("W")
 class DeviceQueue(Generic[K, W]):
     """A queue that several devices draw from, each in a thread of its own.
 
-    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait
-    (races) is drawn when nothing else is left for the device.
+    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait, such
+    as races, is drawn when nothing else is left for the device.
     """
 
     MOST_DRAWN = 256  # pieces of work that a device draws at a time
@@ -28,7 +28,7 @@ class DeviceQueue(Generic[K, W]):
         self._closed = False
 
     def put(self, size: K, work: W, later: bool = False) -> None:
-        """Queue a piece of work of a size; one for `later` is drawn alone, when nothing else is left."""
+        """Queue a piece of work of a size; one for `later` is drawn when nothing else is left."""
         with self._changed:
             (self._later if later else self._urgent).setdefault(size, deque()).append(work)
             self._changed.notify_all()
@@ -44,19 +44,18 @@ class DeviceQueue(Generic[K, W]):
         """
         with self._changed:
             while True:
-                for queue, most in ((self._urgent, self.MOST_DRAWN), (self._later, 1)):
+                for queue in (self._urgent, self._later):
                     size = next((s for s in queue if self._device_of.get(s, device) == device), None)
                     if size is not None:
                         self._device_of[size] = device
-                        return size, self._taken(queue, size, most)
+                        return size, self._taken(queue, size)
                 if self._closed:
                     return None
                 self._changed.wait()
 
-    @staticmethod
-    def _taken(queue: dict[K, deque[W]], size: K, most: int) -> list[W]:
+    def _taken(self, queue: dict[K, deque[W]], size: K) -> list[W]:
         works = queue[size]
-        drawn = [works.popleft() for _ in range(min(most, len(works)))]
+        drawn = [works.popleft() for _ in range(min(self.MOST_DRAWN, len(works)))]
         if not works:
             del queue[size]
         return drawn

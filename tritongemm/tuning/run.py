@@ -51,6 +51,9 @@ from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tel
 # Of each size's first batch so many are compiled before what others want next: the best predicted come first, and with
 # these a size is near its final speed.
 URGENT_CONFIGS = 8
+# So many algorithms of a library, its own best guesses, are screened as soon as generated kernels are; the others wait
+# until a device has nothing else to screen.
+FIRST_ALGORITHMS = 8
 
 
 class TuningRun:
@@ -315,14 +318,14 @@ class TuningRun:
         else:
             self.watcher.offered(task.problem, event.backend, len(event.configs), "")
         known = self.store.trials(task.problem)
-        for config in event.configs:
+        for number, config in enumerate(event.configs):
             trial = known.get((config.name, "screen"))
             task.artifacts[config.name] = Artifact(config, "")
             if trial is not None:
                 task.add_trial(trial)
             elif not task.failure:
                 self.watcher.stage("screen", 1)
-                self._send(task, ScreenWork(task.artifacts[config.name], in_batch=False))
+                self._send(task, ScreenWork(task.artifacts[config.name], in_batch=False), number >= FIRST_ALGORITHMS)
         self._go_on(task)
 
     def _give_up_slow(self) -> bool:

@@ -26,14 +26,17 @@ def test_a_size_stays_on_the_device_that_drew_it() -> None:
     assert queue.draw(1) == ("a", [2])
 
 
-def test_what_can_wait_is_drawn_last_and_alone() -> None:
+def test_what_can_wait_is_drawn_last() -> None:
     """Races are held while nothing waits to be screened."""
     queue = DeviceQueue[str, int]()
     queue.put("a", 10, later=True)
+    queue.put("b", 20, later=True)
     queue.put("a", 11, later=True)
     queue.put("b", 1)
     queue.put("b", 2)
-    assert [queue.draw(0) for _ in range(3)] == [("b", [1, 2]), ("a", [10]), ("a", [11])]
+    assert queue.draw(0) == ("b", [1, 2])
+    queue.put("c", 3)
+    assert [queue.draw(0) for _ in range(3)] == [("c", [3]), ("a", [10, 11]), ("b", [20])]
 
 
 def test_many_pieces_are_drawn_together_but_not_all() -> None:

@@ -36,7 +36,10 @@ from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tuning import planning
+from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.run import TuningRun
+from tritongemm.tuning.screening import ScreenWork, Work
+from tritongemm.tuning.task import Task
 
 
 def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:
@@ -272,3 +275,26 @@ def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: py
     ):
         assert TuningRun([Device()], pool, store, options, Reporter()).tune(sizes) == {}
     assert waited == [True] and len(screened) == 4
+
+
+def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best guesses do not; all are screened in the end."""
+    algorithms = [Config("heuristic", 64, 64, 64, options=(("index", i),), backend="blaslt") for i in range(12)]
+    put, queued = DeviceQueue.put, dict[Config, bool]()
+
+    def watched(queue: DeviceQueue[Task, Work], size: Task, work: Work, later: bool = False) -> None:
+        if isinstance(work, ScreenWork):
+            queued[work.artifact.config] = later
+        put(queue, size, work, later)
+
+    class Device(FakeEvaluator):
+        def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+            return algorithms
+
+    monkeypatch.setattr(DeviceQueue, "put", watched)
+    judge = Device()
+    assert race(tmp_path, ("blaslt", "triton"), judge)[0] == {}
+    assert [queued[c] for c in algorithms] == [False] * 8 + [True] * 4 and set(algorithms) < set(judge.screened)
+    assert not any(later for config, later in queued.items() if config.backend == "triton")

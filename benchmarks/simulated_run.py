@@ -1,0 +1,232 @@
+"""How long a tuning run of many sizes takes, without a GPU: ``python benchmarks/simulated_run.py SIZES --devices 4``.
+
+The run, its strategy and its journal are the real ones. Planning processes, compilers and devices are replaced by
+waits as long as they take on some machine; what devices measure is the model's prediction, off by up to 30 %. So this
+shows what the order of work and the run's own process cost, and for how many devices that process is quick enough; it
+says nothing of how fast kernels are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import _common  # noqa: F401  (puts the checkout on Python's path)
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.report.console import Reporter
+from tritongemm.report.quality import GOAL, quality_over_time
+from tritongemm.results import history
+from tritongemm.results.run_files import RunFiles
+from tritongemm.results.store import Store
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.planner import PlannedProblem, plan_searches
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import planning
+from tritongemm.tuning.run import TuningRun
+from tritongemm.workloads import sizes
+
+LIBRARY = "blaslt"
+MOST_ERROR = 0.3  # of a prediction, which what is measured exceeds by up to this share
+LIBRARY_FACTOR = 1.15  # A library's best guess takes so many times as long as the model's first pick is predicted to.
+
+
+class Waits:
+    """Seconds that parts of a run take, and how busy they were.
+
+    Args:
+        args: the command line.
+
+    Attributes:
+        busy: seconds by part.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.busy: dict[str, float] = {"compilers": 0.0, "devices": 0.0}
+        self._adding = threading.Lock()
+
+    def wait(self, part: str, seconds: float) -> None:
+        """Wait, and count it."""
+        with self._adding:
+            self.busy[part] += seconds
+        time.sleep(seconds)
+
+
+class SimulatedPool(BuildPool):
+    """Compilers that wait; what they have compiled once comes from the cache.
+
+    Args:
+        waits: how long.
+        folder: of the cache, in which nothing is written.
+    """
+
+    def __init__(self, waits: Waits, folder: Path) -> None:
+        super().__init__(ArtifactCache(folder), waits.args.cores * waits.args.devices)
+        self.waits, self.built = waits, dict[str, Artifact]()
+        self.cache.get = self.built.get  # type: ignore[method-assign, assignment]
+
+    def start(self, backends: Sequence[str], target: Target, most: int) -> None:
+        """There is nothing to start."""
+
+    def build(self, job: CompileJob) -> Artifact:
+        """The artifact, after a wait."""
+        self.waits.wait("compilers", self.waits.args.compile * (0.5 + random.random()))
+        self.built[job.digest] = Artifact(job.config, job.digest)
+        return self.built[job.digest]
+
+
+class SimulatedDevice(Evaluator):
+    """A device that waits, and measures what the model predicts with an error that is a config's own. A library's
+    algorithms are the slower, the less it thinks of them.
+
+    Args:
+        target: its facts.
+        waits: how long.
+        picks: predicted seconds of the model's first pick for each problem.
+    """
+
+    def __init__(self, target: Target, waits: Waits, picks: Mapping[Problem, float]) -> None:
+        self.target, self.waits, self.picks = target, waits, picks
+        self._ready = time.monotonic() + waits.args.start
+
+    def start(self) -> None:
+        """It starts by itself."""
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(max(0.0, self._ready - time.monotonic()))
+        self.waits.wait("devices", seconds)
+
+    def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+        """A trial for each, after a wait."""
+        for config in (artifact.config for artifact in artifacts):
+            of_library = config.backend == LIBRARY
+            self._wait(self.waits.args.algorithm if of_library else self.waits.args.screen)
+            error = MOST_ERROR * random.Random(f"{problem.key} {config.name}").random()
+            if of_library:
+                error += MOST_ERROR * config.option("index") / self.waits.args.algorithms
+                expected = LIBRARY_FACTOR * self.picks[problem]
+            else:
+                expected = cost_model.predict(config, problem, self.target).seconds
+            yield Trial(config, "ok", samples=(expected * (1 + error),), timer="simulated")
+
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
+        """Every candidate is right."""
+        yield from self.race(problem, artifacts, "").trials
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
+        """Every candidate is right and as fast as the others, after a wait."""
+        self._wait(self.waits.args.race)
+        trials = tuple(Trial(a.config, "ok", "", (1e-5,) * 20, "simulated", "final", 0.0, 0.1) for a in artifacts)
+        return RaceResult(trials, {t.config.name: t.samples for t in trials}, cold=True)
+
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """As many as are asked for, after a wait."""
+        self._wait(self.waits.args.listing)
+        return [Config("heuristic", 128, 128, 128, options=(("index", i),), backend=LIBRARY) for i in range(limit)]
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        """Nobody computed anything."""
+        return "simulated"
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def simulated_plans(plans: dict[Problem, bytes], waits: Waits) -> Any:
+    """What stands in for `plan_searches`: plans made before, each when a planning process would have it."""
+
+    def plan(problems: Sequence[Problem], *_: object) -> Generator[PlannedProblem, None, None]:
+        free_at = [time.monotonic() + waits.args.plan] * (waits.args.cores * waits.args.devices)
+        for problem in problems:  # a process's first takes twice as long, as it loads what planning needs
+            process = min(range(len(free_at)), key=free_at.__getitem__)
+            free_at[process] += waits.args.plan
+            time.sleep(max(0.0, free_at[process] - time.monotonic()))
+            yield pickle.loads(plans[problem])
+
+    return plan
+
+
+def main() -> None:
+    """Simulate one run and print what took how long."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("sizes", type=Path, help="a file of sizes")
+    parser.add_argument("--target", default="sm90")
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=16, help="of each device")
+    parser.add_argument("--algorithms", type=int, default=48, help="that a library lists for a size")
+    for name, seconds, what in (
+        ("start", 6.0, "a device's process takes to start"),
+        ("plan", 0.7, "one size takes to be planned"),
+        ("compile", 0.29, "one kernel takes to compile"),
+        ("listing", 0.03, "a library takes to list its algorithms"),
+        ("algorithm", 0.0029, "one of them takes to be screened"),
+        ("screen", 0.003, "one kernel takes to be screened"),
+        ("race", 0.45, "the final race of a size takes"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=seconds, help=f"seconds that {what}")
+    args = parser.parse_args()
+    target, waits = target_files.load_target(args.target), Waits(args)
+    defaults = Defaults("bf16", "bf16", "bf16", row_major_b=False)
+    problems = list(dict.fromkeys(row.problem for row in sizes.from_file(args.sizes, defaults)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        planned = plan_searches(problems, target, folder, "triton", len(os.sched_getaffinity(0)))
+        plans = {one.problem: pickle.dumps(one) for one in planned}
+        simulate(problems, target, waits, plans, folder)
+
+
+def simulate(
+    problems: Sequence[Problem], target: Target, waits: Waits, plans: dict[Problem, bytes], folder: Path
+) -> None:
+    """Run with stand-ins in a folder, and print what took how long."""
+    args = waits.args
+    options = TuningOptions(folder, "guided", backends=("triton", LIBRARY), library="", algorithms=args.algorithms)
+    picks = {problem: float(pickle.loads(plan).order.seconds[0]) for problem, plan in plans.items()}
+    devices = [SimulatedDevice(target, waits, picks) for _ in range(args.devices)]
+    results = folder / "results.yaml"
+    with (
+        mock.patch.object(planning, "plan_searches", simulated_plans(plans, waits)),
+        closing(SimulatedPool(waits, folder / "cache")) as pool,
+        Store.open(results, target.name, {}, {}) as store,
+    ):
+        began, used = time.monotonic(), time.process_time()
+        failures = TuningRun(devices, pool, store, options, Reporter()).tune(problems)
+        wall, used = time.monotonic() - began, time.process_time() - used
+        tried = history.read(RunFiles(results).journal)
+    if failures:
+        raise SystemExit(f"{len(failures)} sizes failed, the first: {next(iter(failures.values()))}")
+    own = [t.seconds for t in tried.tried if t.trial.config.backend != LIBRARY and t.seconds is not None]
+    reached = quality_over_time(tried).reached(GOAL)
+    print(f"{len(problems)} sizes on {args.devices} devices: {wall:.1f} s")
+    print(
+        f"first generated kernel screened after {min(own):.1f} s; {GOAL:.0%} of the final speed after {reached:.1f} s"
+    )
+    print(
+        f"compilers busy {waits.busy['compilers'] / (args.cores * args.devices):.1f} s each, {len(pool.built)} kernels"
+    )
+    print(f"devices busy {waits.busy['devices'] / args.devices:.1f} s each; this process {used:.1f} s of one core")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from operator import length_hint
@@ -15,7 +15,6 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
 
 MOST_BUILDERS = 512  # threads
-_URGENT, _USUAL, _END = range(3)  # turns of jobs that wait
 
 
 class JobStream:
@@ -26,7 +25,7 @@ class JobStream:
         build: builds one job.
         builders: threads.
         until: no build begins after this, by time.monotonic.
-        urgent: digests of those that are built before others that wait.
+        turn: of those that wait the job whose digest has the lowest turn is built first.
     """
 
     def __init__(
@@ -35,12 +34,12 @@ class JobStream:
         build: Callable[[CompileJob], Artifact],
         builders: int,
         until: float,
-        urgent: Container[str],
+        turn: Callable[[str], float],
     ) -> None:
         self._cache, self._build, self._builders = cache, build, min(builders, MOST_BUILDERS)
-        self._until, self._urgent = until, urgent
+        self._until, self._turn = until, turn
         # A turn, and a number that keeps those of one turn in their order; in the last turn there are no jobs left.
-        self._waiting: PriorityQueue[tuple[int, int, CompileJob | None]] = PriorityQueue()
+        self._waiting: PriorityQueue[tuple[float, int, CompileJob | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._under_way: set[str] = set()  # digests
         self._built: SimpleQueue[Artifact | BaseException | None] = SimpleQueue()  # None: there are no more
@@ -73,19 +72,19 @@ class JobStream:
                     self._built.put(replace(cached, config=job.config, seconds=0.0))
                     continue
                 self._under_way.add(job.digest)
-                self._wait(_URGENT if job.digest in self._urgent else _USUAL, job)
+                self._wait(self._turn(job.digest), job)
                 if builders.ident is None:
                     builders.start()
         except BaseException as error:
             self._built.put(error)
         finally:
             for _ in range(self._builders):
-                self._wait(_END, None)
+                self._wait(inf, None)
             if builders.ident is not None:
                 builders.join()
             self._built.put(None)
 
-    def _wait(self, turn: int, job: CompileJob | None) -> None:
+    def _wait(self, turn: float, job: CompileJob | None) -> None:
         self._waiting.put((turn, next(self._numbers), job))
 
     def _run_builders(self) -> None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -232,16 +232,18 @@ class BuildPool:
         except WorkerError as error:
             return replace(failed, reason=str(error))
 
-    def stream(self, jobs: Iterable[CompileJob], until: float = inf, urgent: Container[str] = ()) -> Iterator[Artifact]:
+    def stream(
+        self, jobs: Iterable[CompileJob], until: float = inf, turn: Callable[[str], float] = lambda digest: 0.0
+    ) -> Iterator[Artifact]:
         """Builds as they finish, while `jobs` are still being made; what is cached comes at once. A job equal to one
         under way is not built beside it: one artifact, with the config of the first, is yielded for both.
 
         Args:
             jobs: what to build; they are made in a thread of their own.
             until: no compile begins after this, by time.monotonic.
-            urgent: digests of those that are built before others that wait; it may grow while jobs are made.
+            turn: the job whose digest has the lowest turn of those that wait is built first.
         """
-        return JobStream(self.cache, self.build, self.width, until, urgent).artifacts(jobs)
+        return JobStream(self.cache, self.build, self.width, until, turn).artifacts(jobs)
 
     def close(self) -> None:
         """End all compiler processes; threads that still wait for one give up."""

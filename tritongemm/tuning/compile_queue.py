@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 from tritongemm.core.artifact import CompileJob
@@ -18,19 +18,17 @@ class CompileQueue:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[CompileJob | None] = SimpleQueue()  # None: no more come
-        self._urgent: set[str] = set()
+        self._turns: dict[str, int] = {}
         self._waiting: dict[str, list[tuple[Task, Config]]] = {}
 
-    @property
-    def urgent(self) -> Container[str]:
-        """Digests of the jobs that are built before others that wait; more come with more jobs."""
-        return self._urgent
+    def turn(self, digest: str) -> int:
+        """The turn of a job that has been put in."""
+        return self._turns[digest]
 
-    def put(self, task: Task, config: Config, job: CompileJob, urgent: bool) -> None:
-        """Queue the job of a task's config."""
+    def put(self, task: Task, config: Config, job: CompileJob, turn: int) -> None:
+        """Queue the job of a task's config; jobs of lower turns are built first."""
         self._waiting.setdefault(job.digest, []).append((task, config))
-        if urgent:
-            self._urgent.add(job.digest)
+        self._turns[job.digest] = min(turn, self._turns.get(job.digest, turn))
         self._jobs.put(job)
 
     def draw(self) -> Iterator[CompileJob]:

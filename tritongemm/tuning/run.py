@@ -48,8 +48,8 @@ from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
 from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tell_slow_build
 
-# Of each size's first batch so many are compiled before what others want next: the best predicted come first, and with
-# these a size is near its final speed.
+# Of each size's first batch so many are compiled before all else: the best predicted, with which a size is near its
+# final speed. The rest follow in the order of the sizes, so that the first race while kernels of the last compile.
 URGENT_CONFIGS = 8
 # So many algorithms of a library, its own best guesses, are screened as soon as generated kernels are; the others wait
 # until a device has nothing else to screen.
@@ -95,7 +95,8 @@ class TuningRun:
         """
         self._deadline = time.monotonic() + (self.options.seconds or inf)
         ordered = longest_first(problems, self._target)
-        self._tasks = tasks = [Task(p) for p in ordered if self.store.record(p) is None]
+        left = [p for p in ordered if self.store.record(p) is None]
+        self._tasks = tasks = [Task(problem, turn=turn) for turn, problem in enumerate(left, start=1)]
         self._warm_start = WarmStart(ordered, self.store)
         self.watcher.stage("plan", len(tasks))
         if self.options.stop == "generate":
@@ -148,7 +149,7 @@ class TuningRun:
     def _start_builders(self, stack: ExitStack) -> None:
         """Start what hands jobs to the compilers, and tells of each artifact."""
         stack.callback(self._to_compile.end)
-        built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.urgent)
+        built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.turn)
         threading.Thread(target=tell_builds, args=(self._events.put, built), name="builds", daemon=True).start()
 
     @property
@@ -171,7 +172,7 @@ class TuningRun:
                 future.add_done_callback(partial(tell_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
-                self._to_compile.put(task, config, job, urgent=first and number < URGENT_CONFIGS)
+                self._to_compile.put(task, config, job, 0 if first and number < URGENT_CONFIGS else task.turn)
         self._go_on(task)
 
     def _compile_jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:

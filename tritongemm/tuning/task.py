@@ -63,6 +63,7 @@ class Task:
     Attributes:
         problem: what is tuned.
         state: where it is; `move_to` changes it.
+        turn: its place in the order of the run, from 1.
         search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
         batch: what the strategy asked for last.
         trials: what became of every config so far, by config name.
@@ -78,6 +79,7 @@ class Task:
 
     problem: Problem
     state: TaskState = TaskState.QUEUED
+    turn: int = 1
     search: Search | None = None
     batch: list[Config] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)

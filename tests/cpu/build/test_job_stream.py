@@ -21,8 +21,8 @@ def job(number: int) -> CompileJob:
     return CompileJob(config, {"toy": config.name}, {})
 
 
-def stream(folder: Path, build: Builder, until: float = float("inf"), urgent: tuple[str, ...] = ()) -> JobStream:
-    return JobStream(ArtifactCache(folder), build, 1, until, urgent)
+def stream(folder: Path, build: Builder, until: float = float("inf"), first: tuple[str, ...] = ()) -> JobStream:
+    return JobStream(ArtifactCache(folder), build, 1, until, lambda digest: digest not in first)
 
 
 class Builder:
@@ -55,7 +55,7 @@ def test_builds_begin_while_jobs_are_still_being_made(tmp_path: Path) -> None:
     assert [b.config.group_m for b in built] == [2]
 
 
-def test_urgent_jobs_go_before_others_that_wait(tmp_path: Path) -> None:
+def test_jobs_of_a_lower_turn_go_before_others_that_wait(tmp_path: Path) -> None:
     builder = Builder(1)
 
     def jobs() -> Iterator[CompileJob]:
@@ -64,7 +64,7 @@ def test_urgent_jobs_go_before_others_that_wait(tmp_path: Path) -> None:
         yield from map(job, (2, 3, 4, 5))
         builder.go_on.set()
 
-    found = list(stream(tmp_path, builder, urgent=(job(4).digest, job(5).digest)).artifacts(jobs()))
+    found = list(stream(tmp_path, builder, first=(job(4).digest, job(5).digest)).artifacts(jobs()))
     assert builder.order == [1, 4, 5, 2, 3] == [b.config.group_m for b in found]
 
 

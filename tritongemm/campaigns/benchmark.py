@@ -18,7 +18,7 @@ from tritongemm.campaigns.comparison import (
     served_config,
 )
 from tritongemm.campaigns.measuring import MeasuringTools, OpenTools
-from tritongemm.campaigns.uplift import LEAST_RATIO, CampaignUplift, ComparedProduct, drop_reason, summarise
+from tritongemm.campaigns.uplift import CampaignUplift, ComparedProduct, drop_reason, summarise
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
@@ -171,13 +171,12 @@ def read_rest(folder: Path, products: Iterable[ComparedProduct]) -> Rest:
     return Rest(math.fsum(times), math.fsum(guessed))
 
 
-def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LEAST_RATIO) -> CampaignUplift:
+def run_filter(folder: Path, say: Callable[[str], None]) -> CampaignUplift:
     """Keep what truly gained: `KEPT`, `DROPPED` with a reason for each, and the kept results as `FINAL`.
 
     Args:
         folder: the campaign's.
         say: told the uplift.
-        least_ratio: the reference's time over the tuned one must be as much.
 
     Raises:
         InputError: a file is wrong, or the benchmark is of other kernels than the results.
@@ -191,7 +190,7 @@ def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LE
                 f"{folder / RAW} is of another kernel of {product.problem} than {folder / TUNED}: run --only benchmark "
                 "again"
             )
-    reasons = {product.problem: drop_reason(product, least_ratio) for product in products}
+    reasons = {product.problem: drop_reason(product) for product in products}
     kept = [product for product in products if not reasons[product.problem]]
     dropped = [product for product in products if reasons[product.problem]]
     rest = read_rest(folder, products)

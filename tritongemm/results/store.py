@@ -294,7 +294,7 @@ class Store:
             self._kept, self._newer = self._rows_of_results(())
         except (InputError, OutputError) as error:
             try:
-                kept = files.keep_beside(self._file, ".edited", text)
+                kept = files.keep_edited(self._file, text)
             except OSError as fault:
                 raise OutputError(
                     f"{self.path} was edited meanwhile and can't be read ({error}), nor can the edited text be kept "

@@ -206,7 +206,7 @@ def test_sides_take_turns_in_fresh_processes(tmp_path: Path) -> None:
     assert rows[1]["samples_us_reference"] == ";".join(["10"] * TURNS)
 
 
-def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path) -> None:
+def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [stored(problem, i) for i, problem in enumerate(PROBLEMS)]
     folder, said = campaign(tmp_path / "tunings", records), list[str]()
     summary = [f"{r.problem.key},{10 * (i + 1)},model" for i, r in enumerate(records)]
@@ -228,7 +228,8 @@ def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path) -> None:
     assert [r.problem for r in benchmark.read_records(folder / FINAL)] == [PROBLEMS[i] for i in (1, 2, 4)]
     assert "3 of 5 GEMMs kept" in said[0] and "12.17%" in said[0]
     assert said[1].startswith("13.0% of the GEMM time was not compared and is an estimate")
-    assert benchmark.run_filter(folder, said.append, least_ratio=100).kept == 0 and not (folder / FINAL).exists()
+    monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", 100)
+    assert benchmark.run_filter(folder, said.append).kept == 0 and not (folder / FINAL).exists()
 
 
 def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
@@ -356,7 +357,7 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
     assert "there is no such file: done again" in benchmark_stage.why_again(told)
 
 
-def test_what_is_kept_is_a_library(tmp_path: Path) -> None:
+def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another filter that keeps nothing leaves none."""
     told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(told)
@@ -364,19 +365,23 @@ def test_what_is_kept_is_a_library(tmp_path: Path) -> None:
     (entry,) = open_library(told.folder / LIBRARY).entries
     assert entry.record == benchmark.read_records(told.folder / FINAL)[0]
     assert told.said[-1].endswith("final: a library of 1 results, 0 with kernels")
-    benchmark.run_filter(told.folder, told.say, least_ratio=100)
+    monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", 100)
+    benchmark.run_filter(told.folder, told.say)
     assert not is_library(told.folder / LIBRARY)
 
 
 @pytest.mark.parametrize("least_ratio", [1.03, 100])
-def test_a_library_replaces_nothing_of_others(least_ratio: float, tmp_path: Path) -> None:
+def test_a_library_replaces_nothing_of_others(
+    least_ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", least_ratio)
     told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(told)
     theirs = told.folder / LIBRARY / MANIFEST
     theirs.parent.mkdir()
     theirs.write_text('{"mine": 1}', encoding="utf-8")
     with pytest.raises(OutputError, match="is not a manifest of a library"):
-        benchmark.run_filter(told.folder, told.say, least_ratio=least_ratio)
+        benchmark.run_filter(told.folder, told.say)
     assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
 
 

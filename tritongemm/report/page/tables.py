@@ -56,7 +56,7 @@ _SIZE_COLUMNS = (
 
 
 def tabulate_sizes(data: ReportData) -> HtmlTable:
-    """Every size with its times."""
+    """The table of all sizes: a row for each, with its times in microseconds, its rates and its winner."""
     rows = tuple(tuple(_size_cells(record, data)) for record in data.records)
     caption = "A click on a column's name sorts by it, and another one turns the order."
     return HtmlTable("sizes", "Every size", caption, _SIZE_COLUMNS, rows, sortable=True)

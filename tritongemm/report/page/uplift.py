@@ -13,7 +13,7 @@ _ROW_PIXELS = 26
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw the library's milliseconds of all calls, what each product saves or costs of them, and what remains."""
     uplift = uplift_of(data)
     if uplift is None:
         why = "nothing of the workload" if data.calls and data.raced else "no result"

@@ -27,7 +27,7 @@ def colours_of(data: ReportData) -> dict[str, str]:
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a bar for each backend: the percentage of the sizes that each of its templates serves."""
     shades = colours_of(data)
     counts = Counter((record.winner, served_by(record)) for record in data.records)
     kept = dict(counts.most_common(_MOST_TEMPLATES))

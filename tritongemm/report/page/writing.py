@@ -54,7 +54,7 @@ def is_page(start: bytes) -> bool:
 
 
 def draw_all(data: ReportData) -> tuple[Figure, ...]:
-    """Every figure, in the order of the page."""
+    """Draw every figure; they are in the order of the page."""
     return tuple(draw(data) for draw in _DRAWN)
 
 

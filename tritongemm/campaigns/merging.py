@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from tritongemm.campaigns.benchmark import TUNED
+from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.comparison import served_config
 from tritongemm.campaigns.conflicts import RACES, Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
@@ -71,7 +71,7 @@ def merge_campaign(
         InputError: a file can't be read.
         OutputError: the results can't be written, or something else holds them.
     """
-    mine = folder / TUNED
+    mine = folder / MERGED
     with _remeasuring(folder / RACES, open_tools, say) as remeasure:
         merged = merge_results(mine, theirs, mine, remeasure)
     for note in merged.notes:

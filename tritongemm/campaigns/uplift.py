@@ -114,8 +114,8 @@ class CampaignUplift:
     weighted: float = 0.0
     share: float = 0.0
 
-    def tell(self) -> str:
-        """The gains in one line."""
+    def describe(self) -> str:
+        """The gains as fractions of the GEMM time, in one line."""
         return (
             f"{self.kept} of {self.compared} GEMMs kept, which took {self.share:.2%} of the GEMM time; average uplift "
             f"{self.average:.2%}, geometric {self.geometric:.2%}; time-weighted uplift {self.weighted:.2%} of the GEMM "

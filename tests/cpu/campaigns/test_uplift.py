@@ -16,11 +16,14 @@ from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import benchmark, raw_results
-from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, LIBRARY, PRODUCTS, RAW, SUMMARY, TUNED
+from tritongemm.campaigns.benchmark import RAW
+from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.comparison import TURNS, own_choice
+from tritongemm.campaigns.filtering import DROPPED, FINAL, KEPT, LIBRARY, run_filter
 from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.stages import benchmark as benchmark_stage
 from tritongemm.campaigns.stages import filter as filter_stage
+from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
@@ -56,7 +59,7 @@ def test_the_guides_example() -> None:
     uplift = summarise([a], [a, b], rest_seconds=1e-6)
     assert round(100 * uplift.average, 2) == round(100 * uplift.geometric, 2) == 25
     assert round(100 * uplift.weighted, 2) == 13.32 and round(100 * uplift.share, 2) == 66.62
-    assert "1 of 2 GEMMs kept" in uplift.tell() and "13.32%" in uplift.tell() and "1.154" in uplift.tell()
+    assert "1 of 2 GEMMs kept" in uplift.describe() and "13.32%" in uplift.describe() and "1.154" in uplift.describe()
 
 
 @pytest.mark.parametrize(
@@ -175,9 +178,9 @@ class Device(FakeEvaluator):
 
 def campaign(folder: Path, records: Sequence[Record], calls: Callable[[int], int] = lambda i: i + 1) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / TUNED).write_text(results_format().write(records), encoding="utf-8")
+    (folder / MERGED).write_text(results_format().write(records), encoding="utf-8")
     rows = [f"T,N,{r.problem.n},{r.problem.m},{r.problem.key},{calls(i)}" for i, r in enumerate(records)]
-    (folder / PRODUCTS).write_text("\n".join(["transA,transB,m,n,problem,call_count", *rows, ""]), encoding="utf-8")
+    (folder / GEMMS).write_text("\n".join(["transA,transB,m,n,problem,call_count", *rows, ""]), encoding="utf-8")
     return folder
 
 
@@ -213,7 +216,7 @@ def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path, monkeypatch: py
     lines = ["problem,total (us),baseline", *summary, "1x2x3,50,measured", ",30,roofline", ""]
     (folder / SUMMARY).write_text("\n".join(lines), encoding="utf-8")
     measured(folder, lambda device: Device([], device, wrong=["Cijk_3"]))
-    uplift = benchmark.run_filter(folder, said.append)
+    uplift = run_filter(folder, said.append)
     kept = [row["problem"] for row in csv.DictReader((folder / KEPT).open(encoding="utf-8"))]
     dropped = {r["problem"]: r["dropped"] for r in csv.DictReader((folder / DROPPED).open(encoding="utf-8"))}
     assert kept == [PROBLEMS[i].key for i in (1, 2, 4)]
@@ -229,7 +232,7 @@ def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path, monkeypatch: py
     assert "3 of 5 GEMMs kept" in said[0] and "12.17%" in said[0]
     assert said[1].startswith("13.0% of the GEMM time was not compared and is an estimate")
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", 100)
-    assert benchmark.run_filter(folder, said.append).kept == 0 and not (folder / FINAL).exists()
+    assert run_filter(folder, said.append).kept == 0 and not (folder / FINAL).exists()
 
 
 def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
@@ -264,7 +267,7 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     assert not third, "all is there"
     campaign(folder, [replace(records[0], config=algorithm(7)), *records[1:]])
     with pytest.raises(InputError, match=r"another kernel of 16x64x128_bf16_TN than .*run --only benchmark again"):
-        benchmark.run_filter(folder, print)
+        run_filter(folder, print)
     measured(folder, lambda device: Device(third, device), devices=1)
     assert sum(len(names) for _, names in third) == TURNS * 10 and journal.with_name(journal.name + ".old").exists()
 
@@ -288,12 +291,12 @@ def test_a_gpu_that_vanishes_costs_what_it_ran(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        (PRODUCTS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
-        (PRODUCTS, "problem,call_count\n{key},2\n{key},3\n", r"row 2 \(line 3\) is of .* equal GEMMs are one row"),
-        (PRODUCTS, "m,n,k\n1,2,3\n", "line 1 has no column problem, call_count"),
-        (PRODUCTS, None, "gemms.csv: there is no such file"),
-        (TUNED, "- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
-        (TUNED, None, "merged.yaml: there is no such file"),
+        (GEMMS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
+        (GEMMS, "problem,call_count\n{key},2\n{key},3\n", r"row 2 \(line 3\) is of .* equal GEMMs are one row"),
+        (GEMMS, "m,n,k\n1,2,3\n", "line 1 has no column problem, call_count"),
+        (GEMMS, None, "gemms.csv: there is no such file"),
+        (MERGED, "- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
+        (MERGED, None, "merged.yaml: there is no such file"),
     ],
 )
 def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, tmp_path: Path) -> None:
@@ -361,12 +364,12 @@ def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Another filter that keeps nothing leaves none."""
     told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(told)
-    benchmark.run_filter(told.folder, told.say)
+    run_filter(told.folder, told.say)
     (entry,) = open_library(told.folder / LIBRARY).entries
     assert entry.record == benchmark.read_records(told.folder / FINAL)[0]
     assert told.said[-1].endswith("final: a library of 1 results, 0 with kernels")
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", 100)
-    benchmark.run_filter(told.folder, told.say)
+    run_filter(told.folder, told.say)
     assert not is_library(told.folder / LIBRARY)
 
 
@@ -381,7 +384,7 @@ def test_a_library_replaces_nothing_of_others(
     theirs.parent.mkdir()
     theirs.write_text('{"mine": 1}', encoding="utf-8")
     with pytest.raises(OutputError, match="is not a manifest of a library"):
-        benchmark.run_filter(told.folder, told.say)
+        run_filter(told.folder, told.say)
     assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
 
 
@@ -389,8 +392,8 @@ def test_what_could_not_be_compared_counts_in_the_whole(tmp_path: Path) -> None:
     """By the summary's time: else the others would seem to save more of the log's time than they do."""
     (tmp_path / SUMMARY).write_text("problem,total (us),baseline\na,100,measured\nb,300,measured\n", encoding="utf-8")
     lost = compared("b", 10, 30, samples_reference=(), failure="the reference: the GPU is gone")
-    assert benchmark.read_rest(tmp_path, [compared("a", 10, 10), lost]).seconds == pytest.approx(300e-6)
-    assert not benchmark.read_rest(tmp_path, [compared("a", 10, 10), compared("b", 10, 30)]).seconds
+    assert benchmark.read_uncompared(tmp_path, [compared("a", 10, 10), lost]).seconds == pytest.approx(300e-6)
+    assert not benchmark.read_uncompared(tmp_path, [compared("a", 10, 10), compared("b", 10, 30)]).seconds
 
 
 def test_the_stages(tmp_path: Path) -> None:

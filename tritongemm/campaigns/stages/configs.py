@@ -9,10 +9,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tritongemm.campaigns import raw_results, tables
+from tritongemm.campaigns import tables
 from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
+from tritongemm.campaigns.csv_rows import read_rows
 from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.core import files
@@ -79,7 +80,7 @@ def why_again(campaign: Campaign) -> str:
 
 def _count_unmeasured(campaign: Campaign) -> int:
     """How many GEMMs have a predicted time, though a GPU that is here may measure them."""
-    rows = [row for _, row in raw_results.read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
+    rows = [row for _, row in read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
     predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
     if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
         return len(predicted) if campaign.devices else 0

@@ -92,7 +92,7 @@ def describe_run(
 
 
 class TrialLog:
-    """The trials of a comparison, kept through kill -9; a log of another comparison is set aside.
+    """The trials of a comparison, by which a killed one goes on; a log of another comparison is set aside.
 
     Args:
         path: the journal.
@@ -106,8 +106,7 @@ class TrialLog:
         self._guard = threading.Lock()
         self._trials: dict[tuple[Problem, str], list[Trial]] = {}
         known = journal.read(path)
-        first = known.lines.get(1)
-        if first is not None and first.kind == "header" and first.value == header:
+        if known.begins_with(header):
             self._journal = journal.Journal(path, known.size)
             for line in known.lines.values():
                 if line.kind == "trial":
@@ -140,7 +139,7 @@ class TrialLog:
             return list(self._trials.get((problem, config.name), ()))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal."""
         self._journal.close()
 
     def _keep(self, problem: Problem, trial: Trial) -> None:
@@ -154,7 +153,7 @@ class Comparison:
     Attributes:
         log: gets every trial.
         openers: start a fresh process on each device.
-        say: told what is done.
+        say: prints what is done.
         faults: why a side can't be measured now, which a later run may; by problem and config.
     """
 
@@ -165,7 +164,7 @@ class Comparison:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self, contests: Sequence[Contest], target: Target) -> list[ComparedProduct]:
-        """Compare them; one that can't be measured costs itself alone.
+        """Measure both sides of all contests; one that can't be measured gets a reason, and the others go on.
 
         Args:
             contests: in the order of the answers.
@@ -188,7 +187,7 @@ class Comparison:
         return [self._compared(contest) for contest in contests]
 
     def _work(self, opener: OpenEvaluator, contests: Sequence[Contest]) -> None:
-        """One device's turns."""
+        """Measure contests on one device: all references, then all tuned kernels, in each of `TURNS` turns."""
         for turn in range(TURNS):
             for side, name in enumerate(("reference", "tuned")):
                 wanted = [
@@ -209,7 +208,7 @@ class Comparison:
         return runs and not failed and not faulty and len(self.log.trials(contest.problem, side.config)) <= turn
 
     def _measure(self, opener: OpenEvaluator, wanted: Sequence[tuple[Problem, Artifact]]) -> None:
-        """One process's measurements."""
+        """Measure sides in one fresh process, and log the trial of each."""
         evaluator = opener()
         try:
             for problem, artifact in wanted:
@@ -224,7 +223,7 @@ class Comparison:
             evaluator.close()
 
     def _compared(self, contest: Contest) -> ComparedProduct:
-        """What became of one contest."""
+        """The measurements of both sides of a contest, and why it failed if it did."""
         tuned = contest.tuned or contest.reference
         taken = {side.config.name: self.log.trials(contest.problem, side.config) for side in contest.sides}
         trials = {name: [trial for trial in own if trial.status == "ok"] for name, own in taken.items()}

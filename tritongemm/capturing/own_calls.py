@@ -1,4 +1,4 @@
-"""The products of our own calls with scales and of groups, which are not run anew to be watched: their names tell."""
+"""The products of our own calls with scales and of groups, by their arguments: they are not run again to be watched."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def export(
     """Write the code objects and manifests of tuned kernels.
 
     Args:
-        records: those whose backend tells its kernels in manifests are taken.
+        records: those are taken whose backend describes its kernels in manifests.
         folder: made where it is missing.
         here: the target, and the compute units its grids are made for.
 

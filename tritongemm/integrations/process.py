@@ -25,11 +25,11 @@ _SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
 def start_serving() -> str:
     """Read the tables that TRITONGEMM_CONFIG names, in a process that may never use a GPU, so that none is started.
 
-    Kernels are loaded by the first call on a GPU; a line that tells what they serve is logged then. A file that can't
-    be read is told as an error, and the server computes as it did without us.
+    Kernels are loaded by the first call on a GPU; a line that says what they serve is logged then. A file that can't
+    be read is logged as an error, and the server computes as it did without us.
 
     Returns:
-        What tells the tables from others; "" where nothing is to be served.
+        What distinguishes the tables from others; "" where nothing is to be served.
     """
     try:
         return default_dispatcher().add_configured() if settings.tuned_configs() else ""

@@ -25,7 +25,7 @@ class LibraryHelper(CodeObject):
     Attributes:
         kernel: its name.
         target: the architecture that it is compiled for.
-        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else tells what it computes.
+        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else says what it computes.
         toolchain: versions that compiled it.
         launch: a launch of it, of any grid and numbers; its path is empty.
     """

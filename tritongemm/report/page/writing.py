@@ -62,7 +62,7 @@ def compose(data: ReportData, title: str) -> str:
     """The page.
 
     Args:
-        data: what it tells.
+        data: what it shows.
         title: its heading.
 
     Raises:

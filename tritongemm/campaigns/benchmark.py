@@ -10,16 +10,10 @@ from pathlib import Path
 
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.campaign import MERGED
-from tritongemm.campaigns.comparison import (
-    Comparison,
-    Contest,
-    TrialLog,
-    describe_run,
-    own_choice,
-    served_config,
-)
+from tritongemm.campaigns.comparison import Comparison, Contest, TrialLog, describe_run
 from tritongemm.campaigns.csv_rows import read_number, read_rows
 from tritongemm.campaigns.measuring import MeasuringTools, OpenTools
+from tritongemm.campaigns.served_kernel import own_choice, served_config
 from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.campaigns.weights import MEASURED

@@ -22,14 +22,13 @@ from tritongemm.campaigns.measuring import OpenEvaluator
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.record import SCHEMA
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results import journal
 from tritongemm.results.schema import UnreadTrial
@@ -60,25 +59,6 @@ class Contest:
     def sides(self) -> tuple[Artifact, ...]:
         """What is measured, in the order of the turns."""
         return (self.reference,) if self.tuned is None else (self.reference, self.tuned)
-
-
-def own_choice() -> Config:
-    """The config by which a race's baseline chooses for itself.
-
-    Raises:
-        InputError: the baseline has none.
-    """
-    library = registry.baseline()
-    kernel = library.named_kernel(None)
-    config = None if kernel is None else library.config_of(kernel)
-    if config is None:
-        raise InputError(f"{library.label} can't be measured as a candidate, so nothing can be compared with it")
-    return config
-
-
-def served_config(record: Record) -> Config | None:
-    """The kernel that a result serves; None where that is the library's own choice."""
-    return None if record.winner == registry.baseline().name or record.config == own_choice() else record.config
 
 
 def describe_run(

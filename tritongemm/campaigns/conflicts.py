@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tritongemm.campaigns.comparison import served_config
 from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.campaigns.served_kernel import served_config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.results import journal

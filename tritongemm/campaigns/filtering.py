@@ -9,7 +9,7 @@ from pathlib import Path
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.benchmark import RAW, UncomparedTime, read_records, read_uncompared
 from tritongemm.campaigns.campaign import MERGED
-from tritongemm.campaigns.comparison import own_choice, served_config
+from tritongemm.campaigns.served_kernel import own_choice, served_config
 from tritongemm.campaigns.uplift import CampaignUplift, ComparedProduct, drop_reason, summarise
 from tritongemm.core import files
 from tritongemm.core.errors import InputError

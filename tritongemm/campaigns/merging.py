@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tritongemm.campaigns.campaign import MERGED
-from tritongemm.campaigns.comparison import served_config
 from tritongemm.campaigns.conflicts import RACES, Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
+from tritongemm.campaigns.served_kernel import served_config
 from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError

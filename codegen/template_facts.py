@@ -85,7 +85,6 @@ class KernelTemplate:
         grid: expressions of the three grid sizes.
         workspace: expression of the scratch elements (four bytes each, any contents).
         semaphores: expression of the counters (four bytes each, zero before and after a launch).
-        deterministic: whether equal inputs give equal bits.
         descriptors: TMA descriptors in the order of the operands they are of, with the expressions of their block's
             rows and columns; an operand's name may be followed by ``_tail`` for another one of it.
         pointers: operands that have descriptors and are passed as pointers too.
@@ -108,7 +107,6 @@ class KernelTemplate:
     grid: tuple[str, str, str]
     workspace: str
     semaphores: str
-    deterministic: bool
     descriptors: dict[str, tuple[str, str]]
     pointers: tuple[str, ...]
     describe: str
@@ -239,7 +237,6 @@ def kernel_template(name: str) -> KernelTemplate:
         grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
         workspace=str(facts.get("workspace", 0)),
         semaphores=str(facts.get("semaphores", 0)),
-        deterministic=bool(facts["deterministic"]),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
         pointers=tuple(facts.get("pointers", ())),
         describe=facts.get("describe", "TensorDescriptor.from_tensor"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.lent_processes import LentProcess
 from tritongemm.build.pool import BuildPool
-from tritongemm.workers import ray_hosts
+from tritongemm.workers import host_processes, ray_hosts
 from tritongemm.workers.child_process import WorkerDied, WorkerError
 
 
@@ -188,6 +188,6 @@ def put_in_place(
     strategies.__dict__["NodeAffinitySchedulingStrategy"] = lambda name, soft: SimpleNamespace(name=name)
     for name, module in {"ray": ray, "ray.util": ModuleType("ray.util"), strategies.__name__: strategies}.items():
         patch.setitem(sys.modules, name, module)
-    patch.setattr(ray_hosts, "WorkerProcess", process)
+    patch.setattr(host_processes, "WorkerProcess", process)
     patch.setattr(ray_hosts, "_check", lambda address: None)
     return ray

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.integers import cdiv
 from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, Scaling, granularity
@@ -101,7 +102,7 @@ def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int
     block = min(_COMBINED_AT_A_TIME, _power_of_two(k))
     constants = {"MOST": _power_of_two(topk), "BLOCK": block}
     numbers = {"K": k, "experts": experts, "topk": topk}
-    return _chosen("combine_rows", pointers, numbers, constants, (tokens, -(-k // block)), {"K": k})
+    return _chosen("combine_rows", pointers, numbers, constants, (tokens, cdiv(k, block)), {"K": k})
 
 
 def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:

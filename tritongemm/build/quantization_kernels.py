@@ -8,6 +8,7 @@ from math import gcd
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
+from tritongemm.core.integers import cdiv
 from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -82,7 +83,7 @@ def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArgum
     """
     if asked.granularity != "tensor":
         return (choose_kernel(asked),)
-    x, blocks = DTYPES[asked.dtype_x], -(-asked.m * asked.k // _PART)
+    x, blocks = DTYPES[asked.dtype_x], cdiv(asked.m * asked.k, _PART)
     numbers = {"M": asked.m, "K": asked.k}
     signature = {"x_ptr": f"*{x.triton}", "part_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
     helper = HelperKernel("find_largest", read_text("quantize"), signature, {"BLOCK": _PART}, {}, 8, overlaps=True)
@@ -103,16 +104,16 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
         name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // each))
         constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}
     elif asked.granularity == "tensor":
-        blocks = -(-asked.m * asked.k // _PART)
+        blocks = cdiv(asked.m * asked.k, _PART)
         name, grid, warps = "quantize_tensor", (blocks, 1, 1), 8
         pointers |= {"part_ptr": "*fp32"}
         constants |= {"PARTS": PARTS, "BLOCK": _PART}
         numbers |= {"parts": min(PARTS, blocks)}
     else:
-        groups = -(-asked.k // GROUP)
+        groups = cdiv(asked.k, GROUP)
         many = asked.m * groups > _MANY_PROGRAMS * _ROWS
         rows = 1 if asked.m <= _ROWS else _MANY_ROWS if many else _ROWS
-        name, grid, warps = "quantize_groups", (-(-asked.m // rows), groups, 1), 4 if rows > 1 else 1
+        name, grid, warps = "quantize_groups", (cdiv(asked.m, rows), groups, 1), 4 if rows > 1 else 1
         constants |= {"ROWS": rows, "GROUP": GROUP}
         numbers |= {"row_stride": asked.strides[0], "group_stride": asked.strides[1]}
     signature = pointers | dict.fromkeys(numbers, "i32")
@@ -134,4 +135,4 @@ def _powers(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     text = read_text("quantize").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
     divisors = {"K": gcd(asked.k, _DIVISOR)}
     helper = HelperKernel("quantize_powers", text, signature, constants, divisors, 4 if rows > 1 else 1, True)
-    return helper, HelperArguments((-(-stored // rows), -(-groups // _GROUPS), 1), numbers)
+    return helper, HelperArguments((cdiv(stored, rows), cdiv(groups, _GROUPS), 1), numbers)

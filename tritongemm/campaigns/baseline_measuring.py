@@ -24,7 +24,7 @@ def measure_baselines(
         evaluators: one for each device.
         problems: each once.
         known: where times go.
-        say: told what can't be measured.
+        say: prints what can't be measured.
 
     Raises:
         OutputError: a time can't be kept.

@@ -17,6 +17,8 @@ from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning.run import TuningRun
 
+TUNED, MERGED = "tuned.yaml", "merged.yaml"  # results files of the stages `tune` and `merge`, in the folder
+
 OpenEvaluators: TypeAlias = "Callable[[], AbstractContextManager[Sequence[Evaluator]]]"
 # Takes the problems and the results file.
 OpenRun: TypeAlias = "Callable[[Sequence[Problem], Path], AbstractContextManager[TuningRun]]"
@@ -32,7 +34,7 @@ class Campaign:
         threshold: least share of the log's time, in percent, that a product must take to be tuned.
         target: for which it tunes.
         devices: numbers of the GPUs, of this host or of a cluster; none where nothing can be measured.
-        tell: prints a line.
+        say: prints a line.
         open_evaluators: what times products on each device, or stands in for that.
         open_run: a tuning run of some problems into a results file.
         open_tools: what the last stages measure with.
@@ -48,7 +50,7 @@ class Campaign:
     threshold: float
     target: Target
     devices: tuple[int, ...]
-    tell: Callable[[str], None]
+    say: Callable[[str], None]
     open_evaluators: OpenEvaluators
     open_run: OpenRun
     open_tools: OpenTools
@@ -72,7 +74,7 @@ class Campaign:
     @property
     def tuned(self) -> Path:
         """The results file of the stage `tune`, beside which its journal lies."""
-        return self.folder / "tuned.yaml"
+        return self.folder / TUNED
 
     @property
     def alone(self) -> Path:
@@ -87,13 +89,9 @@ class Campaign:
     @property
     def merged(self) -> Path:
         """The results file of the stage `merge`."""
-        return self.folder / "merged.yaml"
-
-    def say(self, text: str) -> None:
-        """Tell the user."""
-        self.tell(text)
+        return self.folder / MERGED
 
     def fail(self, text: str) -> None:
-        """Tell the user what went wrong, and go on."""
+        """Print what went wrong, and note it in `failures`, so that the exit status becomes 1."""
         self.failures.append(text)
-        self.tell(text)
+        self.say(text)

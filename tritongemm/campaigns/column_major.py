@@ -1,4 +1,4 @@
-"""Calls as libraries tell them, column-major ↔ problems, row-major.
+"""Calls as libraries log them, column-major ↔ problems, row-major.
 
 A column-major D[m, n] = op(A) @ op(B) is, read by rows, C[n, m] = op(B)^T @ op(A)^T: our M is their n, our A their
 B. An operand that the library takes as it lies (N) is row-major to us, one that it transposes (T) column-major. So the

@@ -22,14 +22,13 @@ from tritongemm.campaigns.measuring import OpenEvaluator
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.record import SCHEMA
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results import journal
 from tritongemm.results.schema import UnreadTrial
@@ -62,25 +61,6 @@ class Contest:
         return (self.reference,) if self.tuned is None else (self.reference, self.tuned)
 
 
-def own_choice() -> Config:
-    """The config by which a race's baseline chooses for itself.
-
-    Raises:
-        InputError: the baseline has none.
-    """
-    library = registry.baseline()
-    kernel = library.named_kernel(None)
-    config = None if kernel is None else library.config_of(kernel)
-    if config is None:
-        raise InputError(f"{library.label} can't be measured as a candidate, so nothing can be compared with it")
-    return config
-
-
-def served_config(record: Record) -> Config | None:
-    """The kernel that a result serves; None where that is the library's own choice."""
-    return None if record.winner == registry.baseline().name or record.config == own_choice() else record.config
-
-
 def describe_run(
     contests: Sequence[Contest], target: Target, toolchain: Mapping[str, str], protocol: MeasureProtocol, devices: int
 ) -> dict[str, Any]:
@@ -92,7 +72,7 @@ def describe_run(
 
 
 class TrialLog:
-    """The trials of a comparison, kept through kill -9; a log of another comparison is set aside.
+    """The trials of a comparison, by which a killed one goes on; a log of another comparison is set aside.
 
     Args:
         path: the journal.
@@ -106,8 +86,7 @@ class TrialLog:
         self._guard = threading.Lock()
         self._trials: dict[tuple[Problem, str], list[Trial]] = {}
         known = journal.read(path)
-        first = known.lines.get(1)
-        if first is not None and first.kind == "header" and first.value == header:
+        if known.begins_with(header):
             self._journal = journal.Journal(path, known.size)
             for line in known.lines.values():
                 if line.kind == "trial":
@@ -140,7 +119,7 @@ class TrialLog:
             return list(self._trials.get((problem, config.name), ()))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal."""
         self._journal.close()
 
     def _keep(self, problem: Problem, trial: Trial) -> None:
@@ -154,7 +133,7 @@ class Comparison:
     Attributes:
         log: gets every trial.
         openers: start a fresh process on each device.
-        say: told what is done.
+        say: prints what is done.
         faults: why a side can't be measured now, which a later run may; by problem and config.
     """
 
@@ -165,7 +144,7 @@ class Comparison:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self, contests: Sequence[Contest], target: Target) -> list[ComparedProduct]:
-        """Compare them; one that can't be measured costs itself alone.
+        """Measure both sides of all contests; one that can't be measured gets a reason, and the others go on.
 
         Args:
             contests: in the order of the answers.
@@ -188,7 +167,7 @@ class Comparison:
         return [self._compared(contest) for contest in contests]
 
     def _work(self, opener: OpenEvaluator, contests: Sequence[Contest]) -> None:
-        """One device's turns."""
+        """Measure contests on one device: all references, then all tuned kernels, in each of `TURNS` turns."""
         for turn in range(TURNS):
             for side, name in enumerate(("reference", "tuned")):
                 wanted = [
@@ -209,7 +188,7 @@ class Comparison:
         return runs and not failed and not faulty and len(self.log.trials(contest.problem, side.config)) <= turn
 
     def _measure(self, opener: OpenEvaluator, wanted: Sequence[tuple[Problem, Artifact]]) -> None:
-        """One process's measurements."""
+        """Measure sides in one fresh process, and log the trial of each."""
         evaluator = opener()
         try:
             for problem, artifact in wanted:
@@ -224,7 +203,7 @@ class Comparison:
             evaluator.close()
 
     def _compared(self, contest: Contest) -> ComparedProduct:
-        """What became of one contest."""
+        """The measurements of both sides of a contest, and why it failed if it did."""
         tuned = contest.tuned or contest.reference
         taken = {side.config.name: self.log.trials(contest.problem, side.config) for side in contest.sides}
         trials = {name: [trial for trial in own if trial.status == "ok"] for name, own in taken.items()}

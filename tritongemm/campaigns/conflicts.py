@@ -1,4 +1,4 @@
-"""Conflicts between the results of two campaigns, and the file of those that raced again, kept through kill -9."""
+"""Conflicts between two campaigns' results, and the file of those that raced again, by which a killed merge goes on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tritongemm.campaigns.comparison import served_config
 from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.campaigns.served_kernel import served_config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.results import journal
@@ -32,7 +32,7 @@ class Conflict:
 
     @property
     def both(self) -> tuple[Record, Record]:
-        """The two results."""
+        """Both results, the first file's first."""
         return self.mine, self.theirs
 
     @property
@@ -59,8 +59,7 @@ class RaceLog:
     def __init__(self, path: Path, tools: MeasuringTools) -> None:
         header = _describe(tools)
         known = journal.read(path)
-        first = known.lines.get(1)
-        goes_on = first is not None and first.kind == "header" and first.value == header
+        goes_on = known.begins_with(header)
         self._raced = dict(_keyed(line.value) for line in known.lines.values() if goes_on and line.kind == "record")
         self._journal = journal.Journal(path, known.size if goes_on else 0)
         if not goes_on:
@@ -76,11 +75,11 @@ class RaceLog:
         Raises:
             OutputError: it is not.
         """
-        told = replace(result, extra={**result.extra, _RACED: list(conflict.kernels)})
-        self._journal.append([{"record": told.to_json()}])
+        marked = replace(result, extra={**result.extra, _RACED: list(conflict.kernels)})
+        self._journal.append([{"record": marked.to_json()}])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal."""
         self._journal.close()
 
 
@@ -91,9 +90,9 @@ def _describe(tools: MeasuringTools) -> dict[str, Any]:
     return header | {"protocol": asdict(tools.protocol), "schema": SCHEMA}
 
 
-def _keyed(told: Record) -> tuple[_Key, Record]:
-    """A result, and the conflict that it is of."""
-    extra = dict(told.extra)
+def _keyed(marked: Record) -> tuple[_Key, Record]:
+    """A result of the log without its mark, behind the key of the conflict that it is of."""
+    extra = dict(marked.extra)
     kernels = extra.pop(_RACED, ())
     names = tuple(map(str, kernels)) if isinstance(kernels, (list, tuple)) else ()
-    return (told.problem, told.compute_units, names), replace(told, extra=extra)
+    return (marked.problem, marked.compute_units, names), replace(marked, extra=extra)

@@ -41,7 +41,7 @@ class CountedEvaluator(Evaluator):
             self.busy_seconds += time.perf_counter() - started
 
     def start(self) -> None:
-        """Begin to start."""
+        """Begin to start the evaluator's process."""
         self._evaluator.start()
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
@@ -50,7 +50,7 @@ class CountedEvaluator(Evaluator):
             yield from self._evaluator.screen(problem, artifacts, best_s)
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate."""
+        """The trial of each candidate, with its error."""
         with self._counting():
             yield from self._evaluator.verify(problem, artifacts)
 
@@ -66,11 +66,11 @@ class CountedEvaluator(Evaluator):
             return self._evaluator.list_algorithms(problem, backend, limit)
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result is verified."""
+        """How a result is verified, in a few words."""
         return self._evaluator.describe(problem, config)
 
     def time_quantization(self, problem: Problem, launches: Any) -> float | None:
-        """Seconds of what quantises A."""
+        """Seconds of the kernels that quantise A; None where they can't be measured."""
         with self._counting():
             return self._evaluator.time_quantization(problem, launches)
 
@@ -79,7 +79,7 @@ class CountedEvaluator(Evaluator):
         self._evaluator.close()
 
 
-def tell_loads(devices: Sequence[int], evaluators: Sequence[Evaluator], seconds: float) -> list[str]:
+def describe_loads(devices: Sequence[int], evaluators: Sequence[Evaluator], seconds: float) -> list[str]:
     """A line for each device: how long it worked, of how many seconds, and how many races it held.
 
     Args:

@@ -47,7 +47,7 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
                 if not again:
                     continue
             if stage == _MEASURES and not campaign.devices and not only:
-                campaign.say(_tell_rest(campaign))
+                campaign.say(_describe_rest(campaign))
                 return
             now = now.without(STAGES[STAGES.index(stage) :])
             now.write(campaign.folder)
@@ -56,8 +56,8 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
             now.write(campaign.folder)
 
 
-def _tell_rest(campaign: Campaign) -> str:
-    """What is left to do, and where."""
+def _describe_rest(campaign: Campaign) -> str:
+    """Which stages are left to do, and how a machine with a GPU does them, in one line."""
     rest = " and ".join(STAGES[STAGES.index(_MEASURES) :])
     return (
         f"{rest}: left to do, as they measure and no GPU driver with a device was found here; copy {campaign.folder} "

@@ -1,4 +1,4 @@
-"""What a captured workload tells of products that the capture could not write as sizes: they take time as well."""
+"""Products that a captured workload names in remarks, as it could not write them as sizes: they take time as well."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LeftOut:
         line: of the file, from 1.
         reason: why.
         count: calls.
-        call: it in the library's terms; None where its sizes are not told.
+        call: it in the library's terms; None where its sizes are not known.
     """
 
     line: int
@@ -34,14 +34,14 @@ class LeftOut:
     count: float = 0.0
     call: LoggedCall | None = None
 
-    def tell(self) -> str:
-        """What is not counted, in a line."""
+    def describe(self) -> str:
+        """Which calls are not counted and why, in one line."""
         what = f"{self.count:g} calls of unknown sizes are not counted, nor is their time: " if self.count else ""
         return f"line {self.line}: {what}{self.reason}"
 
 
 def read_left_out(text: str) -> Iterator[LeftOut]:
-    """What the remarks of a file tell that a capture wrote.
+    """The products in the remarks of a file that a capture wrote.
 
     Args:
         text: of the file.
@@ -60,8 +60,8 @@ def _read(line: int, text: str) -> LeftOut:
         values = {}
     if not POSITIVE.holds(values.get("count")):
         return LeftOut(line, "what the capture left out can't be read; its calls are not counted")
-    told = [str(values[name]) for name in ("operation", "reason") if name in values]
-    return LeftOut(line, printable(": ".join(told), 200), float(values["count"]), _read_call(values))
+    words = [str(values[name]) for name in ("operation", "reason") if name in values]
+    return LeftOut(line, printable(": ".join(words), 200), float(values["count"]), _read_call(values))
 
 
 def _read_call(values: Mapping[str, Any]) -> LoggedCall | None:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from tritongemm.campaigns.benchmark import TUNED
-from tritongemm.campaigns.comparison import served_config
+from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.conflicts import RACES, Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
+from tritongemm.campaigns.served_kernel import served_config
 from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
@@ -65,13 +65,13 @@ def merge_campaign(
         folder: the campaign's.
         theirs: results of another one.
         open_tools: what measures; None where nothing can be measured.
-        say: told of each conflict.
+        say: prints a line for each conflict.
 
     Raises:
         InputError: a file can't be read.
         OutputError: the results can't be written, or something else holds them.
     """
-    mine = folder / TUNED
+    mine = folder / MERGED
     with _remeasuring(folder / RACES, open_tools, say) as remeasure:
         merged = merge_results(mine, theirs, mine, remeasure)
     for note in merged.notes:
@@ -115,7 +115,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
         for key, conflict in disputed.items():
             answer = answers.get(key, Support("nothing here can measure them"))
             merged[key] = conflict.by_record() if isinstance(answer, Support) else answer
-            notes.append(_tell(conflict, answer, merged[key], mine, theirs))
+            notes.append(_describe(conflict, answer, merged[key], mine, theirs))
         records = tuple(merged[key] for key in dict.fromkeys([*first, *second]))
         files.atomic_write(run_files.results, results_format().write_results(records), _ADVICE)
     finally:
@@ -149,14 +149,15 @@ def _differ(mine: Record, theirs: Record) -> bool:
     return served_config(mine) != served_config(theirs) or mine.predicted != theirs.predicted
 
 
-def _tell(conflict: Conflict, answer: Record | Support, kept: Record, mine: Path, theirs: Path) -> str:
-    """What was decided of a conflict, in a line."""
-    times = f"{_described(conflict.mine)} in {mine}, {_described(conflict.theirs)} in {theirs}"
-    how = f"by the recorded times ({answer})" if isinstance(answer, Support) else f"raced again: {_described(kept)}"
+def _describe(conflict: Conflict, answer: Record | Support, kept: Record, mine: Path, theirs: Path) -> str:
+    """Both times of a conflict, which result is kept, and by what, in one line."""
+    times = f"{_timed(conflict.mine)} in {mine}, {_timed(conflict.theirs)} in {theirs}"
+    how = f"by the recorded times ({answer})" if isinstance(answer, Support) else f"raced again: {_timed(kept)}"
     return printable(f"{kept.problem.key}: {times}; {_name(kept)} is kept, {how}")
 
 
-def _described(record: Record) -> str:
+def _timed(record: Record) -> str:
+    """The kernel that a result serves, and its time in microseconds."""
     return f"{_name(record)} {record.served_seconds * 1e6:.4g} us"
 
 
@@ -172,7 +173,7 @@ def race_conflicts(
 
     Args:
         tools: what measures.
-        say: told which device is given up.
+        say: prints which device is given up.
         conflicts: of this machine's target; others are answered with the reason why they can't race.
         log: answers those that raced before, and keeps each race when it is over.
 
@@ -222,7 +223,7 @@ def _raced(
     made = race_again(evaluator, conflict.mine.problem, artifacts, options)
     if isinstance(made, Support):
         return made
-    # What a race does not tell, such as the range of M, is that of the result which the kernel is from.
+    # What a race does not measure, such as the range of M, is that of the result which the kernel is from.
     source = conflict.mine if conflict.mine.config == made.config else conflict.theirs
     return replace(
         made,

@@ -12,12 +12,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tritongemm.campaigns.csv_rows import read_number, read_rows
 from tritongemm.campaigns.uplift import ComparedProduct, percent_of_total
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
-from tritongemm.core.reading import read_bytes
-from tritongemm.formats import plain_text
 
 _ADVICE = "move it away, or make room, and run the same command again"
 _MEASURED = (
@@ -138,57 +137,6 @@ def read_products(path: Path) -> list[ComparedProduct]:
             )
         )
     return products
-
-
-def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a CSV by column, each with its place for messages.
-
-    Args:
-        path: the file.
-        wanted: columns that it must have.
-
-    Raises:
-        InputError: it can't be read, lacks a column, or a row has more or fewer cells than the head.
-    """
-    try:
-        text = plain_text(read_bytes(path).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
-    lines = csv.reader(io.StringIO(text), strict=True)
-    rows = []
-    try:
-        head = next(lines, [])
-        missing = [name for name in wanted if name not in head]
-        if missing:
-            raise InputError(
-                f"{path}: line 1 has no column {', '.join(missing)}; the stage that writes it must run first"
-            )
-        for number, cells in enumerate(filter(None, lines), start=1):
-            where = f"{path}: row {number} (line {lines.line_num})"
-            if len(cells) != len(head):
-                raise InputError(f"{where} has {len(cells)} cells, the head {len(head)}; it may be cut")
-            rows.append((where, dict(zip(head, cells, strict=True))))
-    except csv.Error as error:
-        raise InputError(f"{path}: line {lines.line_num}: {error}") from None
-    return rows
-
-
-def read_number(where: str, row: Mapping[str, str], column: str, most: float = 1e300) -> float | None:
-    """A number from 0 on; None where the cell is empty.
-
-    Raises:
-        InputError: it is none.
-    """
-    text = row[column].strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= most:
-        raise InputError(f"{where} {column} must be a number from 0 on, not {printable(repr(text), 40)}")
-    return value
 
 
 def _read_samples(where: str, row: Mapping[str, str], column: str) -> tuple[tuple[float, ...], ...]:

@@ -80,7 +80,7 @@ class CampaignState:
         files.atomic_write(folder / NAME, text + "\n", _ADVICE)
 
     def without(self, stages: Sequence[str]) -> CampaignState:
-        """This with some stages not done."""
+        """The state in which some stages are not done."""
         return replace(self, done=tuple(stage for stage in self.done if stage not in stages))
 
 

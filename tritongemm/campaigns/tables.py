@@ -68,7 +68,7 @@ def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
 
 
 def _call_columns(call: LoggedCall) -> dict[str, object]:
-    """What TuningDriver tells of a GEMM, in the library's terms."""
+    """The columns that TuningDriver has of a GEMM, in the library's terms."""
     return {
         "transA": call.transposes[0], "transB": call.transposes[1], "batch_count": call.batch, "m": call.m,
         "n": call.n, "k": call.k, "a_type": call.types[0], "b_type": call.types[1], "c_type": call.types[2],
@@ -77,7 +77,7 @@ def _call_columns(call: LoggedCall) -> dict[str, object]:
 
 
 def _more_columns(call: LoggedCall) -> dict[str, object]:
-    """What else tells a call from another."""
+    """Further columns in which calls may differ: how operands lie, factors, bias, activation and others."""
     leads = dict(zip(("lda", "ldb", "ldc", "ldd"), call.leads, strict=True))
     strides = dict(zip(("stride_a", "stride_b", "stride_c", "stride_d"), call.strides, strict=True))
     scales = dict(zip(("scaleA", "scaleB", "scaleC", "scaleD"), call.scales, strict=True))

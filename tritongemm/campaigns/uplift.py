@@ -78,13 +78,8 @@ def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
     return median(medians) if medians else None
 
 
-def drop_reason(product: ComparedProduct, least_ratio: float = LEAST_RATIO) -> str:
-    """Why a tuned kernel is not kept; "" where it is.
-
-    Args:
-        product: as it was measured.
-        least_ratio: the reference's time over the tuned one must be as much.
-    """
+def drop_reason(product: ComparedProduct) -> str:
+    """Why the tuned kernel of a measured product is not kept; "" where it is."""
     error, tolerance, ratio = product.error_tuned, product.tolerance, product.ratio
     if product.failure:
         return product.failure
@@ -96,7 +91,7 @@ def drop_reason(product: ComparedProduct, least_ratio: float = LEAST_RATIO) -> s
         return f"error {error:.3g} is more than the {tolerance:.3g} that the family allows"
     if ratio is None:
         return "it was not measured"
-    return "" if ratio >= least_ratio else f"ratio {ratio:.3f} is less than {least_ratio:g}"
+    return "" if ratio >= LEAST_RATIO else f"ratio {ratio:.3f} is less than {LEAST_RATIO:g}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +114,8 @@ class CampaignUplift:
     weighted: float = 0.0
     share: float = 0.0
 
-    def tell(self) -> str:
-        """The gains in one line."""
+    def describe(self) -> str:
+        """The gains as fractions of the GEMM time, in one line."""
         return (
             f"{self.kept} of {self.compared} GEMMs kept, which took {self.share:.2%} of the GEMM time; average uplift "
             f"{self.average:.2%}, geometric {self.geometric:.2%}; time-weighted uplift {self.weighted:.2%} of the GEMM "

@@ -30,7 +30,7 @@ _TILES = tuple(
 
 @dataclass(frozen=True)
 class WeighedProduct:
-    """A product and what it takes.
+    """A product and the time that it takes.
 
     Attributes:
         product: what was called, how often.
@@ -47,12 +47,12 @@ class WeighedProduct:
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of all calls."""
+        """Seconds that all calls of the product take."""
         return self.seconds * self.product.count
 
 
 def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[WeighedProduct]:
-    """The products with what each takes of the job's time, those that take most first.
+    """The products with the share of the job's time that each takes, those that take most first.
 
     Raises:
         OutputError: what was measured can't be kept.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tritongemm.campaigns.column_major import as_call, as_problem
 from tritongemm.campaigns.left_out import read_left_out
 from tritongemm.campaigns.log_file import LogFile
-from tritongemm.campaigns.told_calls import ToldCalls
+from tritongemm.campaigns.logged_calls import LoggedCalls
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.logged_call import LoggedCall, LoggedRow
@@ -28,7 +28,7 @@ class LoggedProduct:
     Attributes:
         call: it in the library's terms, for tables.
         count: calls.
-        line: of the file, the first that tells it.
+        line: of the file, the first that has it.
         problem: it in ours; None where it can't be computed here.
         reason: why it can't be; "" where it can.
     """
@@ -54,7 +54,7 @@ class JobWorkload:
 
 
 def read_workload(log: LogFile, target: Target) -> JobWorkload:
-    """What a log or a captured workload tells.
+    """The products of a log, or of a captured workload.
 
     Args:
         log: of any size; it is read in pieces, and what is kept of it are its different calls.
@@ -64,19 +64,19 @@ def read_workload(log: LogFile, target: Target) -> JobWorkload:
         InputError: the file holds no product, or is in no form that is known.
     """
     path = log.path
-    told = ToldCalls(path, target)
+    logged = LoggedCalls(path, target)
     for piece in log.pieces():
-        told.add(piece)
-    if not told.is_log:
+        logged.add(piece)
+    if not logged.is_log:
         return _read_sizes(path, log.whole(), target)
-    remarks = list(told.remarks())
-    if not told.calls:
+    remarks = list(logged.remarks())
+    if not logged.calls:
         raise InputError("; ".join([f"{path} holds no product that can be read", *remarks]))
-    return JobWorkload(_joined(_computed(row, target) for row in told.rows()), tuple(remarks))
+    return JobWorkload(_joined(_computed(row, target) for row in logged.rows()), tuple(remarks))
 
 
 def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
-    """What a file of sizes tells, with counts where it has them."""
+    """The products of a file of sizes, with counts where it has them."""
     if not text.strip():
         raise InputError(f"{path} is empty; name a log of what a job called")
     try:
@@ -96,7 +96,7 @@ def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
     remarks = [row.reason for row in results.damaged]
     for one in read_left_out(text):
         if one.call is None:
-            remarks.append(f"{path}: {one.tell()}")
+            remarks.append(f"{path}: {one.describe()}")
         else:
             products.append(LoggedProduct(one.call, one.count, one.line, None, one.reason))
     return JobWorkload(_joined(products), tuple(remarks))

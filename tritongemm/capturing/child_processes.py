@@ -23,12 +23,12 @@ def start_text() -> str:
 
 
 def cover() -> None:
-    """Have children capture that are started from now on."""
+    """Make children that are started from now on capture."""
     spawn.get_command_line = _command_that_captures
 
 
 def uncover() -> None:
-    """Have them capture no more."""
+    """Make children that are started from now on capture nothing."""
     spawn.get_command_line = _command
 
 

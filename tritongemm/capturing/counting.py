@@ -39,10 +39,10 @@ class Counter(Protocol):
     function: Callable[..., Tensor]
 
     def slot(self) -> int:
-        """A new count, of zero."""
+        """Add a count that begins at 0; its number."""
 
     def read(self, slot: int) -> int:
-        """How many calls a count has."""
+        """The number of calls that a count has."""
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
         """Count calls from now on.
@@ -122,12 +122,12 @@ class PythonCounter:
         return linear
 
     def slot(self) -> int:
-        """A new count, of zero."""
+        """Add a count that begins at 0; its number."""
         self._counts.append([0])
         return len(self._counts) - 1
 
     def read(self, slot: int) -> int:
-        """How many calls a count has."""
+        """The number of calls that a count has."""
         return self._counts[slot][0]
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:

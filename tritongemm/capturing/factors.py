@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tritongemm.core.integers import cdiv
+
 _GROUP = 128  # elements along K, and rows of a weight, that share a factor
 # By how the factors of A, then of the weight, lie over it; where the name is "", it is the family's usual one.
 _FAMILIES = {
@@ -39,12 +41,12 @@ def find_family(scale_a: Tensor, scale_b: Tensor, sizes: tuple[int, int, int]) -
 
 def _ways(scales: Tensor, rows: int, k: int) -> Iterator[str]:
     """How factors may lie over an operand [rows, K]: of few rows, or a short K, several ways are one."""
-    shape, groups = tuple(scales.shape), -(-k // _GROUP)
+    shape, groups = tuple(scales.shape), cdiv(k, _GROUP)
     if scales.numel() == 1:
         yield "one"
     if [size for size in shape if size != 1] in ([rows], [] if rows == 1 else [rows]):
         yield "row"
-    if shape == (-(-rows // _GROUP), groups):
+    if shape == (cdiv(rows, _GROUP), groups):
         yield "block"
     if shape == (rows, groups):
         yield from ("groups",) * (rows == 1 or scales.stride(0) == 1)

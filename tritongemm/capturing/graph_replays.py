@@ -26,7 +26,7 @@ class GraphReplays:
         self._originals: dict[str, Callable[..., Any]] = {}
 
     def install(self) -> None:
-        """Watch the graphs of this process."""
+        """Replace the methods of graphs by those that count replays."""
         graphs = torch.cuda.CUDAGraph
         for name, watch in (
             ("capture_begin", self._begin),
@@ -37,7 +37,7 @@ class GraphReplays:
             setattr(graphs, name, _followed(self._originals[name], watch))
 
     def remove(self) -> None:
-        """Watch them no more."""
+        """Put the methods of graphs back."""
         for name, original in self._originals.items():
             setattr(torch.cuda.CUDAGraph, name, original)
 

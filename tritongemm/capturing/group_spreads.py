@@ -77,16 +77,16 @@ class GroupSpreads:
             return
         # The program's call went well, whatever becomes of this.
         with suppress(RuntimeError, AttributeError, TypeError, LookupError):
-            told = _told(operation, args, kwargs)
-            in_graph = told.is_cuda and torch.cuda.is_current_stream_capturing()
+            assigned = _assignment_of(operation, args, kwargs)
+            in_graph = assigned.is_cuda and torch.cuda.is_current_stream_capturing()
             if in_graph and not self.in_graph:
                 return
-            samples = self._of(where[0], told.is_cuda, in_graph)
+            samples = self._of(where[0], assigned.is_cuda, in_graph)
             slot = samples.next_slot(where[1], in_graph) if samples else None
             if slot is not None:
-                slot.copy_(_ends(operation, told, where[0]), non_blocking=True)
-            if told.is_cuda:
-                self._devices.add(told.get_device())
+                slot.copy_(_ends(operation, assigned, where[0]), non_blocking=True)
+            if assigned.is_cuda:
+                self._devices.add(assigned.get_device())
 
     def read(self) -> dict[Range, Spread]:
         """What was found since `clear`, with what has arrived by now."""
@@ -102,7 +102,7 @@ class GroupSpreads:
     def wait(self) -> None:
         """Wait, but not for long, until what was asked of the GPUs' current streams is done."""
         late = time.monotonic() + _ARRIVE_SECONDS
-        with suppress(RuntimeError):  # a GPU that failed tells nothing more
+        with suppress(RuntimeError):  # a GPU that failed answers nothing more
             for device in self._devices:
                 with torch.cuda.device(device):
                     if torch.cuda.is_current_stream_capturing():
@@ -161,7 +161,7 @@ class _Samples:
                 yield power, Spread(tuple(shares.mean(0).tolist()), len(counts))
 
 
-def _told(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _assignment_of(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The argument that says which rows are whose."""
     name, place = {"tritongemm.fused_moe": ("topk_ids", 4), "_scaled_grouped_mm": ("offs", 4)}.get(
         operation, ("offs", 2)
@@ -170,10 +170,10 @@ def _told(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
     return found
 
 
-def _ends(operation: str, told: Tensor, groups: int) -> Tensor:
+def _ends(operation: str, assigned: Tensor, groups: int) -> Tensor:
     """The row behind the last of each group; of the ids of experts those that would be so, once they are sorted."""
     if operation != "tritongemm.fused_moe":
-        return told
+        return assigned
     # Ids of no expert are counted apart, and left out; what is no number of groups at all is not counted.
-    counts = torch.histc(told.reshape(-1).float(), bins=groups + 1, min=0, max=groups + 1)[:groups]
+    counts = torch.histc(assigned.reshape(-1).float(), bins=groups + 1, min=0, max=groups + 1)[:groups]
     return counts.cumsum(0).to(torch.int32)

@@ -67,7 +67,7 @@ class Hooks:
         self._operator, self._method = torch.Tensor.__matmul__, torch.Tensor.matmul
 
     def install(self) -> None:
-        """Put them in place."""
+        """Replace PyTorch's functions, and ours that count by themselves, by those that count."""
         self._active = True
         for module in (
             "tritongemm.serving.api",
@@ -127,7 +127,7 @@ class Hooks:
         setattr(owner, name, self._wrappers[id(original)])
 
     def _layer(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for a linear layer."""
+        """A function that counts the calls of a linear layer, to stand in its place."""
         note = self._recorder.guarded(self._recorder.note_layer)
 
         def first(*args: Any, **named: Any) -> Any:
@@ -197,7 +197,7 @@ class Hooks:
         return self._overriding.choose(args, hook, original)
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for torch.compile."""
+        """A function that stands in the place of torch.compile."""
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:

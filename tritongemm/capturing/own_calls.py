@@ -1,4 +1,4 @@
-"""The products of our own calls with scales and of groups, which are not run anew to be watched: their names tell."""
+"""The products of our own calls with scales and of groups, by their arguments: they are not run again to be watched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.capturing.product import Product, grouped, of_powers, with_factors
+from tritongemm.core.integers import cdiv
 
 _PLAIN = "plain"  # order of a weight
 _DEPTH = 128  # elements along K that share a factor of a block
@@ -54,7 +55,7 @@ def _of_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return [of_powers(operation, m, w, given["out_dtype"] or x.dtype, "", bias=bias)]
     along_k = scale.dim() == 2 and (scale.shape[1] > 1 or scale.shape[0] not in (1, n))
     q = torch.empty((m, k), dtype=w.dtype, device="meta")
-    factors = torch.empty((-(-k // _DEPTH), m) if along_k else (m, 1), device="meta")
+    factors = torch.empty((cdiv(k, _DEPTH), m) if along_k else (m, 1), device="meta")
     if scale.numel() == 1:  # Kernels read a factor for each row.
         scale = torch.empty(n, device="meta")
     of_w = scale.t() if scale.dim() == 2 else scale

@@ -44,13 +44,13 @@ class Capture:
         self._paths = (Path(path).expanduser().absolute(),)
 
     def __enter__(self) -> None:
-        """Start."""
+        """Start the capture."""
         _captures.start(self._paths)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop, and write what was counted."""
+        """End the capture, and write what was counted."""
         _captures.stop()
 
 
@@ -80,26 +80,34 @@ class _Captures:
 
     @property
     def running(self) -> bool:
-        """Whether there is one."""
+        """Whether a capture is under way."""
         return self._session is not None
 
     def start(self, paths: Sequence[Path]) -> None:
-        """Start one."""
+        """Start a capture.
+
+        Args:
+            paths: files that it writes.
+
+        Raises:
+            InputError: another capture is under way.
+            OutputError: a file can't be written.
+        """
         if self._session:
-            told = ", ".join(str(file.path) for file in self._session.files)
-            raise InputError(f"a capture into {told} is under way in this process; end it first")
+            paths_there = ", ".join(str(file.path) for file in self._session.files)
+            raise InputError(f"a capture into {paths_there} is under way in this process; end it first")
         session = OpenCapture(paths)
         session.start()
         self._session = session
 
     def stop(self) -> None:
-        """End the one that is under way, if any."""
+        """End the capture that is under way, if any."""
         session, self._session = self._session, None
         if session:
             session.stop()
 
     def enter_child(self) -> None:
-        """Go on in a process that was forked."""
+        """Go on capturing in a process that was forked, if a capture is under way."""
         if self._session:
             self._session.enter_child()
 
@@ -123,7 +131,7 @@ class OpenCapture:
         self._make_thread()
 
     def start(self) -> None:
-        """Put the hooks in place."""
+        """Replace PyTorch's functions by those that count, here and in children, until the process ends."""
         self._hooks.install()
         self._replays.install()
         child_processes.cover()
@@ -153,12 +161,12 @@ class OpenCapture:
         util.Finalize(self, self.finish, exitpriority=0)
 
     def finish(self) -> None:
-        """Write what is left, with what the GPUs have still to tell."""
+        """Write what is left, with the spreads that the GPUs still hold."""
         self._recorder.spreads.wait()
         self.flush()
 
     def flush(self) -> None:
-        """Write what was counted since the last time. What can't be written is kept, and told once."""
+        """Write what was counted since the last time. What can't be written is kept, and a warning says so once."""
         with self._writing:
             tallies = list(self._recorder)
             totals = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in tallies}

@@ -131,7 +131,7 @@ def _campaign(args: argparse.Namespace, machine: Machine, cluster: Cluster | Non
         threshold=threshold if args.thr is None else args.thr,
         target=machine.target,
         devices=machine.devices,
-        tell=reporter.say,
+        say=reporter.say,
         open_evaluators=tools.open_evaluators,
         open_run=tools.open_run,
         open_tools=tools.open_tools,

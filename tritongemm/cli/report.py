@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tritongemm.campaigns.benchmark import TUNED, read_counts
+from tritongemm.campaigns.benchmark import read_counts
+from tritongemm.campaigns.campaign import MERGED, TUNED
 from tritongemm.campaigns.state import NAME as CAMPAIGN
 from tritongemm.cli import arguments, door, options
 from tritongemm.core import files
@@ -125,7 +126,7 @@ def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
     Raises:
         InputError: it has tuned nothing yet, or a file of it is wrong.
     """
-    files_there = [path for name in (TUNED, "tuned.yaml") if (path := folder / name).is_file()]
+    files_there = [path for name in (MERGED, TUNED) if (path := folder / name).is_file()]
     if not files_there:
         raise InputError(f"{folder}: this campaign has no results yet; python -m tritongemm.optimize goes on with it")
     _read(files_there[0], defaults, found)

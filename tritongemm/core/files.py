@@ -153,22 +153,26 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
             os.close(folder)
 
 
-def keep_beside(path: Path, suffix: str, data: bytes) -> Path:
-    """Write bytes into a new file beside another one; its path, which has a number where the name is taken.
+def keep_edited(path: Path, text: bytes) -> Path:
+    """Write the text of a file into a new one beside it, ``.edited`` behind its name, and a number where that is taken.
+
+    Returns:
+        The new file.
 
     Raises:
         OSError: it can't be written.
     """
-    kept, number = path.with_name(path.name + suffix), 1
+    name = path.name + ".edited"
+    kept, number = path.with_name(name), 1
     while True:
         try:
             descriptor = _create(kept)
             break
         except FileExistsError:
             number += 1
-            kept = path.with_name(f"{path.name}{suffix}.{number}")
+            kept = path.with_name(f"{name}.{number}")
     with os.fdopen(descriptor, "wb") as out:
-        out.write(data)
+        out.write(text)
         out.flush()
         os.fsync(out.fileno())
     return kept

@@ -1,4 +1,7 @@
-"""Files that users name, read whole or opened: no device floods the memory, and nobody waits without end for a pipe."""
+"""Files that users name, read whole or opened: no device floods the memory, and nobody waits without end for a pipe.
+
+Objects of JSON files have each key once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import select
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.temporary_folder import TEMPORARY_ADVICE
@@ -20,6 +24,34 @@ WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.
 SILENCE_SECONDS = 60.0  # One that somebody holds open for writing may be silent for so long.
 _PIECE_BYTES = 1 << 20
 _LOOK_SECONDS = 0.1  # between two looks whether a pipe has a writer
+
+
+class RepeatedKeyError(ValueError):
+    """An object of a JSON file has a key several times.
+
+    Attributes:
+        key: the first such key.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"a JSON object has the key {key!r} several times")
+        self.key = key
+
+
+def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's values by key; it is an ``object_pairs_hook`` of json, which would keep the last value silently.
+
+    Args:
+        pairs: the object's keys and values, in their order.
+
+    Raises:
+        RepeatedKeyError: a key is there several times.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise RepeatedKeyError(next(key for key, count in counts.items() if count > 1))
+    return values
 
 
 def read_bytes(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import csv
 import hashlib
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def export(
     """Write the code objects and manifests of tuned kernels.
 
     Args:
-        records: those whose backend tells its kernels in manifests are taken.
+        records: those are taken whose backend describes its kernels in manifests.
         folder: made where it is missing.
         here: the target, and the compute units its grids are made for.
 
@@ -73,20 +73,24 @@ def export(
             held[launch.symbol] = row
         shutil.copyfile(code, folder / name)
     if not manifests:
-        why = [f"{record.problem.key}: {reason}" for record, reason in refused] or [_tell_others(left_out)]
+        why = [f"{record.problem.key}: {reason}" for record, reason in refused] or [_describe_others(left_out)]
         raise InputError(f"no kernel to export for {here.target.name}: {why[0]}")
-    paths = []
-    for index, rows in enumerate(manifests, 1):
-        out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
-        paths.append(folder / ("kernels.csv" if index == 1 else f"kernels_{index}.csv"))
-        files.atomic_write(paths[-1], out.getvalue())
+    paths = [folder / ("kernels.csv" if n == 1 else f"kernels_{n}.csv") for n in range(1, len(manifests) + 1)]
+    for path, rows in zip(paths, manifests, strict=True):
+        _write_manifest(path, rows.values())
     return paths, refused + left_out
 
 
-def _tell_others(left_out: Sequence[tuple[Record, str]]) -> str:
+def _write_manifest(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a manifest with one of these rows."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.atomic_write(path, out.getvalue())
+
+
+def _describe_others(left_out: Sequence[tuple[Record, str]]) -> str:
     """That no result is for the target, and for which others there are some."""
     others = ", ".join(sorted({record.target for record, _ in left_out if record.target}))
     return "no result is for it" + (f"; there are some for {others}: name one by --target" if others else "")
@@ -118,7 +122,7 @@ def _has_manifest_rows(record: Record) -> bool:
 
 
 def _manifest_row(record: Record, launch: Launch | HostLaunch | str, target: Target) -> dict[str, Any] | Support:
-    """A record's kernel as a row without its object's name, or why it can't be told."""
+    """A record's kernel as a row without its object's name, or why a manifest can't have it."""
     if isinstance(launch, str):
         return Support(launch)
     if isinstance(launch, HostLaunch):

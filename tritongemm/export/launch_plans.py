@@ -88,12 +88,12 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """
     if problem.kind == "grouped":
         return _grouped_operands(problem)
-    m, n, k = problem.m, problem.n, problem.k
-    a = (k, 1) if problem.row_major_a else (1, m)
-    b = (n, 1) if problem.row_major_b else (1, k)
-    specs = problem.operands
-    known = {name: _operand(specs[name], specs[name].shape, strides) for name, strides in (("a", a), ("b", b))}
-    known["c"] = {**_operand(specs["c"], (m, n), (n, 1)), "init": "poison"}
+    row_major = (problem.row_major_a, problem.row_major_b, True)
+    known = {
+        name: _operand(problem.operands[name], problem.operands[name].shape, _strides(lead, in_rows))
+        for name, lead, in_rows in zip("abc", problem.leads, row_major, strict=True)
+    }
+    known["c"]["init"] = "poison"
     if problem.order_b != PLAIN:
         known["b"]["order"] = "shuffled"
     for e in problem.extras:
@@ -104,8 +104,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
 
 def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """The operands of a product of groups: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
-    n, k = problem.n, problem.k
-    strides = {"b": (k * n, *((n, 1) if problem.row_major_b else (1, k)))}
+    strides = {"b": (problem.k * problem.n, *_strides(problem.leads[1], problem.row_major_b))}
     known = {
         name: _operand(spec, spec.shape, strides.get(name) or _dense(spec.shape))
         for name, spec in problem.operands.items()
@@ -113,6 +112,11 @@ def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
     known["c"]["init"] = "poison"
     known[problem.group_operand] |= {"init": "values", "values": list(problem.group_numbers)}
     return known
+
+
+def _strides(lead: int, row_major: bool) -> tuple[int, int]:
+    """Strides of a matrix of which `lead` elements lie from one row (or column) to the next."""
+    return (lead, 1) if row_major else (1, lead)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

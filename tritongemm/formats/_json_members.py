@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
+from tritongemm.core.reading import RepeatedKeyError, keys_once
 
 _INDENT = 4  # blanks, as the servers' own tuners write
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -39,20 +40,7 @@ class Member:
     value_end: int
 
 
-class _DoubledKey(ValueError):
-    """An object has a key twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _DoubledKey(f"the key {printable(twice)!r} stands twice in one object")
-    return found
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+_DECODER = json.JSONDecoder(object_pairs_hook=keys_once)
 
 
 class _Reader:
@@ -100,8 +88,10 @@ class _Reader:
             self._fail(error.pos, "the file ends too early" if error.pos >= len(self._text) else error.msg)
         except RecursionError:
             self._fail(at, "lists or objects are nested too deep")
-        except ValueError as error:  # a key twice, or a number of more digits than Python reads
-            self._fail(at, str(error) if isinstance(error, _DoubledKey) else "a number has too many digits")
+        except RepeatedKeyError as error:
+            self._fail(at, f"the key {printable(error.key)!r} stands twice in one object")
+        except ValueError:  # of more digits than Python reads
+            self._fail(at, "a number has too many digits")
 
     def _fail(self, at: int, why: str) -> NoReturn:
         line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)

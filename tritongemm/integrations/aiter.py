@@ -146,7 +146,7 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
         topk_ids: [tokens, k].
         expert_mask: None; ids of experts that are elsewhere count nothing anyway.
         activation: AITER's ActivationType, ``Silu`` or ``Gelu``, its name, or its number, 0 or 1.
-        quant_type: not read; the shapes of the factors tell it.
+        quant_type: not read; the shapes of the factors say it.
         doweight_stage1: False; weights are applied to what the second product gives.
         w1_scale: of w1; see `tritongemm.fused_moe`. AITER's [experts, rows, 1] are known too, and one
             factor for each expert, [experts], [experts, 1] or [experts, 1, 1].

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import round_up
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +255,7 @@ def _flat(w_scale: Tensor) -> Tensor:
 
 def _whole_blocks(scales: Tensor, rows: int) -> Tensor:
     """Shuffled factors without the blocks that AITER pads them by."""
-    return scales[: -(-rows // _SCALE_ROWS) * _SCALE_ROWS]
+    return scales[: round_up(rows, _SCALE_ROWS)]
 
 
 def _result(dtype: torch.dtype | None) -> torch.dtype:

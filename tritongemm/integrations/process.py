@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.integers import cdiv
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -24,11 +25,11 @@ _SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
 def start_serving() -> str:
     """Read the tables that TRITONGEMM_CONFIG names, in a process that may never use a GPU, so that none is started.
 
-    Kernels are loaded by the first call on a GPU; a line that tells what they serve is logged then. A file that can't
-    be read is told as an error, and the server computes as it did without us.
+    Kernels are loaded by the first call on a GPU; a line that says what they serve is logged then. A file that can't
+    be read is logged as an error, and the server computes as it did without us.
 
     Returns:
-        What tells the tables from others; "" where nothing is to be served.
+        What distinguishes the tables from others; "" where nothing is to be served.
     """
     try:
         return default_dispatcher().add_configured() if settings.tuned_configs() else ""
@@ -46,7 +47,7 @@ def serves_blocks(w: Tensor, scale: Tensor) -> bool:
     """Whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
     if w.dim() != 2 or (w.shape[0], w.shape[1]) not in default_dispatcher().scaled_weights:
         return False
-    blocks = (-(-w.shape[0] // GROUP), -(-w.shape[1] // GROUP))
+    blocks = (cdiv(w.shape[0], GROUP), cdiv(w.shape[1], GROUP))
     return w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == blocks
 
 

@@ -30,14 +30,12 @@ class VerifyResult:
     Attributes:
         error: as `error_metric.deviation` measures it; infinite if an element was not written.
         tolerance: largest error allowed.
-        repeatable: two runs gave the same bits.
         outside: share of the elements beyond the tolerance; None where it was not counted.
         ratio: largest such share allowed; the others must not be lost either (`LOST_ERROR`).
     """
 
     error: float
     tolerance: float
-    repeatable: bool
     outside: float | None = None
     ratio: float = 0.0
 
@@ -88,7 +86,7 @@ def verify(
         return once
     again = compare(problem, family, c, reference, ratio)
     shares = [v.outside for v in (once, again) if v.outside is not None]
-    return replace(once if once.error >= again.error else again, repeatable=False, outside=max(shares, default=None))
+    return replace(once if once.error >= again.error else again, outside=max(shares, default=None))
 
 
 def verify_once(
@@ -105,4 +103,4 @@ def compare(problem: Problem, family: Family, c: Tensor, reference: Tensor, rati
     c, reference = written(problem, c, reference)
     error, tolerance = deviation(c, reference), family.tolerance(problem)
     counted = ratio and error > tolerance
-    return VerifyResult(error, tolerance, True, outside(c, reference, tolerance) if counted else None, ratio)
+    return VerifyResult(error, tolerance, outside(c, reference, tolerance) if counted else None, ratio)

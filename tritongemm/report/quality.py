@@ -9,7 +9,7 @@ from math import exp, log
 from tritongemm.core.problem import Problem
 from tritongemm.results.history import History
 
-GOAL = 0.99  # of the speed at the end, to which the time is told
+GOAL = 0.99  # of the speed at the end, to which the time is measured
 _LEAST_STEP = 2e-4  # of quality between two points of a curve, which is drawn
 
 
@@ -21,7 +21,7 @@ class QualityCurve:
         points: what had passed, and the quality from then on: the geometric mean over all sizes of the best time at
             the end over the best time so far, by screening's times. Until a size has a candidate the library serves
             it; one without a library's time counts from its first candidate on.
-        in_seconds: what had passed is told in seconds; otherwise in candidates that were tried.
+        in_seconds: what had passed is in seconds; otherwise in candidates that were tried.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -77,8 +77,8 @@ def _timed(history: History, in_seconds: bool) -> Iterator[tuple[Problem, float,
     refuted = {(tried.problem, tried.trial.config) for tried in history.tried if tried.trial.status != "ok"}
     passed = 0.0
     for number, tried in enumerate(history.tried, start=1):
-        told = tried.seconds if in_seconds else float(number)
-        passed = passed if told is None else told
+        at = tried.seconds if in_seconds else float(number)
+        passed = passed if at is None else at
         trial = tried.trial
         if trial.samples and trial.stage == "screen" and (tried.problem, trial.config) not in refuted:
             yield tried.problem, trial.seconds, passed

@@ -1,4 +1,4 @@
-"""What a journal tells of how its runs went: candidates in the order in which they were tried, and when.
+"""How the runs of a journal went: candidates in the order in which they were tried, and when.
 
 Nothing is written and nothing is held: the run whose journal it is may go on.
 """
@@ -61,7 +61,7 @@ def read(path: Path, problems: Collection[Problem] | None = None) -> History:
 
     Args:
         path: the journal; the line that is being written now is passed over.
-        problems: tell of these alone, and of the seconds of runs that tried any of them; None: of all.
+        problems: only these, and the seconds of runs that tried any of them; None: all.
 
     Raises:
         InputError: there is none, it can't be read, is too large, or is another program's file.
@@ -97,7 +97,7 @@ class _Clock:
         self._earlier, self._last = 0.0, 0.0
         self.seconds: float | None = None
 
-    def tell(self, elapsed: float) -> float:
+    def count(self, elapsed: float) -> float:
         """The seconds since the first run began, from those of the run that wrote a line."""
         if elapsed < self._last:
             self._earlier += self._last
@@ -117,5 +117,5 @@ def _tried(line: Line, clock: _Clock) -> Tried:
         return Tried(problem, trial, None)
     entry = json.loads(trial.line)
     elapsed = entry.get("elapsed")
-    seconds = clock.tell(float(elapsed)) if FINITE.holds(elapsed) else None
+    seconds = clock.count(float(elapsed)) if FINITE.holds(elapsed) else None
     return Tried(problem, read_trial(entry["trial"]), seconds)

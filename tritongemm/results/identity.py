@@ -29,7 +29,7 @@ class RunIdentity:
     resumed: bool
 
     def header(self) -> dict[str, Any]:
-        """What the first line of a journal says."""
+        """The header of a run's journal: what its trials depend on."""
         header = {"target": self.target, "toolchain": self.toolchain, "protocol": self.protocol}
         return {**header, **({"compute_units": self.compute_units} if self.compute_units else {}), "schema": SCHEMA}
 
@@ -83,6 +83,6 @@ class RunIdentity:
 
 
 def _moved(theirs: Mapping[str, Any], ours: Mapping[str, Any], absent: str) -> str:
-    """What differs, in words."""
+    """The values that differ, each with what it was and what it is."""
     keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
     return ", ".join(f"{k} {theirs.get(k, absent)} → {ours.get(k, absent)}" for k in keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,11 @@ class JournalLines:
     lines: dict[int, Line]
     damaged: dict[int, str]
     size: int
+
+    def begins_with(self, header: Mapping[str, Any]) -> bool:
+        """Whether the first line is this header, so that more lines may follow."""
+        first = self.lines.get(1)
+        return first is not None and first.kind == "header" and bool(first.value == header)
 
 
 def read(path: Path) -> JournalLines:

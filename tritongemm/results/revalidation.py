@@ -37,7 +37,7 @@ class VerifiedResult:
 
     @property
     def unchecked(self) -> bool:
-        """Whether nothing here can check it."""
+        """Whether it was not run, as nothing here can check it."""
         return self.trial.status == "pruned"
 
 

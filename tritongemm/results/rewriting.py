@@ -22,7 +22,7 @@ RowPlace: TypeAlias = "tuple[Problem, str, int, int]"  # a problem, a target, co
 
 
 def place_of(record: Record) -> RowPlace:
-    """What tells a row of a file from its others."""
+    """What distinguishes a row of a file from its others."""
     return record.problem, record.target, record.compute_units, record.m_from
 
 

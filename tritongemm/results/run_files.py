@@ -54,7 +54,7 @@ class RunFiles:
         results, journal, old_journal, lock_file, pid: the files; `old_journal` is what --no-resume sets aside.
 
     Raises:
-        OutputError: where the output lies can't be told.
+        OutputError: where the output lies can't be found out.
     """
 
     def __init__(self, output: Path) -> None:
@@ -71,7 +71,7 @@ class RunFiles:
         self._lock: FileLock | None = None
 
     def every(self) -> list[Path]:
-        """All of them."""
+        """All files of the run that lie beside each other."""
         return [self.results, self.journal, self.old_journal, self.lock_file, self.pid]
 
     def hold(self) -> None:

@@ -131,7 +131,7 @@ def defer_trial(line: bytes, problems: dict[Hashable, Problem]) -> Line | None:
 
 
 def read_line(entry: Any, schema: int, problems: dict[Hashable, Problem]) -> Line:
-    """What a line says; a kind of line is told from others by its first key here.
+    """What a line says; its kind is the first that it has of the keys which are tried here.
 
     Args:
         entry: the line's JSON.

@@ -28,8 +28,9 @@ from tritongemm.formats import ResultsFile, read_text, results_format
 from tritongemm.results import journal
 from tritongemm.results.identity import RunIdentity
 from tritongemm.results.journal import Journal
+from tritongemm.results.known_trials import KnownTrials
 from tritongemm.results.run_files import RunFiles
-from tritongemm.results.schema import Line, UnreadTrial
+from tritongemm.results.schema import Line
 
 _MOST_NAMED = 20  # numbers of damaged lines in a message
 
@@ -47,8 +48,7 @@ class Store:
         self._newer = ResultsFile()  # rows of it that only a newer version can use
         self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
         self._records: dict[Problem, Record] = {}  # results that go before the rows
-        self._trials: dict[Problem, dict[tuple[str, str], Trial]] = {}
-        self._unread: dict[Problem, list[UnreadTrial]] = {}  # trials of the journal that nobody has asked for yet
+        self._trials = KnownTrials(self.journal)
         self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
         self._unmerged = False
         self._lines: Journal | None = None
@@ -176,11 +176,7 @@ class Store:
                 return f"its result {foreign}"
             self._records[record.problem], self._unmerged = record, True
         elif line.kind == "trial":
-            problem, trial = line.value
-            if isinstance(trial, UnreadTrial):
-                self._unread.setdefault(problem, []).append(trial)
-            else:
-                self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+            self._trials.take(*line.value)
         elif line.kind == "newer":
             if "record" in line.value:
                 self._newer_lines.append(line.value)
@@ -196,7 +192,7 @@ class Store:
         """Begin a new journal. Results that only the old one holds are merged first: there is but one .old."""
         if self._records:
             self._replace(self._ordered(()))
-        self._records, self._trials, self._unread, self._order, self._unmerged = {}, {}, {}, {}, False
+        self._records, self._trials, self._order, self._unmerged = {}, KnownTrials(self.journal), {}, False
         try:
             os.replace(self.journal, self._run_files.old_journal)
         except OSError as error:
@@ -218,7 +214,7 @@ class Store:
         with self._guard:
             elapsed = round(time.monotonic() - self._opened, 3)
             self._append({**line, "elapsed": elapsed} for line in lines)
-            self._known_trials(problem).update({(t.config.name, t.stage): t for t in trials})
+            self._trials.of(problem).update({(t.config.name, t.stage): t for t in trials})
             if record:
                 self._records[problem], self._unmerged = record, True
 
@@ -229,20 +225,7 @@ class Store:
     def trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
         """What is known of a problem's candidates, by config name and stage."""
         with self._guard:
-            return dict(self._known_trials(problem))
-
-    def _known_trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
-        """The trials of a problem, by config name and stage; those of the journal are read now."""
-        known = self._trials.setdefault(problem, {})
-        for unread in self._unread.pop(problem, ()):
-            try:
-                trial = unread.read()
-            except (InputError, KeyError, TypeError, ValueError) as error:
-                what = f"{self.journal}: a trial of {problem.key} can't be, and is measured again: {error}"
-                warnings.warn(what, DamagedFileWarning, stacklevel=3)
-                continue
-            known[trial.config.name, trial.stage] = trial
-        return known
+            return dict(self._trials.of(problem))
 
     def record(self, problem: Problem) -> Record | None:
         """The result that needs no more measuring, or None."""
@@ -294,7 +277,7 @@ class Store:
             self._kept, self._newer = self._rows_of_results(())
         except (InputError, OutputError) as error:
             try:
-                kept = files.keep_beside(self._file, ".edited", text)
+                kept = files.keep_edited(self._file, text)
             except OSError as fault:
                 raise OutputError(
                     f"{self.path} was edited meanwhile and can't be read ({error}), nor can the edited text be kept "

@@ -15,18 +15,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from tritongemm.core import import_path, settings
-from tritongemm.core.compiled_files import CompiledFiles
+from tritongemm.core import import_path
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.workers.child_process import WorkerDied, WorkerError
+from tritongemm.workers.host_processes import HostProcesses, fault_of
 
 _CONNECT_SECONDS = 5.0  # until a port that nobody answers at counts as closed
 _PROBE_SECONDS = 30.0  # a cluster lets its users in within a few
-_KEY_DIGITS = 40
 # Ray waits without an end for whatever listens at an address, and no signal ends that; a process can be killed.
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
@@ -36,83 +33,6 @@ class HostLost(WorkerDied):
 
     def __init__(self, how: str) -> None:
         super().__init__(how, from_outside=True)
-
-
-class HostProcesses:
-    """What an actor holds on its host: processes of one role, which answer as many requests at a time.
-
-    Args:
-        role: as of `WorkerProcess`.
-        count: number of processes.
-    """
-
-    def __init__(self, role: str, count: int) -> None:
-        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
-        for _ in range(count):
-            self._idle.put(WorkerProcess(role))
-
-    def start(self, opening: object) -> None:
-        """Begin to start the processes that have nothing to do; `opening` is that of `WorkerProcess.start`."""
-        for process in self._taken():
-            process.start(opening)
-            self._idle.put(process)
-
-    def end(self) -> None:
-        """End the processes that have nothing to do; the next request starts another."""
-        for process in self._taken():
-            process.kill()
-            self._idle.put(process)
-
-    def _taken(self) -> list[WorkerProcess]:
-        taken: list[WorkerProcess] = []
-        with suppress(Empty):
-            while True:
-                taken.append(self._idle.get_nowait())
-        return taken
-
-    def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
-        """The paths of compiled files, each a name and its content, that are kept in this host's cache."""
-        cache = CompiledFiles(settings.cache_folder())
-        kept: dict[str, str] = {}
-        for key, (name, content) in files.items():
-            entry = cache.keep(sha256(content).hexdigest()[:_KEY_DIGITS], {name: content}, {})
-            kept[key] = str(entry.path / name)
-        return kept
-
-    def ask(self, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
-        """The answers to a request, each behind ``answer``; then, where it fails, how and why."""
-        process = self._idle.get()
-        try:
-            yield from _told(process, request, timeout)
-        finally:
-            self._idle.put(process)
-
-    def ask_once(self, role: str, request: Any, timeout: float) -> list[tuple[str, Any]]:
-        """The same of a process of another role, which is ended again."""
-        process = WorkerProcess(role)
-        try:
-            return list(_told(process, request, timeout))
-        finally:
-            process.kill()
-
-
-def _told(process: WorkerProcess, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
-    try:
-        for answer in process.ask(request, timeout):
-            yield "answer", answer
-    except WorkerDied as death:
-        yield "killed" if death.from_outside else "died", str(death)
-    except WorkerTimeout as late:
-        yield "timeout", str(late)
-    except (WorkerError, UnavailableError) as error:
-        yield "error", str(error)
-
-
-def _fault(kind: str, why: str) -> Exception:
-    """What `WorkerProcess.ask` would have raised."""
-    if kind == "timeout":
-        return WorkerTimeout(why)
-    return WorkerError(why) if kind == "error" else WorkerDied(why, from_outside=kind == "killed")
 
 
 @dataclass(frozen=True)
@@ -189,7 +109,7 @@ class RemoteHost:
             for reference in answers:
                 kind, value = self._ray.get(reference)
                 if kind != "answer":
-                    raise _fault(kind, value)
+                    raise fault_of(kind, value)
                 yield value
 
     def begin_once(self, role: str, request: Any, timeout: float) -> Callable[[], list[Any]]:
@@ -205,7 +125,7 @@ class RemoteHost:
                 answers: list[tuple[str, Any]] = self._ray.get(asked)
             for kind, value in answers:
                 if kind != "answer":
-                    raise _fault(kind, value)
+                    raise fault_of(kind, value)
             return [value for _, value in answers]
 
         return wait

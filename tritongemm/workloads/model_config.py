@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import read_bytes
+from tritongemm.core.reading import RepeatedKeyError, keys_once, read_bytes
 from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind, require
 
 FILE = "config.json"
@@ -206,21 +206,14 @@ def read_config(place: Path) -> ModelConfig:
 
 def _read_json(path: Path) -> object:
     try:
-        return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=_without_twins)
+        return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=keys_once)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: it is not JSON: {error.msg}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
     except RecursionError:
         raise InputError(f"{path}: its values are nested too deeply") from None
-    except (InputError, ValueError) as error:  # a number of more digits than Python reads
-        raise error if str(error).startswith(str(path)) else InputError(f"{path}: {error}") from None
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twin = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"the key {reprlib.repr(twin)} is there twice; keep one of them")
-    return values
+    except RepeatedKeyError as error:
+        raise InputError(f"{path}: the key {reprlib.repr(error.key)} is there twice; keep one of them") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise InputError(f"{path}: {error}") from None

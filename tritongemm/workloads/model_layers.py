@@ -75,7 +75,7 @@ def list_layers(config: ModelConfig, tp: int) -> ModelLayers:
         if known.experts.listed and config.has(known.experts.chosen):
             layers += _experts(config, known.experts, sparse, tp)
         else:
-            left_out.append(_tell_experts(config, known.experts, sparse, tp))
+            left_out.append(_describe_experts(config, known.experts, sparse, tp))
     if known.latent:
         left_out.append("decoding multiplies by kv_b_proj's parts head by head, batched products that are not listed")
     if config.count("num_nextn_predict_layers"):
@@ -187,7 +187,7 @@ def _experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> Iter
     yield ModelLayer(f"{name}.down_proj", hidden, own, count, groups=number, chosen=chosen)
 
 
-def _tell_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> str:
+def _describe_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> str:
     hidden, number = config.whole("hidden_size"), config.whole(experts.number)
     own = cdiv(config.whole(experts.width), tp)
     return (

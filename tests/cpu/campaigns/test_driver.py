@@ -16,7 +16,7 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.stand_in_campaigns import Rig, result
 from tritongemm.campaigns import driver, stages, state
 from tritongemm.campaigns.conflicts import RACES
-from tritongemm.campaigns.device_load import CountedEvaluator, tell_loads
+from tritongemm.campaigns.device_load import CountedEvaluator, describe_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.core.problem import Problem
@@ -337,8 +337,8 @@ def test_loads_are_told_for_each_device() -> None:
     first, second = CountedEvaluator(FakeEvaluator(baseline_seconds=1e-6)), CountedEvaluator(FakeEvaluator())
     first.race(Problem(16, 16, 16), [], "torch")
     first.busy_seconds = 7.5
-    assert tell_loads((2, 5), [first, second], 10.0) == [
+    assert describe_loads((2, 5), [first, second], 10.0) == [
         "device 2: busy 7.5 of 10.0 s (75 %), 1 final races",
         "device 5: busy 0.0 of 10.0 s (0 %), 0 final races",
     ]
-    assert tell_loads((), [first], 10.0) == []
+    assert describe_loads((), [first], 10.0) == []

@@ -17,7 +17,8 @@ from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
-from tritongemm.campaigns.benchmark import TUNED, read_records
+from tritongemm.campaigns.benchmark import read_records
+from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.conflicts import Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.merging import merge_results, race_conflicts
@@ -231,9 +232,9 @@ def test_two_merges_at_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_campaign_takes_over_another_ones_results(sources: tuple[Path, Path], tmp_path: Path) -> None:
     folder, said = tmp_path / "tunings", list[str]()
     folder.mkdir()
-    sources[0].rename(folder / TUNED)
+    sources[0].rename(folder / MERGED)
     merged = merging.merge_campaign(folder, sources[1], None, said.append)
-    assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / TUNED)[64] == 2
+    assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / MERGED)[64] == 2
 
 
 def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_pa
     folder.mkdir()
     gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
     for conflicts in (2, 0):
-        (folder / TUNED).write_bytes(text)
+        (folder / MERGED).write_bytes(text)
         gpu.raced = []
 
         @contextmanager
@@ -251,5 +252,5 @@ def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_pa
                 yield tools(gpu, pool=pool)
 
         merged = merging.merge_campaign(folder, sources[1], open_tools, list[str]().append)
-        assert len(gpu.raced) == conflicts and indices(folder / TUNED) == {32: 1, 16: 1, 48: 1, 64: 2}
+        assert len(gpu.raced) == conflicts and indices(folder / MERGED) == {32: 1, 16: 1, 48: 1, 64: 2}
         assert all("raced again: blaslt.Cijk_1 +2 1 us" in note for note in merged.notes) and len(merged.notes) == 2

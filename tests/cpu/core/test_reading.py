@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from tritongemm.core import reading
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import open_bytes, read_bytes
+from tritongemm.core.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +120,10 @@ def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: 
     monkeypatch.setattr("tempfile.TemporaryFile", no_room)
     with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
         open_bytes(pipe)
+
+
+def test_a_key_that_a_json_object_repeats() -> None:
+    assert json.loads('{"a": {"b": 1}, "b": 2}', object_pairs_hook=keys_once) == {"a": {"b": 1}, "b": 2}
+    with pytest.raises(RepeatedKeyError) as caught:
+        json.loads('[{"b": 0, "a": 1, "c": 2, "c": 3, "a": 4}]', object_pairs_hook=keys_once)
+    assert caught.value.key == "a"

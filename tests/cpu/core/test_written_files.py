@@ -104,8 +104,8 @@ def test_a_mode_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
 
 
-def test_what_is_kept_beside_replaces_nothing(tmp_path: Path) -> None:
-    names = [files.keep_beside(tmp_path / "out", ".edited", data).name for data in (b"1", b"2", b"3")]
+def test_an_edited_text_that_is_kept_replaces_nothing(tmp_path: Path) -> None:
+    names = [files.keep_edited(tmp_path / "out", data).name for data in (b"1", b"2", b"3")]
     assert names == ["out.edited", "out.edited.2", "out.edited.3"]
     assert [(tmp_path / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
 

@@ -94,7 +94,7 @@ class Fields(Mapping[str, str]):
         return text
 
     def is_on(self, name: str) -> bool:
-        """Whether something is asked for."""
+        """Whether a field asks for something: its value is not among those that mean no."""
         return self.get(name, "").lower() not in _OFF
 
     def _required(self, name: str, default: object) -> str | None:
@@ -111,7 +111,7 @@ def is_type(text: str) -> bool:
 
 
 def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str:
-    """The fields of each product that a line tells, in most lines of one; or what is wrong with the line.
+    """The fields of each product of a line, which most often has one; or what is wrong with the line.
 
     A product of a group that has no rows, or no columns, takes no time and is left out.
 
@@ -119,26 +119,27 @@ def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str
         pairs: names and values in the order of the line.
     """
     values: dict[str, str] = {}
-    told: dict[str, list[str]] = {}
+    of_groups: dict[str, list[str]] = {}
     grouped = any(name == GROUPED for name, _ in pairs)
     for name, value in pairs:
         if grouped and name in _OF_A_PRODUCT:
-            told.setdefault(name, []).append(value)
+            of_groups.setdefault(name, []).append(value)
         elif name in values:
             return f"has two values of {name}"
         else:
             values[name] = value
     if not grouped:
         return [values]
-    counts = {len(several) for several in told.values()}
-    if len(counts) != 1 or not told.keys() >= set(_SIZES):
+    counts = {len(several) for several in of_groups.values()}
+    if len(counts) != 1 or not of_groups.keys() >= set(_SIZES):
         return "does not tell as many sizes of each kind for its groups"
-    products = [values | dict(zip(told, several, strict=True)) for several in zip(*told.values(), strict=True)]
+    of_each = zip(*of_groups.values(), strict=True)
+    products = [values | dict(zip(of_groups, own, strict=True)) for own in of_each]
     return [one for one in products if "0" not in [one[name] for name in _SIZES]]
 
 
 def write_into_c(values: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a call; where none tells how D lies, it is written into C, as by functions that have no D."""
+    """The fields of a call; where none says how D lies, it is written into C, as by functions that have no D."""
     lies = {d: values[c] for c, d in (("ldc", "ldd"), ("stride_c", "stride_d")) if c in values}
     return {**lies, **values}
 
@@ -193,7 +194,7 @@ def _bias(fields: Fields) -> str:
 
 
 def _scales(fields: Fields) -> tuple[str, str, str, str]:
-    """How each operand is scaled; older versions tell a single factor as true."""
+    """How each operand is scaled; older versions write true for a single factor."""
     a, b, c, d = (_scale(fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
     return a, b, c, d
 
@@ -222,7 +223,7 @@ def _known_call(pairs: tuple[tuple[str, str], ...]) -> LoggedCall:
 
 
 def add_row(contents: LogContents, fields: Fields, line: int, kind: str, count: float = 1.0) -> None:
-    """Add what a line tells: a call, or a fault where it can't be one."""
+    """Add the call that a line is of, or a fault where it can't be one."""
     try:
         call = _known_call(fields.pairs)
         contents.rows.append(LoggedRow(call, count, line, kind))

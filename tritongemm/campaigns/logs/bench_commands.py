@@ -35,7 +35,7 @@ _TYPES = ("a_type", "b_type", "c_type", "d_type", "compute_type")
 
 
 class BenchCommands(CallLog):
-    """Command lines of the libraries' own benchmarks."""
+    """The reader of command lines of the libraries' own benchmarks."""
 
     title: ClassVar[str] = "command lines of hipblaslt-bench (HIPBLASLT_LOG_MASK=32) or rocblas-bench (ROCBLAS_LAYER=2)"
 

@@ -18,7 +18,7 @@ _KERNEL_KEYS = {"kernel_name", "solution_name", "solution_Name"}
 
 
 class HipblasltProfile(CallLog):
-    """Rows of hipBLASLt's profile."""
+    """The reader of rows of hipBLASLt's profile."""
 
     title: ClassVar[str] = "hipBLASLt's profile (HIPBLASLT_LOG_MASK=64 or 128)"
 

@@ -52,7 +52,7 @@ _NO_POINTER = re.compile(r"0[xX]0*|0|\(nil\)")
 
 
 class MatmulTrace(CallLog):
-    """Traces of cuBLASLt and hipBLASLt."""
+    """The reader of traces of cuBLASLt and hipBLASLt."""
 
     title: ClassVar[str] = "the trace of cuBLASLt (CUBLASLT_LOG_LEVEL=2 or more) or hipBLASLt (HIPBLASLT_LOG_MASK=2)"
 
@@ -62,11 +62,11 @@ class MatmulTrace(CallLog):
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
             for head in _HEAD.finditer(line) if "Trace" in line else ():
                 other = _ANY_HEAD.search(line, head.end())
-                told = line[head.end() : other.start() if other else len(line)]
-                if "stream=" not in told or (other is None and not told.endswith(("\n", "\r"))):
+                traced = line[head.end() : other.start() if other else len(line)]
+                if "stream=" not in traced or (other is None and not traced.endswith(("\n", "\r"))):
                     contents.faults.append(LogFault(number, "the line is cut: it does not end with a stream"))
                     continue
-                fields = _known_fields(_POINTER.sub("=0x1", told))
+                fields = _known_fields(_POINTER.sub("=0x1", traced))
                 if isinstance(fields, str):
                     contents.faults.append(LogFault(number, fields))
                 else:

@@ -20,7 +20,7 @@ _TYPES = {"h": "f16_r", "s": "f32_r", "d": "f64_r", "c": "f32_c", "z": "f64_c"}
 
 
 class RocblasProfile(CallLog):
-    """Rows of rocBLAS's profile."""
+    """The reader of rows of rocBLAS's profile."""
 
     title: ClassVar[str] = "rocBLAS's profile (ROCBLAS_LAYER=4)"
 
@@ -38,7 +38,7 @@ class RocblasProfile(CallLog):
 
 
 def _typed(fields: Fields, function: re.Match[str]) -> Fields:
-    """The fields with the types that the function's name tells."""
+    """The fields with the types that the function's name contains."""
     values = dict(fields)
     if function["type"]:
         own = _TYPES[function["type"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -12,21 +13,22 @@ from tritongemm.core.errors import InputError
 
 
 class MeasuredCampaign(Protocol):
-    """What the stage needs of a campaign."""
+    """What the stages that measure need of a `Campaign`."""
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """The folder of the campaign's files."""
 
     @property
     def open_tools(self) -> OpenTools:
-        """What it measures with."""
+        """What opens the tools that measure."""
 
-    def say(self, text: str) -> None:
-        """Tell the user."""
+    @property
+    def say(self) -> Callable[[str], None]:
+        """What prints a line."""
 
     def fail(self, text: str) -> None:
-        """Tell the user what went wrong, and go on."""
+        """Print and note what went wrong with one product; the others go on."""
 
 
 def run(campaign: MeasuredCampaign) -> None:

@@ -9,10 +9,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tritongemm.campaigns import raw_results, tables
+from tritongemm.campaigns import tables
 from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
+from tritongemm.campaigns.csv_rows import read_rows
 from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.core import files
@@ -23,7 +24,7 @@ from tritongemm.formats import results_format
 _ADVICE = "make room and run the same command again, or choose another -o"
 _ELSEWHERE = "choose another folder with -o"
 _LARGE_BYTES = 64 << 20  # A log of so many takes many seconds to be read, which is said.
-_MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
+_MOST_PRINTED = 20  # Products that can't be computed here, of which each has a line.
 _SCRIPT = """#!/bin/sh
 # {about}
 # Tunes this GEMM alone; --only merge takes the result in. Options are those of python -m tritongemm.tune.
@@ -45,13 +46,13 @@ def run(campaign: Campaign) -> None:
     for remark in workload.remarks:
         campaign.say(remark)
     products = weigh(campaign, workload.products)
-    configs = _name(products, campaign.threshold)
-    _tell(campaign, products, configs)
+    configs = _name_configs(products, campaign.threshold)
+    _print_shares(campaign, products, configs)
     chosen = {name: products[place] for place, name in configs.items()}
     _check_places(campaign.folder, chosen)
     _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
     if not configs:
-        raise InputError(_nothing(campaign, products))
+        raise InputError(_why_none(campaign, products))
     _sweep(campaign.folder)
     for name, one in chosen.items():
         _write_config(campaign, name, one)
@@ -79,7 +80,7 @@ def why_again(campaign: Campaign) -> str:
 
 def _count_unmeasured(campaign: Campaign) -> int:
     """How many GEMMs have a predicted time, though a GPU that is here may measure them."""
-    rows = [row for _, row in raw_results.read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
+    rows = [row for _, row in read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
     predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
     if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
         return len(predicted) if campaign.devices else 0
@@ -87,7 +88,7 @@ def _count_unmeasured(campaign: Campaign) -> int:
         return sum(key not in known for key in predicted)
 
 
-def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
+def _name_configs(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
     """A name for each product that is tuned, by its place."""
     numbers: Counter[str] = Counter()
     names = {}
@@ -99,8 +100,8 @@ def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str
     return names
 
 
-def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[int, str]) -> None:
-    """Say what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
+def _print_shares(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[int, str]) -> None:
+    """Print what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
     whole = sum(one.total_seconds for one in products)
     computed = [one for one in products if one.product.problem is not None]
     measured = sum(one.how == MEASURED for one in computed)
@@ -114,23 +115,23 @@ def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[
     share, lost = (sum(products[place].share for place in configs), sum(one.share for one in cut))
     campaign.say(f"to tune: {len(configs)} GEMMs, {share:.2f} % of the time")
     campaign.say(f"below {campaign.threshold:g} %: {len(cut)} GEMMs, {lost:.2f} % of the time together")
-    _tell_others(campaign, [one for one in products if one.product.problem is None])
+    _print_uncomputed(campaign, [one for one in products if one.product.problem is None])
 
 
-def _tell_others(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
-    """Say what can't be computed here and why, the largest one by one; `SUMMARY` has all."""
-    for one in others[:_MOST_TOLD]:
+def _print_uncomputed(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
+    """Print what can't be computed here and why, a line for each of the largest; `SUMMARY` has all."""
+    for one in others[:_MOST_PRINTED]:
         where = f"{campaign.log}: line {one.product.line}: {one.product.call.words}"
         campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.product.reason}")
     share = sum(one.share for one in others)
-    if len(others) > _MOST_TOLD:
-        campaign.say(f"not computed here: {len(others) - _MOST_TOLD} others; {tables.SUMMARY} has their reasons")
+    if len(others) > _MOST_PRINTED:
+        campaign.say(f"not computed here: {len(others) - _MOST_PRINTED} others; {tables.SUMMARY} has their reasons")
     if others:
         campaign.say(f"not computed here: {len(others)} GEMMs, about {share:.2f} % of the time together")
 
 
-def _nothing(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
-    """Why there is nothing to tune."""
+def _why_none(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
+    """Why no GEMM of the log is tuned, for an error."""
     computed = [one for one in products if one.product.problem is not None]
     if not computed:
         first = products[0].product

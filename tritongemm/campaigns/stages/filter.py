@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritongemm.campaigns.benchmark import KEPT, run_filter
+from tritongemm.campaigns.filtering import KEPT, run_filter
 from tritongemm.campaigns.stages.benchmark import MeasuredCampaign
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.device_load import tell_loads
+from tritongemm.campaigns.device_load import describe_loads
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
@@ -34,7 +34,7 @@ def run(campaign: Campaign) -> None:
         if known:
             campaign.say(f"{known} of {len(problems)} GEMMs are in {campaign.tuned} already")
         failures = _tune(tuning, problems)
-        for line in tell_loads(campaign.devices, tuning.evaluators, time.perf_counter() - started):
+        for line in describe_loads(campaign.devices, tuning.evaluators, time.perf_counter() - started):
             campaign.say(line)
     for problem, reason in failures.items():
         campaign.fail(f"failed: {problem.key}: {reason}")
@@ -60,7 +60,7 @@ def _are_predictions(campaign: Campaign) -> bool:
 
 
 def _read_tuned(campaign: Campaign) -> list[Record]:
-    """The results that are there."""
+    """The results of earlier runs of the stage; none before the first."""
     if not campaign.tuned.exists():
         return []
     rows = sizes.from_file(campaign.tuned, Defaults(fp8_encoding=campaign.target.fp8))
@@ -97,7 +97,7 @@ def _tune(tuning: TuningRun, problems: Sequence[Problem]) -> dict[Problem, str]:
     try:
         failures = tuning.tune(problems)
     except BaseException:
-        with suppress(TritonGemmError):  # the first fault is the one to tell
+        with suppress(TritonGemmError):  # the first fault is the one that is raised
             tuning.store.merge(problems)
         raise
     tuning.store.merge(problems)

@@ -55,7 +55,7 @@ class Built:
     compiled_late: list[tuple[str, str]] = field(default_factory=list)
 
     def readers(self) -> dict[str, Callable[[], bytes]]:
-        """What reads each code object."""
+        """A function that returns the bytes of each code object, by its hash."""
         return {sha256: partial(bytes, code) for sha256, code in self.codes.items()}
 
 
@@ -178,7 +178,7 @@ def _build_group(records: Sequence[Record], target: Target, versions: dict[str, 
 
 
 def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryEntry, bytes] | Support:
-    """The entry of a compiled kernel with its code, or why it can't be told."""
+    """The entry of a compiled kernel with its code, or why no manifest can describe it."""
     launch, target = prepared.launch, prepared.target
     if isinstance(launch, HostLaunch):
         return Support("its own host code launches it, and a library holds no code of a host")
@@ -217,7 +217,7 @@ def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:
 
 def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
     """The launches of a kernel at every M that its record serves, others where it may serve calls of such, or why they
-    can't be told.
+    no manifest can describe it.
     """
     record, block = prepared.record, max(1, prepared.record.config.block_m)
     high = record_m(record)

@@ -73,7 +73,7 @@ class Checked:
 
     @property
     def stale(self) -> bool:
-        """Whether the result is known not to hold, or nothing tells that it does."""
+        """Whether the result is known not to hold, or nothing shows that it does."""
         return self.state in STALE
 
 
@@ -171,10 +171,10 @@ def _compare(claim: Claim, artifact: Artifact, target: Target) -> Checked:
         launch = backend.launch(replace(artifact, config=record.config), record.problem, target)
     except TritonGemmError as error:
         return Checked(claim, FAILS, str(error))
-    told = claim.kernel.launches.at(record_m(record))
-    if isinstance(launch, HostLaunch) or isinstance(told, Support):
+    stored = claim.kernel.launches.at(record_m(record))
+    if isinstance(launch, HostLaunch) or isinstance(stored, Support):
         return Checked(claim, MOVED, "it is launched otherwise now")
-    same = replace(launch, path="", at=tuple(launch.offsets())) == replace(told, at=tuple(told.offsets()))
+    same = replace(launch, path="", at=tuple(launch.offsets())) == replace(stored, at=tuple(stored.offsets()))
     return Checked(claim, HOLDS) if same else Checked(claim, MOVED, "the same code object is launched otherwise now")
 
 

@@ -57,7 +57,7 @@ class CodeObject:
         return ""
 
     def object_to_json(self) -> dict[str, Any]:
-        """What a manifest says of the code object."""
+        """The code object as JSON values of a manifest."""
         return {"object": self.sha256, "suffix": self.suffix, "bytes": self.size}
 
 
@@ -77,9 +77,9 @@ def require_all(what: str, data: Mapping[str, Any], kinds: Mapping[str, FieldKin
     require(data, kinds)
 
 
-def sealed(told: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values with a hash of their own, so that an edit of a number is noticed."""
-    return {**told, "sha256": _hash(told)}
+    return {**values, "sha256": _hash(values)}
 
 
 def opened(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,12 +88,12 @@ def opened(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: it was changed.
     """
-    told = {name: value for name, value in data.items() if name != "sha256"}
-    if data.get("sha256") != _hash(told):
+    values = {name: value for name, value in data.items() if name != "sha256"}
+    if data.get("sha256") != _hash(values):
         raise InputError("it was changed after it was written")
-    return told
+    return values
 
 
-def _hash(told: Mapping[str, Any]) -> str:
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+def _hash(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The noun `LibraryEntry`: a tuned result with the code object that computes it, as a library's manifest tells it."""
+"""The noun `LibraryEntry`: a tuned result with the code object that computes it, as a manifest describes it."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class LibraryKernel(CodeObject):
     strides: StridePlaces | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The kernel as JSON values of a manifest; those of its entry have the seal."""
         launches = table_to_json(self.launches)
-        told = {**self.object_to_json(), "source": self.source, "toolchain": dict(self.toolchain), "tf32": self.tf32}
-        told |= {} if self.strides is None else {"strides": places_to_json(self.strides)}
-        return {**told, "launches": launches}
+        values = {**self.object_to_json(), "source": self.source, "toolchain": dict(self.toolchain), "tf32": self.tf32}
+        values |= {} if self.strides is None else {"strides": places_to_json(self.strides)}
+        return {**values, "launches": launches}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LibraryKernel:
-        """The kernel that `to_json` told.
+        """The kernel of which `to_json` wrote these values.
 
         Raises:
             InputError: a value is missing or wrong.
@@ -91,19 +91,19 @@ class LibraryEntry:
 
     @property
     def key(self) -> EntryKey:
-        """What it is the result of."""
+        """The problem, target and compute units that it is the result of, and whether it serves a range of M."""
         record = self.record
         return record.problem, record.target, record.compute_units, record.m_from > 0
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The entry's name in messages."""
         record = self.record
         low = f"M {record.m_from} to " if record.m_from else ""
         return f"{low}{record.problem.key} on {record.target} of {record.compute_units} compute units"
 
     def usable(self) -> Support:
-        """Whether the kernel can serve its record."""
+        """Whether the entry's kernel can serve its record, and if not, why."""
         record, kernel = self.record, self.kernel
         if kernel is None:
             return SUPPORTED
@@ -114,11 +114,11 @@ class LibraryEntry:
         return SUPPORTED
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, sealed."""
-        told: dict[str, Any] = {"record": self.record.to_json()}
+        """The entry as JSON values of a manifest, with the seal that shows whether somebody changed them."""
+        values: dict[str, Any] = {"record": self.record.to_json()}
         if self.kernel is not None:
-            told["kernel"] = self.kernel.to_json()
-        return sealed(told)
+            values["kernel"] = self.kernel.to_json()
+        return sealed(values)
 
     @classmethod
     def from_record(cls, data: Any) -> LibraryEntry:
@@ -131,7 +131,7 @@ class LibraryEntry:
 
     @classmethod
     def from_json(cls, data: object) -> LibraryEntry:
-        """The entry that `to_json` told.
+        """The entry of which `to_json` wrote these values.
 
         Raises:
             InputError: it was changed, a value is missing or wrong, or the kernel can't serve the record.
@@ -139,9 +139,9 @@ class LibraryEntry:
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("record"), Mapping):
             raise InputError("it is no entry with a record")
-        told = opened(data)
-        kernel = LibraryKernel.from_json(told["kernel"]) if "kernel" in told else None
-        entry = cls(Record.from_json(told["record"]), kernel)
+        values = opened(data)
+        kernel = LibraryKernel.from_json(values["kernel"]) if "kernel" in values else None
+        entry = cls(Record.from_json(values["record"]), kernel)
         if not (usable := entry.usable()):
             raise InputError(str(usable))
         return entry

@@ -1,4 +1,4 @@
-"""The noun `LibraryHelper`: a helper kernel, e.g. one that quantises, with its code object, as a manifest tells it."""
+"""The noun `LibraryHelper`: a kernel beside the products, e.g. one that quantises, as a manifest describes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LibraryHelper(CodeObject):
     Attributes:
         kernel: its name.
         target: the architecture that it is compiled for.
-        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else tells what it computes.
+        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else says what it computes.
         toolchain: versions that compiled it.
         launch: a launch of it, of any grid and numbers; its path is empty.
     """
@@ -38,37 +38,37 @@ class LibraryHelper(CodeObject):
 
     @property
     def key(self) -> HelperKey:
-        """What it is looked up by."""
+        """The architecture and the digest by which a library finds the kernel."""
         return self.target, self.asked
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The kernel's name in messages: with its architecture and the start of its digest."""
         return f"{self.kernel} for {self.target} ({self.asked[:12]})"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, sealed."""
-        told = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
-        return sealed({**told, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
+        """The kernel as JSON values of a manifest, with the seal that shows whether somebody changed them."""
+        values = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
+        return sealed({**values, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
 
     @classmethod
     def from_json(cls, data: object) -> LibraryHelper:
-        """The kernel that `to_json` told.
+        """The kernel of which `to_json` wrote these values.
 
         Raises:
             InputError: it was changed, or a value is missing or wrong.
         """
         if not isinstance(data, Mapping):
             raise InputError("it is no kernel")
-        told = opened(data)
-        require_all("a helper kernel", told, _KINDS)
+        values = opened(data)
+        require_all("a helper kernel", values, _KINDS)
         return cls(
-            sha256=told["object"],
-            suffix=told["suffix"],
-            size=told["bytes"],
-            kernel=told["name"],
-            target=told["target"],
-            asked=told["asked"],
-            toolchain=told["toolchain"],
-            launch=launch_from_json(told["launch"], told["object"]),
+            sha256=values["object"],
+            suffix=values["suffix"],
+            size=values["bytes"],
+            kernel=values["name"],
+            target=values["target"],
+            asked=values["asked"],
+            toolchain=values["toolchain"],
+            launch=launch_from_json(values["launch"], values["object"]),
         )

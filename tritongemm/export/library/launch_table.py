@@ -1,6 +1,6 @@
 """The launch of a kernel at every M that it serves, as numbers: nothing is left to evaluate but sums and quotients.
 
-A number of a launch that changes with M (the grid, M itself, bytes of a workspace) is told in runs: from an M on it
+A number of a launch that changes with M (the grid, M itself, bytes of a workspace) is written in runs: from an M on it
 begins at a value, and rises by an amount after every so many M.
 """
 
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     every: int = 1
 
     def at(self, m: int) -> int:
-        """The number at an M from `start` on."""
+        """The number at an M, which is at least `start`."""
         return self.value + self.rise * ((m - self.start) // self.every)
 
 
@@ -82,7 +82,7 @@ class LaunchTable:
 
 
 def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, block: int) -> LaunchTable | Support:
-    """The launches of a range of M as a table, or why they can't be told in one.
+    """The launches of a range of M as a table, or why no table can hold them.
 
     Numbers change with M itself or with how many blocks cover it, so within a block of M a few are looked at; where
     they lie on no line, all of them are.
@@ -126,12 +126,12 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _firsts(low: int, high: int, block: int) -> Iterable[int]:
-    """The first M of each block."""
+    """The first M of each block of M that is in the range."""
     return [low, *range((low - 1) // block * block + block + 1, high + 1, block)]
 
 
 def _between(numbers: Callable[[int], dict[str, int]], first: int, last: int) -> list[dict[str, int]]:
-    """The numbers of each M of a block."""
+    """The numbers at each M of a block, by what a line through few of them gives where they lie on one."""
     seen = sorted({first, min(first + 1, last), (first + last) // 2, max(first, last - 1), last})
     found = {m: numbers(m) for m in seen}
     names = set().union(*found.values())
@@ -180,7 +180,7 @@ def numbers_of(launch: Launch) -> dict[str, int]:
 
 
 def fixed_of(launch: Launch) -> Launch:
-    """A launch without what may change with M."""
+    """A launch in which all numbers that may change with M are at neutral values."""
     params = [replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0) for p in launch.params]
     return replace(launch, grid=(1, 1, 1), params=tuple(params), buffers=(), zeroed=())
 

@@ -107,7 +107,7 @@ def places_to_json(strides: StridePlaces) -> dict[str, Any]:
 
 
 def places_from_json(data: Any, launch: Launch) -> StridePlaces:
-    """What `places_to_json` told.
+    """The places of which `places_to_json` wrote these values.
 
     Args:
         data: JSON values from a file.
@@ -127,7 +127,7 @@ def places_from_json(data: Any, launch: Launch) -> StridePlaces:
 
 
 def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
-    """The table that `table_to_json` told.
+    """The table of which `table_to_json` wrote these values.
 
     Args:
         data: JSON values from a file.
@@ -170,7 +170,7 @@ def _most_of(launch: Launch, name: str) -> int:
 
 
 def launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
-    """The launch that `launch_to_json` told; arguments and errors are those of `table_from_json`."""
+    """The launch of which `launch_to_json` wrote these values; arguments and errors are those of `table_from_json`."""
     require_all("its launch", data, _LAUNCH_KINDS)
     if prod(data["block"]) > _MOST_THREADS:
         raise InputError(f"block must have at most {_MOST_THREADS} threads, not {prod(data['block'])}")
@@ -214,8 +214,8 @@ def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
 def _param_to_json(param: Param) -> dict[str, Any]:
     """A parameter without the fields that say nothing."""
     every = {f.name: getattr(param, f.name) for f in fields(param)}
-    told = {name: value for name, value in every.items() if value != getattr(_PLAIN, name)}
-    return {"kind": param.kind, "value": param.value, **told}
+    values = {name: value for name, value in every.items() if value != getattr(_PLAIN, name)}
+    return {"kind": param.kind, "value": param.value, **values}
 
 
 def _param_from_json(data: Mapping[str, Any]) -> Param:

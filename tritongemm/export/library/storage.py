@@ -41,7 +41,7 @@ _DAMAGED = (InputError, KeyError, TypeError, ValueError, AttributeError, Recursi
 
 
 class Members(Protocol):
-    """The files of a library."""
+    """What reads the files of a library by name."""
 
     def size(self, name: str) -> int | None:
         """Bytes of a member; None where there is none."""
@@ -55,7 +55,7 @@ class Members(Protocol):
 
 
 class _Folder:
-    """A library that is a folder."""
+    """The files of a library that is a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,7 +133,7 @@ class DamagedEntry:
     """An entry that can't be used.
 
     Attributes:
-        name: of what it is the result, as far as that can be told.
+        name: of what it is the result, as far as that is known.
         reason: what is wrong with it.
         part: what the manifest says of it, where that is whole and its code object is not.
     """
@@ -329,8 +329,8 @@ def _why_missing(code: CodeObject, members: Members) -> str:
     size = members.size(code.member)
     if size == code.size:
         return ""
-    told = "is missing" if size is None else f"has {size} bytes, not {code.size}"
-    return f"its code object {code.member} {told}"
+    fault = "is missing" if size is None else f"has {size} bytes, not {code.size}"
+    return f"its code object {code.member} {fault}"
 
 
 def _name_of(data: object, number: int) -> str:

@@ -41,15 +41,15 @@ def widen(table: LaunchTable, launch_at: Callable[[int], Launch | Support], bloc
 
 
 def _reach(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> int:
-    """The largest M to which the last runs of a table tell the launches."""
+    """The largest M to which the last runs of a table have the launches."""
     wanted = fixed_of(table.launch)
 
     def differs(m: int) -> bool:
         launch = launch_at(m)
         if isinstance(launch, Support) or fixed_of(replace(launch, path="")) != wanted:
             return True
-        told, found = _continued(table, m), numbers_of(launch)
-        return any(told.get(name, 0) != found.get(name, 0) for name in told.keys() | found.keys())
+        numbers, found = _continued(table, m), numbers_of(launch)
+        return any(numbers.get(name, 0) != found.get(name, 0) for name in numbers.keys() | found.keys())
 
     reached = table.high
     for m in _samples(table.high, block, most):

@@ -47,12 +47,12 @@ class Contents:
 
     @property
     def objects(self) -> list[CodeObject]:
-        """The code objects that it names."""
+        """The code objects of all entries and helpers."""
         kernels = [entry.kernel for entry in self.entries.values() if entry.kernel is not None]
         return [*kernels, *self.helpers.values()]
 
     def manifest(self) -> str:
-        """The text of its manifest."""
+        """The text of the library's manifest."""
         helpers = [self.helpers[key] for key in sorted(self.helpers)]
         return manifest_text(self.listed(), helpers, [self.targets[name] for name in sorted(self.targets)])
 

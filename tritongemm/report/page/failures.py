@@ -53,7 +53,7 @@ def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a bar for each backend: how many of its candidates ended with each status but `ok`."""
     if not data.histories:
         return Figure("failures", _TITLE, "Not drawn: no journal lies beside these results.")
     trials = [tried.trial for history in data.histories.values() for tried in history.tried]

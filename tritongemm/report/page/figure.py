@@ -1,6 +1,6 @@
 """What a figure of the page is, and text from files made safe for it.
 
-A figure is told as plotly's JSON: traces and a layout. The page's script gives it colours of text and grid, so no
+A figure consists of plotly's JSON: traces and a layout. The page's script gives it colours of text and grid, so no
 figure names those. Plotly reads a few tags of HTML and ``%{…}`` in texts; `plain` writes what comes from files so that
 it is shown as it is.
 """
@@ -59,5 +59,5 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def log_axis(title: str) -> dict[str, Any]:
-    """A logarithmic axis."""
+    """A logarithmic axis of plotly's layout, with its title."""
     return {"title": {"text": title}, "type": "log"}

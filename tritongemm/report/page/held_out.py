@@ -11,7 +11,7 @@ _TITLE = "Regret at held-out M"
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw the regret at each M that was held out: a part of the best known time there."""
     seen = [
         (int(m), float(regret), data.name_product(record))
         for record in data.records

@@ -15,7 +15,7 @@ _ROW_PIXELS = 30
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a row for each table over M, with a bar for each run of M that one config serves."""
     ranged = [record for record in data.records if record.m_from]
     if not ranged:
         return Figure("ranges", _TITLE, "Not drawn: no result is a row of a table over M (--m_range, --workload).")

@@ -13,7 +13,7 @@ _LEAST_SPAN, _MOST_SPAN = 0.1, 1.0  # of log2 of the ratio, to either side of 1;
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a cell for each product and M: the library's time over that of our best candidate."""
     if not data.raced:
         return Figure("ratios", _TITLE, "Not drawn: no result has a time of the library beside ours.")
     products = data.busiest(data.raced)[::-1]
@@ -29,7 +29,7 @@ def draw(data: ReportData) -> Figure:
         "x": [str(m) for m in sizes],
         "y": [plain(product) for product in products],
         "z": [[logs.get((product, m)) for m in sizes] for product in products],
-        "text": [[_told(ratios.get((product, m))) for m in sizes] for product in products],
+        "text": [[_two_digits(ratios.get((product, m))) for m in sizes] for product in products],
         "texttemplate": "%{text}" if len(sizes) <= 16 else "",
         "hovertemplate": "M %{x}, %{y}<br>ratio %{text}<extra></extra>",
         "hoverongaps": False,
@@ -50,5 +50,5 @@ def draw(data: ReportData) -> Figure:
     return Figure("ratios", _TITLE, caption, (trace,), layout, 160 + _ROW_PIXELS * len(products))
 
 
-def _told(ratio: float | None) -> str:
+def _two_digits(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"

@@ -19,7 +19,7 @@ _MOST_PRODUCTS = 60  # rows of a figure
 
 
 class MeasuredDevice(NamedTuple):
-    """What results were measured on.
+    """A kind of device that results were measured on.
 
     Attributes:
         arch: architecture.
@@ -33,13 +33,13 @@ class MeasuredDevice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name for a person."""
+        """The device's name as the page shows it, such as its product's name and its architecture."""
         units = f" with {self.compute_units} compute units" if self.compute_units else ""
         return f"{self.product} ({self.arch})" if self.product else self.arch + units
 
 
 def device_of(record: Record) -> MeasuredDevice:
-    """What a result was measured on."""
+    """The device that a result was measured on."""
     return MeasuredDevice(record.target, record.compute_units, record.toolchain.get("device", ""))
 
 
@@ -70,7 +70,7 @@ class ReportData:
 
     @cached_property
     def raced(self) -> tuple[Record, ...]:
-        """The results with a time of the library."""
+        """The results that have a time of the library, in their order."""
         return tuple(record for record in self.records if record.library_seconds is not None)
 
     def name(self, record: Record) -> str:
@@ -94,7 +94,7 @@ class ReportData:
         return tuple(name for _, _, name in sorted(busiest))
 
     def longest(self, count: int) -> tuple[Record, ...]:
-        """The results whose calls take most time."""
+        """The `count` results whose calls take most time, the longest first."""
         ordered = sorted(self.records, key=lambda record: -self.weight(record) * record.served_seconds)
         return tuple(ordered[:count])
 

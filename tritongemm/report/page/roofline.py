@@ -14,7 +14,7 @@ _MOST_SIZES = 1500  # as browsers draw thousands of marks slowly
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw the TFLOPS of each size over its operations per byte: of what serves, the library and the floor."""
     records = data.longest(_MOST_SIZES)
     floors = [(record, data.floor_seconds(record)) for record in records]
     series: list[tuple[str, str, str, list[tuple[Record, float | None]]]] = [

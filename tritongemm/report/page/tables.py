@@ -56,7 +56,7 @@ _SIZE_COLUMNS = (
 
 
 def tabulate_sizes(data: ReportData) -> HtmlTable:
-    """Every size with its times."""
+    """The table of all sizes: a row for each, with its times in microseconds, its rates and its winner."""
     rows = tuple(tuple(_size_cells(record, data)) for record in data.records)
     caption = "A click on a column's name sorts by it, and another one turns the order."
     return HtmlTable("sizes", "Every size", caption, _SIZE_COLUMNS, rows, sortable=True)
@@ -84,7 +84,7 @@ def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
 
 
 def tabulate_reasons(data: ReportData) -> HtmlTable | None:
-    """Why candidates failed; None where none did, or nothing tells."""
+    """Why candidates failed; None where none did, or no journal says so."""
     reasons = reasons_of(data)
     if not reasons:
         return None
@@ -101,21 +101,21 @@ def tabulate_reasons(data: ReportData) -> HtmlTable | None:
 
 def tabulate_environment(data: ReportData) -> HtmlTable:
     """What the results were made with, and the files that they are from."""
-    told: dict[tuple[str, str], None] = {}
+    facts: dict[tuple[str, str], None] = {}
     for record in data.records:
-        told["device", device_of(record).label] = None
-        told["architecture", _with_units(record.target, record.compute_units)] = None
-        told.update(dict.fromkeys((k, v) for k, v in record.toolchain.items() if k != "device"))
-        told["clock", record.timer] = None
-        told["operands", "cold: not in the last-level cache" if record.cold else "warm"] = None
+        facts["device", device_of(record).label] = None
+        facts["architecture", _with_units(record.target, record.compute_units)] = None
+        facts.update(dict.fromkeys((k, v) for k, v in record.toolchain.items() if k != "device"))
+        facts["clock", record.timer] = None
+        facts["operands", "cold: not in the last-level cache" if record.cold else "warm"] = None
     for name, history in data.histories.items():
         protocol = history.header.get("protocol")
         if protocol:
-            told[f"protocol of {name}", json.dumps(protocol, ensure_ascii=False)] = None
+            facts[f"protocol of {name}", json.dumps(protocol, ensure_ascii=False)] = None
         if history.seconds is not None:
-            told[f"length of {name}", f"{history.seconds:.1f} s, {len(history.tried)} candidates"] = None
-    told.update(dict.fromkeys(("read", source) for source in data.sources))
-    rows = tuple((_word(name), _word(value)) for name, value in told)
+            facts[f"length of {name}", f"{history.seconds:.1f} s, {len(history.tried)} candidates"] = None
+    facts.update(dict.fromkeys(("read", source) for source in data.sources))
+    rows = tuple((_word(name), _word(value)) for name, value in facts)
     return HtmlTable("environment", "Environment", "", ("what", "value"), rows)
 
 

@@ -19,7 +19,7 @@ def curves_of(data: ReportData) -> dict[str, QualityCurve]:
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a line for each journal: the share of the final speed that was reached by each second."""
     if not data.histories:
         return Figure("quality", _TITLE, "Not drawn: no journal lies beside these results.")
     curves = curves_of(data)

@@ -13,17 +13,13 @@ _ROW_PIXELS = 26
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw the library's milliseconds of all calls, what each product saves or costs of them, and what remains."""
     uplift = uplift_of(data)
     if uplift is None:
         why = "nothing of the workload" if data.calls and data.raced else "no result"
         return Figure("uplift", _TITLE, f"Not drawn: {why} has a time of the library beside ours.")
-    theirs, gains = 0.0, dict[str, float]()
-    for record in data.raced:
-        calls, library = data.weight(record), record.library_seconds or 0.0
-        theirs += calls * library
-        product = data.name_product(record)
-        gains[product] = gains.get(product, 0.0) + calls * (record.served_seconds - library)
+    theirs = sum(data.weight(record) * (record.library_seconds or 0.0) for record in data.raced)
+    gains = _gains(data)
     steps = sorted(gains.items(), key=lambda item: -abs(item[1]))
     shown, others = steps[:_MOST_STEPS], steps[_MOST_STEPS:]
     if others:
@@ -57,3 +53,13 @@ def draw(data: ReportData) -> Figure:
         f"{uplift.geometric:.2%} by the geometric mean. The axis does not begin at 0."
     )
     return Figure("uplift", _TITLE, caption, (trace,), layout, 130 + _ROW_PIXELS * len(names))
+
+
+def _gains(data: ReportData) -> dict[str, float]:
+    """The seconds that all calls of each product take more than the library's; below 0 where they take less."""
+    gains = dict[str, float]()
+    for record in data.raced:
+        product = data.name_product(record)
+        more = record.served_seconds - (record.library_seconds or 0.0)
+        gains[product] = gains.get(product, 0.0) + data.weight(record) * more
+    return gains

@@ -9,12 +9,12 @@ from tritongemm.report.page.figure import FLOOR, Figure, colours, number, plain
 from tritongemm.report.page.report_data import ReportData
 
 _TITLE = "Share won by backend and template"
-_MOST_TEMPLATES = 24  # Others are told together.
+_MOST_TEMPLATES = 24  # Others are drawn as one.
 _OTHERS = "other templates"
 
 
 def served_by(record: Record) -> str:
-    """Backend and template of what serves a size; a kernel that is named, not generated, is told by its backend."""
+    """Backend and template of what serves a size; of a kernel that is named, not generated, the backend alone."""
     if record.winner == record.library and record.library_seconds is not None:
         return record.winner
     config = record.config
@@ -27,7 +27,7 @@ def colours_of(data: ReportData) -> dict[str, str]:
 
 
 def draw(data: ReportData) -> Figure:
-    """The figure."""
+    """Draw a bar for each backend: the percentage of the sizes that each of its templates serves."""
     shades = colours_of(data)
     counts = Counter((record.winner, served_by(record)) for record in data.records)
     kept = dict(counts.most_common(_MOST_TEMPLATES))

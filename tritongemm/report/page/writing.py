@@ -54,7 +54,7 @@ def is_page(start: bytes) -> bool:
 
 
 def draw_all(data: ReportData) -> tuple[Figure, ...]:
-    """Every figure, in the order of the page."""
+    """Draw every figure; they are in the order of the page."""
     return tuple(draw(data) for draw in _DRAWN)
 
 
@@ -62,7 +62,7 @@ def compose(data: ReportData, title: str) -> str:
     """The page.
 
     Args:
-        data: what it tells.
+        data: what it shows.
         title: its heading.
 
     Raises:

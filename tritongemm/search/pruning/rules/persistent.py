@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import in_halves, kernel_template, tail
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
@@ -46,7 +47,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
         return f"LDS {used(slots, parts)} > {room}"
     if parts > 1 and used(slots, parts // 2) <= room:
         return f"{slots} slots fit without storing C in {parts} parts"
-    loop = -(-problem.k // (config.block_k * config.split_k))
+    loop = cdiv(problem.k, config.block_k * config.split_k)
     few = min(problem.m, problem.n) <= FEW_ROWS
     if slots > RING_SLOTS_LIMIT and not (few and loop >= slots):
         return (
@@ -130,8 +131,8 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     m, n = (problem.n, problem.m) if config.option("swap_ab") else (problem.m, problem.n)
 
     def rounds(width: int) -> int:
-        tiles = -(-m // rows) * -(-n // width) * config.split_k
-        return -(-tiles // target.compute_units) * width
+        tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
+        return cdiv(tiles, target.compute_units) * width
 
     body = width - rest
     if rounds(width) > rounds(body):
@@ -144,8 +145,8 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
 def swapped(config: Config, problem: Problem, target: Target) -> str | None:
     """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64."""
     rows, columns = config.block_n, config.block_m
-    straight = -(-problem.m // rows) * -(-problem.n // columns)
-    here = -(-problem.m // columns) * -(-problem.n // rows)
+    straight = cdiv(problem.m, rows) * cdiv(problem.n, columns)
+    here = cdiv(problem.m, columns) * cdiv(problem.n, rows)
     return f"{here} tiles, {straight} of {rows}x{columns} are no more" if straight <= here else None
 
 
@@ -160,7 +161,7 @@ def share(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{tiles} tiles fill {units} CUs"
     if kind == 2 and tiles < units:
         return f"{tiles} tiles are less than a round of {units}"
-    blocks = tiles * -(-problem.k // config.block_k)
+    blocks = tiles * cdiv(problem.k, config.block_k)
     return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
 
 
@@ -168,7 +169,7 @@ def pair(config: Config, problem: Problem, target: Target) -> str | None:
     """Two programs that fetch for each other pay where there are many rows, and a tile for each."""
     if not config.option("pair"):
         return None
-    tiles = -(-problem.m // config.block_m)
+    tiles = cdiv(problem.m, config.block_m)
     if problem.m < PAIRED_ROWS:
         return f"{problem.m} rows < {PAIRED_ROWS} for pairs of programs"
     return f"{tiles} rows of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
@@ -193,7 +194,7 @@ def stream_k(config: Config, problem: Problem, target: Target) -> str | None:
     programs, tiles = config.option("num_sms") or target.compute_units, count_tiles(config, problem)
     if config.option("share_more") and tiles < programs:
         return f"{tiles} tiles are less than a round of {programs}"
-    if 10 * tiles > 9 * programs * -(-tiles // programs):
+    if 10 * tiles > 9 * programs * cdiv(tiles, programs):
         return f"{tiles} tiles fill {programs} programs"
-    blocks = tiles * -(-problem.k // config.block_k)
+    blocks = tiles * cdiv(problem.k, config.block_k)
     return f"{blocks} K blocks in all for {programs} programs" if blocks < 4 * programs else None

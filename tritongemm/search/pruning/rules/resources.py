@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import (
@@ -45,7 +46,7 @@ def unrolled(config: Config, problem: Problem, target: Target) -> str | None:
 
 def stages(config: Config, problem: Problem, target: Target) -> str | None:
     """A pipeline deeper than the K loop is long only takes LDS."""
-    loop = -(-problem.k // (config.block_k * config.split_k))
+    loop = cdiv(problem.k, config.block_k * config.split_k)
     deep = config.num_stages > 2 and config.num_stages - 1 > loop
     return f"{config.num_stages} stages for {loop} K blocks" if deep else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.waves import count_tiles
@@ -23,7 +24,7 @@ def split_k(config: Config, problem: Problem, target: Target) -> str | None:
         return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
     if tiles >= units:
         return f"split-K {split}: {tiles} tiles fill {units} CUs"
-    rounds = -(-tiles * split // units)
+    rounds = cdiv(tiles * split, units)
     return f"split-K {split}: {rounds} rounds of 1/{split} K" if 4 * rounds > 3 * split else None
 
 

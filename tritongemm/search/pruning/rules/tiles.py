@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritongemm.codegen.geometry import MX_BLOCK, split_piece
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides, without_matrix_units
@@ -76,7 +77,7 @@ def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
         m, n = min(side, _power_of_two_above(problem.m, 16)), min(side, _power_of_two_above(problem.n, 16))
         if config.block_m >= m and config.block_n >= n:
             continue
-        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+        tiles = cdiv(problem.m, m) * cdiv(problem.n, n) * problem.batch
         if tiles >= 4 * target.compute_units:
             wide = f"{config.block_m}x{config.block_n} < {m}x{n}"
             return f"{wide}, which makes {tiles} tiles for {target.compute_units} CUs"
@@ -91,7 +92,7 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
     in pairs of them, 64 x 7168 x 8192 46 us in tiles of 32 x 128 and 32 in pairs. Of many rows, pairs were never the
     best.
     """
-    group, rows, columns = config.group_m, -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    group, rows, columns = config.group_m, cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     if min(rows, columns) == 1:
         return None if group == 1 else f"group_m {group} with {rows} x {columns} tiles"
     whole = 1 << (rows - 1).bit_length()

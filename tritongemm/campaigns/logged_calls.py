@@ -1,4 +1,4 @@
-"""What the lines of a log tell, added up piece by piece: each call once, with its count, and what is wrong."""
+"""The calls of a log, added up piece by piece: each once, with its count, and remarks about what is wrong."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tritongemm.plugins.contracts import CallLog
 from tritongemm.search_spaces import loader as target_files
 
 MOST_CALLS = 200_000  # different ones, of which each takes about two kilobytes
-_MOST_TOLD = 5  # lines of one kind of fault that are told one by one
+_MOST_REMARKS = 5  # faults that have one each, and other functions that one names
 _MOST_NAMES = 1000  # other functions whose calls are counted by name
 _SIZE = re.compile(r"^- ?\{ ?['\"]?M['\"]?:", re.MULTILINE)  # how a row of a file of sizes begins
 
 
-class ToldCalls:
-    """What the pieces of one log tell.
+class LoggedCalls:
+    """The calls of one log, and remarks.
 
     Lines of one kind add up, whichever process or run wrote them. Of lines of two kinds the library wrote one each for
     one call, as it does where it is asked for two kinds of log.
 
     Args:
         path: of the log, for messages.
-        target: for which the campaign tunes; lines that name other architectures are told.
+        target: for which the campaign tunes; a line that names another architecture gets a remark.
 
     Attributes:
         calls: the first row of each call, in the order of the file, and its counts by kinds of lines.
@@ -73,19 +73,19 @@ class ToldCalls:
         self._lines += len(piece.splitlines()) - (not piece.endswith("\n"))  # the rest of a cut line follows
 
     def rows(self) -> Iterator[LoggedRow]:
-        """Each call with the largest count that one kind of lines tells."""
+        """Each call with the largest of the counts that it has by kinds of lines."""
         for first, counts in self.calls.values():
             yield replace(first, count=max(counts.values()))
 
     def remarks(self) -> Iterator[str]:
-        """What was noticed."""
+        """What a user should know of the log, a line each: faults, other functions, and lines of other files."""
         path = self._path
         for fault in self._faults:
             yield f"{path}: line {fault.line}: {fault.reason}; its calls are not counted"
         if self._more_faults:
             yield f"{path}: {self._more_faults} other lines are not counted, the last of them line {self._last_fault}"
         if self._others:
-            names = ", ".join(printable(name, 60) for name, _ in self._others.most_common(_MOST_TOLD))
+            names = ", ".join(printable(name, 60) for name, _ in self._others.most_common(_MOST_REMARKS))
             yield f"{path}: {self._others.total()} calls of other functions are not counted, nor is their time: {names}"
         if not self.calls:
             return
@@ -116,9 +116,9 @@ class ToldCalls:
     def _add_faults(self, faults: list[LogFault]) -> None:
         if not faults:
             return
-        told = max(_MOST_TOLD - len(self._faults), 0)
-        self._faults += [replace(fault, line=self._lines + fault.line) for fault in faults[:told]]
-        self._more_faults += len(faults[told:])
+        room = max(_MOST_REMARKS - len(self._faults), 0)
+        self._faults += [replace(fault, line=self._lines + fault.line) for fault in faults[:room]]
+        self._more_faults += len(faults[room:])
         self._last_fault = self._lines + faults[-1].line
 
     def _look_around(self, piece: str) -> None:

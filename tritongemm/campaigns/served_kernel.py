@@ -1,0 +1,27 @@
+"""Which kernel a campaign's result serves: its own, or what the library chooses by itself."""
+
+from __future__ import annotations
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.record import Record
+from tritongemm.plugins import registry
+
+
+def own_choice() -> Config:
+    """The config by which a race's baseline chooses for itself.
+
+    Raises:
+        InputError: the baseline has none.
+    """
+    library = registry.baseline()
+    kernel = library.named_kernel(None)
+    config = None if kernel is None else library.config_of(kernel)
+    if config is None:
+        raise InputError(f"{library.label} can't be measured as a candidate, so nothing can be compared with it")
+    return config
+
+
+def served_config(record: Record) -> Config | None:
+    """The kernel that a result serves; None where that is the library's own choice."""
+    return None if record.winner == registry.baseline().name or record.config == own_choice() else record.config

@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     facts = target_files.load_target(args.target)
     if None in (args.m, args.n, args.k):
         raise InputError("name a size with -m, -n and -k")
-    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts))
     problem, folder = row.problem, Path(args.output)
     refusal = registry.get(Family, problem.family).supports(problem, facts)
     if not refusal:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
@@ -133,8 +134,8 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
     elif operands.granularity == "row":
         of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
     else:
-        blocks = -(-k // DEPTH)
-        of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
+        blocks = cdiv(k, DEPTH)
+        of_a, of_b = [(*rows, blocks)], (groups, cdiv(n, DEPTH), blocks)
     for name, scale, shapes in (("scale_b", scale_b, [of_b]), ("scale_a", scale_a, of_a)):
         if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
             kind = "float32" if torch.float32 in kinds else "e8m0"

@@ -17,8 +17,10 @@ def test_sizes() -> None:
     assert takes_groups(32, 4096) and not takes_groups(32, 4104) and not takes_groups(8)
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "fast"), [("int8", 17, 24, True), ("int8", 16, 24, False),
-                                                      ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "m", "n", "fast"),
+    [("int8", 17, 24, True), ("int8", 16, 24, False), ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)],
+)
 def test_a_row_of_another_m_serves_where_pytorch_has_no_such_product(dtype: str, m: int, n: int, fast: bool) -> None:
     problem = registry.get(Family, "a8w8").problem(m, n, 64, dtype, dtype, "bf16", row_major_b=False)
     assert serves_other_m(problem, "sm90") is not fast

@@ -294,8 +294,9 @@ class GpuEvaluator(Evaluator):
 
     def _limit(self, job: MeasureJob) -> float:
         """Seconds to wait for each answer of a job: few where all that it can take long for was done before."""
-        known = isinstance(job, ScreenJob) and job.setup.problem in self._launched
-        if not known or not all(isinstance(candidate.launch, Launch) for candidate in job.candidates):
+        if not isinstance(job, ScreenJob) or job.setup.problem not in self._launched:
+            return self.timeout_s
+        if not all(isinstance(candidate.launch, Launch) for candidate in job.candidates):
             return self.timeout_s
         enough = max(SCREEN_LEAST_SECONDS, SCREEN_SHARE * self.timeout_s, SCREEN_MOST_OF_BEST * job.best_s)
         return min(self.timeout_s, enough)

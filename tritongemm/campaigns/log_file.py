@@ -1,4 +1,6 @@
-"""A log as pieces of text: of any size, as it is or compressed, without the marks of encodings and of terminals."""
+"""A log as pieces of text: of any size, as it is or compressed, without the marks of encodings, terminals and
+containers.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from tritongemm.campaigns.container_lines import unwrapped
 from tritongemm.core.errors import InputError
 from tritongemm.core.reading import MOST_BYTES, open_bytes
 from tritongemm.formats import plain_text
@@ -73,7 +76,8 @@ class LogFile:
             text = io.TextIOWrapper(cast("BinaryIO", file), _encoding(start), "replace", newline="\n")
             while piece := text.read(_PIECE):
                 piece += text.readline(_LONGEST_LINE)
-                yield _COLOURS.sub("", plain_text(piece)) if "\x1b" in piece else plain_text(piece)
+                piece = unwrapped(plain_text(piece))
+                yield _COLOURS.sub("", piece) if "\x1b" in piece else piece
 
     def whole(self) -> str:
         """The whole text.

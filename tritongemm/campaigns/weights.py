@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic
 
 from tritongemm.campaigns.baseline_measuring import measure_baselines
 from tritongemm.campaigns.baseline_times import BaselineTimes
@@ -19,6 +20,7 @@ from tritongemm.search.cost_model import model as cost_model
 
 BASELINE = "baseline.jsonl"  # what was measured, in the campaign's folder
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
+PROGRESS_SECONDS = 2.0  # between two lines that say how far predictions are
 # Tiles whose best predicted time stands for a product's where nothing can be measured.
 _TILES = tuple(
     Config("tile", m, n, 64, split_k=split, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=2)
@@ -60,10 +62,9 @@ def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[Weighed
     """
     problems = [one.problem for one in products if one.problem is not None]
     measured = _measure(campaign, problems)
-    times: dict[Problem, tuple[float, str]] = {
-        p: (measured[p], MEASURED) if p in measured else (predict_seconds(p, campaign.target), PREDICTED)
-        for p in problems
-    }
+    times = {p: (seconds, MEASURED) for p, seconds in measured.items()}
+    predicted = _predict(campaign, [p for p in problems if p not in measured])
+    times |= {p: (seconds, PREDICTED) for p, seconds in predicted.items()}
     slowness = _slowness(products, times, campaign.target)
     found = []
     for one in products:
@@ -80,6 +81,18 @@ def _shared_out(found: Sequence[WeighedProduct]) -> list[WeighedProduct]:
     whole = sum(one.total_seconds for one in found)
     shares = [WeighedProduct(one.product, one.seconds, one.how, 100 * one.total_seconds / whole) for one in found]
     return sorted(shares, key=lambda one: -one.share)
+
+
+def _predict(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:
+    """Predicted seconds of each problem; of thousands that takes seconds, in which it is said how far it is."""
+    found = dict[Problem, float]()
+    said = monotonic()
+    for problem in problems:
+        if monotonic() - said >= PROGRESS_SECONDS:
+            said = monotonic()
+            campaign.say(f"predicted: {len(found)} of {len(problems)} GEMMs")
+        found[problem] = predict_seconds(problem, campaign.target)
+    return found
 
 
 def predict_seconds(problem: Problem, target: Target) -> float:

@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
             door.tell(f"{what}: {line}")
     for record, reason in told.untold:
         door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
+    if not (told.told or found.merged):
+        raise InputError(f"{output}: none of {len(found.records)} results could be told as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
     print(f"{output}: {merged}{told.told} of {len(found.records)} results told as {format_.title}")
     return door.WRONG if found.damaged else door.DONE

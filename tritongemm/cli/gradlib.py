@@ -51,56 +51,80 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> arguments.Parser:
     p = arguments.Parser(prog="python -m tritongemm.gradlib", description="Tune as gradlib's and AITER's tuners do.")
-    p.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
+    _add_files(p)
+    _add_sizes(p)
+    _add_search(p)
+    _add_measuring(p)
+    return p
+
+
+def _add_files(p: argparse.ArgumentParser) -> None:
+    """Add the options that name files, and say what of them stays."""
+    g = p.add_argument_group("files")
+    g.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
         help="sizes to tune, or results to tune anew with --all")  # fmt: skip
-    p.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
+    g.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
-    p.add_argument(
+    g.add_argument(
         "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="every candidate, as tune writes them"
     )
-    p.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
-    p.add_argument("--all", action="store_true", help="tune anew what the output tells already")
-    p.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
+    g.add_argument("--all", action="store_true", help="tune anew what the output tells already")
+    g.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
         help="sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
         "new rows are the last)")  # fmt: skip
-    p.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
-        help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
-    p.add_argument(
+    g.add_argument("--batch", type=arguments.size, default=100, metavar="N",
+        help="sizes after which the original writes; here every result is kept as it comes (%(default)s)")  # fmt: skip
+
+
+def _add_sizes(p: argparse.ArgumentParser) -> None:
+    """Add the options that say what the sizes are of."""
+    g = p.add_argument_group("sizes")
+    g.add_argument("--family", type=options.family, metavar="NAME",
+        help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
+        "and K alone is of, as of tune")  # fmt: skip
+    g.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
+    g.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
+    g.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
+    g.add_argument(
+        "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
+    )
+    g.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
+    g.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
+    g.add_argument("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
+
+
+def _add_search(p: argparse.ArgumentParser) -> None:
+    """Add the options that say what is tried, and where."""
+    g = p.add_argument_group("search")
+    g.add_argument(
         "--libtype",
         metavar="B,…",
         help="backends that race, as of tune; all, the default, are those that compile quickly",
     )
-    p.add_argument("--family", type=options.family, metavar="NAME",
-        help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
-        "and K alone is of, as of tune")  # fmt: skip
-    p.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
-    p.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
-    p.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
-    p.add_argument(
-        "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
-    )
-    p.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
-    p.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
-    p.add_argument("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
-    p.add_argument(
-        "--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
-    )
-    p.add_argument(
-        "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
-    )
-    p.add_argument(
-        "--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune"
-    )
-    p.add_argument(
+    g.add_argument("-k", "--splitK", action="store_true",
+        help="try splits along K, where --family names another one than bf16; elsewhere they always are")  # fmt: skip
+    g.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
+    g.add_argument(
         "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
     )
-    p.add_argument("--batch", type=arguments.size, default=100, metavar="N",
-        help="sizes after which the original writes; here every result is kept as it comes (%(default)s)")  # fmt: skip
-    p.add_argument("-k", "--splitK", action="store_true",
-        help="try splits along K, where --family names another one than bf16; elsewhere they always are")  # fmt: skip
-    p.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
-    return p
+
+
+def _add_measuring(p: argparse.ArgumentParser) -> None:
+    """Add the options that say how candidates are timed and checked."""
+    g = p.add_argument_group("measuring")
+    g.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
+        help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
+    g.add_argument(
+        "--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
+    )
+    g.add_argument(
+        "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
+    )
+    g.add_argument(
+        "--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune"
+    )
+    g.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
 
 
 def _flag(text: str) -> bool:

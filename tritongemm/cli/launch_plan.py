@@ -65,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="ARCH",
         help=f"{', '.join(target_files.target_names())}; default: %(default)s",
     )
-    g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
+    g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest that "
+                   "a plan can hold")  # fmt: skip
     g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument(
@@ -99,7 +100,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     facts = target_files.load_target(args.target)
     if None in (args.m, args.n, args.k):
         raise InputError("name a size with -m, -n and -k")
-    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts))
     problem, folder = row.problem, Path(args.output)
     refusal = registry.get(Family, problem.family).supports(problem, facts)
     if not refusal:
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
         index = 0
-        for launch in launches(problem, facts, compiler, which):
+        for launch in launches(problem, facts, compiler, which, lambda told: door.tell(f"passed over: {told}")):
             if isinstance(launch, HostLaunch):
                 shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
             for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):

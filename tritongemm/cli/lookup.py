@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 def _problem(args: argparse.Namespace, target: Target) -> Problem:
     if None in (args.m, args.n, args.k):
         raise InputError("name a size with -m, -n and -k")
-    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, target.fp8))
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, target))
     return row.problem
 
 

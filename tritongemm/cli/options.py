@@ -12,7 +12,9 @@ from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.scaling import GRANULARITIES
+from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
+from tritongemm.numerics.computable_families import computable_families
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, Plugin, Strategy, Timer
 from tritongemm.results.run_files import check_output_name
@@ -126,8 +128,8 @@ def family(text: str) -> str:
     return text
 
 
-def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
-    """What `problem_options` were given, as the defaults of a file's rows."""
+def defaults(args: argparse.Namespace, target: Target) -> Defaults:
+    """What `problem_options` were given for a target, as the defaults of a file's rows."""
     return Defaults(
         dtype_a=args.dtype_a,
         dtype_b=args.dtype_b,
@@ -137,7 +139,8 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         bias=args.bias_vector or "none",
         family=args.family,
         scales=args.scales,
-        fp8_encoding=fp8_encoding,
+        fp8_encoding=target.fp8,
+        families=computable_families(target) if target.fp8 == "none" else (),
         batch=args.batch,
         shared=args.shared,
         **group_options.read_groups(args),

@@ -15,6 +15,13 @@ from tritongemm.plugins.contracts import Strategy, Timer
 def add_search_options(p: argparse.ArgumentParser) -> None:
     """Add the options that say what is tried."""
     g = p.add_argument_group("search")
+    _add_extent(g)
+    _add_rivals(g)
+    _add_server_tables(g)
+
+
+def _add_extent(g: argparse._ArgumentGroup) -> None:
+    """Add the options that say which configs are tried, and how many."""
     g.add_argument(
         "--strategy",
         default=None,
@@ -37,6 +44,17 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         help="verify and race the best N candidates (default %(default)s)",
     )
     g.add_argument(
+        "--max-split",
+        type=arguments.whole(1, 10_000),
+        default=0,
+        metavar="N",
+        help="let at most N programs share a tile's K loop; 1 for no splits (default: as the search space has them)",
+    )
+
+
+def _add_rivals(g: argparse._ArgumentGroup) -> None:
+    """Add the options that say who else races."""
+    g.add_argument(
         "--libtype",
         default=None,
         metavar="B,…",
@@ -58,6 +76,10 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="keep the library unless a candidate is this much faster (default %(default)s)",
     )
+
+
+def _add_server_tables(g: argparse._ArgumentGroup) -> None:
+    """Add the options of the tables that servers read."""
     g.add_argument(
         "--for",
         dest="server",
@@ -73,13 +95,6 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         metavar="E",
         help="with --for and --groups: each token goes to so many experts; -m is tokens, -n the inner size of an "
         "expert, -k the hidden size",
-    )
-    g.add_argument(
-        "--max-split",
-        type=arguments.whole(1, 10_000),
-        default=0,
-        metavar="N",
-        help="let at most N programs share a tile's K loop; 1 for no splits (default: as the search space has them)",
     )
 
 
@@ -98,6 +113,12 @@ def _server(text: str) -> str:
 def add_measuring_options(p: argparse.ArgumentParser) -> None:
     """Add the options that say how it is timed and checked."""
     g = p.add_argument_group("measuring")
+    _add_clock(g)
+    _add_operands_and_checks(g)
+
+
+def _add_clock(g: argparse._ArgumentGroup) -> None:
+    """Add the options that say how launches are timed."""
     g.add_argument(
         "--profiler",
         default=None,
@@ -119,6 +140,10 @@ def add_measuring_options(p: argparse.ArgumentParser) -> None:
         help="launch it N times before that (default %(default)s)",
     )
     g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
+
+
+def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
+    """Add the options that say what operands hold, and when a candidate is given up."""
     g.add_argument(
         "--init-type", default="randn", choices=INITS, help="what the operands contain (default %(default)s)"
     )

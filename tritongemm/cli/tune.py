@@ -109,7 +109,7 @@ def _run_on(
 
 def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
     """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
-    defaults = options.defaults(args, machine.target.fp8)
+    defaults = options.defaults(args, machine.target)
     if args.model_dir is not None:
         model = model_options.read_model(args, defaults)
         for remark in model.remarks:

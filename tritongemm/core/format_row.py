@@ -184,6 +184,7 @@ class Defaults:
         groups, group_form, spread, counts, room: as of a `Problem`.
         scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
+        families: what such a target computes all the same, for messages.
         batch: number of independent products.
         shared: operand that all products of a batch share: ``a``, ``b`` or "".
     """
@@ -198,6 +199,7 @@ class Defaults:
     order_b: str = PLAIN
     scales: str = ""
     fp8_encoding: str = "fn"
+    families: tuple[str, ...] = ()
     batch: int = 1
     shared: str = ""
     groups: int = 1
@@ -214,5 +216,8 @@ class Defaults:
         """
         encodings = BY_ENCODING.get(name.lower().removeprefix("torch."))
         if encodings and self.fp8_encoding not in encodings:
-            raise InputError(f"dtype {name!r}: the target has no fp8; choose another dtype, or a --target that has it")
+            others = f"; in others it computes the families {', '.join(self.families)}" if self.families else ""
+            raise InputError(
+                f"dtype {name!r}: the target has no fp8; choose another dtype, or a --target that has it{others}"
+            )
         return dtype(name, self.fp8_encoding).name

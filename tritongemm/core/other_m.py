@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.torch_limits import takes_fp8, takes_int8
 
 _BLOCKS_ARCH: Final = "sm90"  # PyTorch has products with factors along K for it alone
 _BLOCKS_DEPTH: Final = 128
-_FP8_MULTIPLE: Final = 16  # of N and K, in PyTorch's products of fp8
-_INT8_MULTIPLE: Final = 8
-_INT8_ROWS: Final = 16  # PyTorch's product of int8 has more
 
 
 def serves_other_m(problem: Problem, arch: str) -> bool:
@@ -38,9 +36,8 @@ def _has_fast_call(problem: Problem, arch: str) -> bool:
     if problem.order_b != PLAIN:
         return False
     if problem.dtype_a == "int8":
-        whole = not (problem.n % _INT8_MULTIPLE or problem.k % _INT8_MULTIPLE)
-        return whole and problem.m > _INT8_ROWS and not (of_a.depth or of_b.depth)
-    if not (problem.a.is_fp8 and problem.b.is_fp8) or problem.n % _FP8_MULTIPLE or problem.k % _FP8_MULTIPLE:
+        return takes_int8(problem.m, problem.n, problem.k) and not (of_a.depth or of_b.depth)
+    if not (problem.a.is_fp8 and problem.b.is_fp8 and takes_fp8(problem.n, problem.k)):
         return False
     if not (of_a.depth or of_b.depth):
         return True

@@ -36,6 +36,13 @@ def launch_plans(
     return [(launch.read_code(), Path(launch.path).suffix, plan(launch, problem, facts))]
 
 
+def why_unplanned(launch: Launch | HostLaunch) -> str:
+    """Why no plan can hold a launch; "" where one can."""
+    if isinstance(launch, Launch) and any(p.kind == "tma" for p in launch.params):
+        return "takes tensor maps, which only a driver can make: no plan can hold them"
+    return ""
+
+
 def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
     """A launch as JSON values, without the name of the code object's file.
 
@@ -47,8 +54,9 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
     Raises:
         InputError: the launch takes tensor maps, which only a driver can make.
     """
-    if any(p.kind == "tma" for p in launch.params):
-        raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
+    reason = why_unplanned(launch)
+    if reason:
+        raise InputError(f"{launch.symbol} {reason}")
     kernel = next(k for k in code_object.read(launch.read_code()) if k.symbol == launch.symbol)
     known = _buffers(launch, problem)
     buffers = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.export.launch_plans import why_unplanned
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 from tritongemm.plugins.validity import check_config
@@ -57,14 +58,17 @@ class Selection:
     manifests: tuple[Path, ...] = ()
 
 
-def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Selection) -> Iterator[Launch | HostLaunch]:
-    """The launches of one config, or of several.
+def launches(
+    problem: Problem, facts: Target, compiler: BuildPool, which: Selection, pass_over: Callable[[str], None]
+) -> Iterator[Launch | HostLaunch]:
+    """The launches of one config, or of several that plans can hold.
 
     Args:
         problem: what to compute.
         facts: where.
         compiler: builds them.
         which: the configs.
+        pass_over: told of each template whose launches no plan can hold, where no config is named.
 
     Raises:
         InputError: the config named can't run on the target, or nothing can be built.
@@ -74,9 +78,9 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
         candidates, wanted = [parse_config(which.config, problem, facts, inputs)], 1
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
-    count, templates, reasons = 0, set[str](), []
+    count, templates, unplanned, reasons = 0, set[str](), set[str](), list[str]()
     for config in candidates:
-        if count >= wanted and (not which.count or config.template in templates):
+        if config.template in unplanned or (count >= wanted and (not which.count or config.template in templates)):
             continue
         backend = registry.get(KernelBackend, config.backend)
         possible = backend.check(config, problem, facts, inputs)
@@ -84,9 +88,15 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
         if isinstance(artifact, Support):
             reasons.append(f"{config.name}: {artifact}")
             continue
+        launch = backend.launch(artifact, problem, facts)
+        if which.config is None and (reason := why_unplanned(launch)):
+            unplanned.add(config.template)
+            reasons.append(f"{config.name} {reason}")
+            pass_over(reasons[-1])
+            continue
         count += 1
         templates.add(config.template)
-        yield backend.launch(artifact, problem, facts)
+        yield launch
     if not count:
         raise InputError(
             f"{problem.key}: no config can be built; the first: {reasons[0] if reasons else 'none is left'}"

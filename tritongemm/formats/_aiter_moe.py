@@ -64,8 +64,9 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
     if line.cells is None:
         raise InputError(f"{where} {line.fault}")
     cells, (target, units) = Cells(line.cells, where), device(line.cells)
+    given = Defaults(fp8_encoding=encoding_of(target, defaults), families=defaults.families)
     found = []
-    for stage, problem in zip(_STAGES, _problems(cells, encoding_of(target, defaults)), strict=True):
+    for stage, problem in zip(_STAGES, _problems(cells, given), strict=True):
         config = own_config(cells.text(f"kernelName{stage}")) if target and not target.startswith(TARGETS) else None
         us = cells.text(f"us{stage}")
         record = None if config is None else read_record(us, problem, config, target, units)
@@ -74,7 +75,7 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
     return tuple(found)
 
 
-def _problems(cells: Cells, encoding: str) -> Iterator[Problem]:
+def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
     kind = cells.text("q_type").rpartition(".")[2]
     weights = cells.text("q_dtype_w")
     if kind not in _FAMILIES:
@@ -101,7 +102,7 @@ def _problems(cells: Cells, encoding: str) -> Iterator[Problem]:
     both = 2 * inner if cells.flag("use_g1u1") else inner
     for n, k in ((both, hidden), (hidden, inner)):
         try:
-            yield make_problem(Defaults(fp8_encoding=encoding), tokens * chosen, n, k, given)
+            yield make_problem(defaults, tokens * chosen, n, k, given)
         except InputError as error:
             cells.fail(f"can't be: {error}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
@@ -34,6 +34,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
 _ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
+_KEPT = "aiter"  # key of what our results keep of a row, as an unknown one: it is of the kernel that it names alone
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
 
@@ -67,6 +68,8 @@ class CellReader:
         problem = self._problem(cells, target)
         config = self._config(cells, target)
         record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
+        if record is not None and (kept := _kept(cells)):
+            record = replace(record, extra={_KEPT: kept})
         return FormatRow(problem, config, record, line.number, line.row, target, units, optional=True)
 
     def _problem(self, cells: Cells, target: str) -> Problem:
@@ -89,7 +92,7 @@ class CellReader:
         kind = (*given.values(), encoding)
         try:
             if kind not in self._kinds:
-                model = make_problem(Defaults(fp8_encoding=encoding), m, n, k, given)
+                model = make_problem(Defaults(fp8_encoding=encoding, families=self._defaults.families), m, n, k, given)
                 if scaled and not (model.a.bytes == 1 and _has_one_scale(model)):
                     cells.fail(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
@@ -205,6 +208,43 @@ def read_record(us: str, problem: Problem, config: Config, target: str, units: i
         timer=TIMER,
         compute_units=units,
     )
+
+
+def _kept(cells: Cells) -> dict[str, Any]:
+    """AITER's own number of a row's kernel and the share of wrong elements that it found; nothing where it says none.
+
+    Cells that hold something else are passed over, as nothing here reads them.
+    """
+    number = whole_number(cells.text("kernelId"))
+    ratio = _share(cells.text("errRatio"))
+    found = {"kernelId": number or None, "errRatio": ratio or None}
+    told = {name: value for name, value in found.items() if value is not None}
+    return {"kernelName": cells.text("kernelName"), **told} if told else {}
+
+
+def _share(value: object) -> float | None:
+    """A number from 0 to 1, told as one or as text; None for what is none."""
+    try:
+        share = float(value) if isinstance(value, (str, float)) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return share if 0 <= share <= 1 else None
+
+
+def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
+    """What a result keeps of a row of AITER's with this kernel, as its cells.
+
+    Args:
+        record: the result, whose unknown keys may come from any file.
+        kernel: which one is told.
+    """
+    kept = record.extra.get(_KEPT)
+    if not isinstance(kept, Mapping) or kept.get("kernelName") != kernel.name:
+        return {}
+    number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))
+    cells = {"kernelId": number, "errRatio": ratio}
+    told = {name: str(value) for name, value in cells.items() if value is not None}
+    return told | {older: told[name] for older, name in OLDER_NAMES.items() if name in told}
 
 
 def own_config(name: str) -> Config | None:

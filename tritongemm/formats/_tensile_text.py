@@ -77,6 +77,7 @@ class Logic:
         solutions: by their numbers, in the order of the file.
         sizes: number of the solution and its efficiency, by size, in the order of the file.
         lines: where the row of each size begins, from 1.
+        line_end: of every line of the file; the pieces have the plain one.
     """
 
     path: Path
@@ -86,6 +87,7 @@ class Logic:
     solutions: dict[int, Solution] = field(default_factory=dict)
     sizes: dict[Size, tuple[int, float]] = field(default_factory=dict)
     lines: dict[Size, int] = field(default_factory=dict)
+    line_end: str = "\n"
 
     @cached_property
     def problem_type(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class Logic:
         listed = "".join(f"  {solution.text}" for solution in self.solutions.values())
         elements[_SOLUTIONS] = f"- {listed[2:]}" if listed else "- []\n"
         elements[_SIZES] = _table(self.sizes)
-        return self.head + "".join(elements) + self.tail
+        return "".join([self.head, *elements, self.tail]).replace("\n", self.line_end)
 
     def _value(self, place: int) -> Any:
         found = _load(self.elements[place], f"{self.path}: element {place + 1}")
@@ -158,10 +160,11 @@ def read_logic(path: Path, text: str) -> Logic:
     Raises:
         InputError: it is another kind of logic file, or not as Tensile writes it; says where.
     """
+    text, line_end = _plain_lines(path, text)
     if _ALIAS.search(text):
         raise InputError(f"{path} has an anchor or an alias of YAML; {_ADVICE}")
     head, elements, tail = _split(path, text)
-    logic = Logic(path, head, elements, tail)
+    logic = Logic(path, head, elements, tail, line_end=line_end)
     kind = logic._value(_KIND)
     if kind != "Equality":
         raise InputError(
@@ -175,6 +178,22 @@ def read_logic(path: Path, text: str) -> Logic:
         logic.solutions[solution.index] = solution
     _read_sizes(logic)
     return logic
+
+
+def _plain_lines(path: Path, text: str) -> tuple[str, str]:
+    """The text with plain ends of lines, and how its own end: as Tensile writes them, or all as on Windows.
+
+    Raises:
+        InputError: they end in several ways, of which a merged file could keep one alone.
+    """
+    if "\r" not in text:
+        return text, "\n"
+    plain = text.replace("\r\n", "\n")
+    if "\r" in plain or text.count("\r\n") < text.count("\n"):
+        raise InputError(
+            f"{path} has lines that end in several ways (LF, CRLF or CR); write it with one, as dos2unix does"
+        )
+    return plain, "\r\n"
 
 
 def _split(path: Path, text: str) -> tuple[str, list[str], str]:

@@ -25,7 +25,7 @@ from tritongemm.formats._aiter_families import (
     fitting,
     is_header,
 )
-from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, seconds_of, told_cells
+from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, seconds_of, told_cells
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
@@ -209,7 +209,8 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
     told: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
-    cells = told_cells(best, family, *told)
+    measured = next(record for record in group if told in _ways(record))
+    cells = told_cells(best, family, *told) | kept_cells(measured, told[0])
     lost = ""
     if ways[0] != told:
         seconds, stead = ways[0][1], told[0].name

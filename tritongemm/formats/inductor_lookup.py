@@ -119,8 +119,9 @@ def key_of(problem: Problem) -> str:
     dense = Problem(m, n, k, name, name, name, problem.row_major_a, problem.row_major_b, problem.bias)
     if problem != dense or problem.bias == "m":
         return ""
-    a = ([m, k], [k, 1] if problem.row_major_a else [1, m])
-    b = ([k, n], [n, 1] if problem.row_major_b else [1, k])
+    lead_a, lead_b, _ = problem.leads
+    a = ([m, k], [lead_a, 1] if problem.row_major_a else [1, lead_a])
+    b = ([k, n], [lead_b, 1] if problem.row_major_b else [1, lead_b])
     bias = [([m, n], [0, 1])] if problem.bias == "n" else []
     operands = ", ".join(f"(torch.{problem.a.torch}, {size}, {strides})" for size, strides in (*bias, a, b))
     operation = "addmm" if bias else "mm"

@@ -279,8 +279,8 @@ def _names(problem: Problem) -> list[str]:
     kind = "GemmStridedBatched" if problem.batch > 1 else "GemmAndBias" if problem.bias == "n" else "Gemm"
     layout = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
     batch = f"_B_{problem.batch}" if problem.batch > 1 else ""
-    leads = f"{n if problem.row_major_b else k}_{k if problem.row_major_a else m}_{n}"
-    names = [f"{kind}TunableOp_{dtype}_{layout}", f"{layout.lower()}_{n}_{m}_{k}{batch}_ld_{leads}"]
+    lead_a, lead_b, lead_c = problem.leads
+    names = [f"{kind}TunableOp_{dtype}_{layout}", f"{layout.lower()}_{n}_{m}_{k}{batch}_ld_{lead_b}_{lead_a}_{lead_c}"]
     told = _read_line(_Line(1, ",".join(names))) if dtype else None
     return names if told and told[0] == problem else []
 

@@ -40,6 +40,12 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
+# Whoever is screened where others of its size were launched takes microseconds. One that hangs is given up after this
+# part of the whole limit, but not before so many seconds and so many times the best's time.
+SCREEN_SHARE = 0.1
+SCREEN_LEAST_SECONDS = 5.0
+SCREEN_MOST_OF_BEST = 100
+
 MOST_UNEXPLAINED_DEATHS = 2  # A job is given up after more deaths of the process that no candidate can be blamed for.
 
 # The job of one attempt at a final: of these candidates, naming the runners or not.
@@ -138,7 +144,7 @@ class GpuEvaluator(Evaluator):
         vendor: whose driver is used.
         device: ordinal.
         protocol: how times are taken.
-        timeout_s: seconds that one candidate may take.
+        timeout_s: seconds that one candidate may take, at most.
         process: what works on the device; None for a process on this host.
     """
 
@@ -154,6 +160,7 @@ class GpuEvaluator(Evaluator):
         self.target, self.vendor, self.device = target, vendor, device
         self.protocol, self.timeout_s = protocol, timeout_s
         self._process = process or WorkerProcess(DEVICE_ROLE)
+        self._launched: set[Problem] = set()  # candidates of these have run in the process that lives
         self._quantization: dict[tuple[object, ...], float | None] = {}  # by what the kernel and its memory follow from
         self.times_quantization = not isinstance(registry.get(Timer, protocol.timer), ExternalTimer)
 
@@ -285,6 +292,15 @@ class GpuEvaluator(Evaluator):
                 refused.append(Trial(artifact.config, "out_of_resources", str(error), stage=stage))
         return candidates, refused
 
+    def _limit(self, job: MeasureJob) -> float:
+        """Seconds to wait for each answer of a job: few where all that it can take long for was done before."""
+        if not isinstance(job, ScreenJob) or job.setup.problem not in self._launched:
+            return self.timeout_s
+        if not all(isinstance(candidate.launch, Launch) for candidate in job.candidates):
+            return self.timeout_s
+        enough = max(SCREEN_LEAST_SECONDS, SCREEN_SHARE * self.timeout_s, SCREEN_MOST_OF_BEST * job.best_s)
+        return min(self.timeout_s, enough)
+
     def _answers(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
         """Answers to one job, as they come.
 
@@ -293,14 +309,19 @@ class GpuEvaluator(Evaluator):
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
         last: MeasureAnswer | None = None
+        limit = self._limit(job)
         for deaths in count(1):
             try:
-                for last in self._process.ask(job, self.timeout_s):
+                for last in self._process.ask(job, limit):
                     yield last
+                if isinstance(job, ScreenJob):
+                    self._launched.add(job.setup.problem)
                 return
             except (WorkerTimeout, WorkerDied, WorkerError) as fault:
+                self._launched.clear()
                 if last is not None:
-                    raise _explained(fault, last, self.timeout_s) from None
+                    raise _explained(fault, last, limit) from None
+                limit = self.timeout_s
                 # No candidate has been touched yet. An earlier job may have left the process or its device unwell.
                 self._process.kill()
                 from_outside = isinstance(fault, WorkerDied) and fault.from_outside

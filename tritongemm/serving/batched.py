@@ -114,7 +114,7 @@ def scaled_bmm(
     """
     if scale_a is None or scale_b is None:
         raise TypeError("scale_a and scale_b must be tensors, and go together")
-    return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out, scale_layout))
+    return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out))
 
 
 def explain_bmm(
@@ -133,7 +133,7 @@ def explain_bmm(
     """
     if scale_a is not None and out_dtype is None:
         out_dtype = torch.bfloat16
-    operands = _checked(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, None, scale_layout))
+    operands = _checked(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout))
     return str(_Resolver(default_dispatcher(), operands).answers)
 
 
@@ -159,7 +159,7 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
     Raises:
         InputError: as `bmm` says.
     """
-    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
+    a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
     places = a.get_device(), b.get_device()
     key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype, layout)
     key += (float32_precision(),) if a.dtype is torch.float32 else ()
@@ -281,7 +281,7 @@ def _stride_places(record: Record, problem: Problem) -> StridePlaces | Support:
 
 
 def _tensors(operands: BatchOperands) -> list[Any]:
-    a, b, bias, _, scale_a, scale_b, out, _ = operands
+    a, b, bias, _, scale_a, scale_b, _, out = operands
     return [a, b, *(t for t in (bias, scale_a, scale_b, out) if t is not None)]
 
 
@@ -303,41 +303,26 @@ def _checked(operands: BatchOperands) -> BatchOperands:
 
 def _traced(operands: BatchOperands) -> Tensor:
     """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
-    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
+    *given, out = operands
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
-    if wants_gradient or (scale_a is None and torch.is_autocast_enabled("cuda")):
+    if wants_gradient or (operands.scale_a is None and torch.is_autocast_enabled("cuda")):
         return torch_bmm(check_shapes(operands))
-    result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b, layout)
+    result: Tensor = torch.ops.tritongemm.bmm(*given)
     if out is None:
         return result
     check_out(operands)
     return out.copy_(result)
 
 
-def _operation(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    scale_layout: str = "",
-) -> Tensor:
-    operands = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, None, scale_layout)
-    return run(default_dispatcher(), operands).contiguous()
+def _operation(*given: Any, **named: Any) -> Tensor:
+    return run(default_dispatcher(), BatchOperands(*given, **named)).contiguous()
 
 
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    scale_layout: str = "",
-) -> Tensor:
+def _fake(*given: Any, **named: Any) -> Tensor:
+    operands = BatchOperands(*given, **named)
+    a, b = operands.a, operands.b
     torch._check(a.shape[2] == b.shape[1], lambda: f"a {a.shape} and b {b.shape} are not [B, M, K] and [B, K, N]")
-    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, out_dtype))
+    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, operands.out_dtype))
 
 
 define_operation(

@@ -25,7 +25,7 @@ class BatchedCall(PatchedCall):
         Args:
             operands: as `check_shapes` leaves them, or as they came where that copies none.
         """
-        a, b, bias, _, scale_a, scale_b, out, _ = operands
+        a, b, bias, _, scale_a, scale_b, _, out = operands
         c = self._empty() if out is None else out
         of_a, of_b, of_c = a.data_ptr(), b.data_ptr(), c.data_ptr()
         of_bias = 0 if bias is None else bias.data_ptr()

@@ -27,7 +27,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
     Args:
         operands: with vectors as `check_shapes` leaves them, of any strides.
     """
-    a, b, bias, out_dtype, _, _, out, _ = operands
+    a, b, bias, out_dtype, _, _, _, out = operands
     added = None if bias is None else bias.unsqueeze(-2)
     if operands.scale_a is not None:
         product = _scaled(operands)
@@ -45,7 +45,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
 
 def _scaled(operands: BatchOperands) -> Tensor:
     """The products of a batch with scale factors, one after another: PyTorch has no call of all of them."""
-    a, b, bias, out_dtype, scale_a, scale_b, _, layout = operands
+    a, b, bias, out_dtype, scale_a, scale_b, layout, _ = operands
     assert scale_a is not None and scale_b is not None
     check_values(scale_a=scale_a, scale_b=scale_b)
     (batch, m, _), n = a.shape, b.shape[2]

@@ -34,8 +34,8 @@ class BatchOperands(NamedTuple):
     out_dtype: torch.dtype | None = None
     scale_a: Tensor | None = None
     scale_b: Tensor | None = None
-    out: Tensor | None = None
     scale_layout: str = ""
+    out: Tensor | None = None  # behind those of the traced operation, which gives new memory
 
     @property
     def dtypes(self) -> tuple[str, str]:
@@ -95,7 +95,7 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
 
     Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
     """
-    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
+    a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
     if not a.is_cuda:
         return Support(f"a is on {a.device}; tuned kernels run on a GPU")
     if any(t is not None and (t.layout != torch.strided or t.device != a.device) for t in operands[:3]):
@@ -141,7 +141,7 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     Raises:
         InputError: shapes that do not belong together; names them.
     """
-    a, b, bias, _, scale_a, scale_b, _, layout = operands
+    a, b, bias, _, scale_a, scale_b, layout, _ = operands
     if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise InputError(f"a {tuple(a.shape)} and b {tuple(b.shape)} are not [B, M, K] and [B, K, N]")
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]

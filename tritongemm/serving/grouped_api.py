@@ -14,7 +14,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
-from tritongemm.serving.operand_checks import check_encodings_on, is_wrapped
+from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped
 from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
@@ -63,11 +63,18 @@ def grouped_mm(
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
         return result
-    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
+    return _run_checked(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
+
+
+def _run_checked(operands: GroupedOperands) -> Tensor:
+    """As `grouped_mm`, after a look at the caller's factors, which is for a CPU alone."""
+    if operands.scale_a is not None and operands.scale_b is not None:
+        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
+    return run(default_dispatcher(), operands)
 
 
 def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
-    """As `grouped_mm`, with the records of a dispatcher."""
+    """As `grouped_mm`, with the records of a dispatcher; factors of any value, as quantised activations may have."""
     given = operands.tensors
     if any(type(tensor) not in _PLAIN or is_wrapped(tensor) for tensor in given.values()):
         check(operands)
@@ -133,7 +140,7 @@ def _operation(
     out_dtype: torch.dtype,
     scale_layout: str = "",
 ) -> Tensor:
-    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
+    return _run_checked(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
 
 
 def _fake(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tritongemm.core.torch_limits import takes_groups
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 from tritongemm.serving.torch_fallback import is_plain, wide_dtype
-
-_ROW_BYTES = 16  # PyTorch's grouped products want rows of A and of a weight to begin at multiples of so many
 
 
 def grouped(operands: GroupedOperands) -> Tensor:
@@ -66,7 +65,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
 
 
 def _aligned(a: Tensor, b: Tensor) -> bool:
-    return not (a.shape[-1] * a.element_size() % _ROW_BYTES or b.shape[-1] * b.element_size() % _ROW_BYTES)
+    return takes_groups(a.shape[-1] * a.element_size(), b.shape[-1] * b.element_size())
 
 
 def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_unmapped, check_values
+from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_unmapped
 from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -117,7 +118,7 @@ def check(operands: GroupedOperands) -> None:
         if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1"):
             check_eight_bits(a, b, out_dtype)
     if not (a.is_cuda or a.is_meta):
-        _check_numbers(operands)
+        _check_rows(operands)
 
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
@@ -133,19 +134,17 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
     elif operands.granularity == "row":
         of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
     else:
-        blocks = -(-k // DEPTH)
-        of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
+        blocks = cdiv(k, DEPTH)
+        of_a, of_b = [(*rows, blocks)], (groups, cdiv(n, DEPTH), blocks)
     for name, scale, shapes in (("scale_b", scale_b, [of_b]), ("scale_a", scale_a, of_a)):
         if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
             kind = "float32" if torch.float32 in kinds else "e8m0"
             raise InputError(f"{name} must be {kind} {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
 
 
-def _check_numbers(operands: GroupedOperands) -> None:
-    """What a CPU can look at without waiting: groups that do not add up, and factors that are no numbers."""
+def _check_rows(operands: GroupedOperands) -> None:
+    """Refuse groups that do not add up, which a CPU can tell without waiting."""
     numbers, a = operands.offs.tolist(), operands.a
-    if operands.scale_a is not None and operands.scale_b is not None:
-        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
     if operands.masked:
         if any(not 0 <= rows <= a.shape[1] for rows in numbers):
             raise InputError(f"offs must be the rows of each group, 0 to {a.shape[1]}; it is {numbers}")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import round_up
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
@@ -63,7 +64,7 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
         return scales.contiguous()
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
-    wanted = tuple(-(-size // whole) * whole for size, whole in zip((rows, groups), order.pad, strict=True))
+    wanted = tuple(round_up(size, whole) for size, whole in zip((rows, groups), order.pad, strict=True))
     if tuple(scales.shape) != wanted:
         raise InputError(f"scales are {tuple(scales.shape)}; {rows} x {groups} in the order {layout} are {wanted}")
     return order.unpack(exponents)[:rows, :groups].contiguous().view(scales.dtype)

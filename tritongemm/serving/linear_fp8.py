@@ -11,10 +11,10 @@ from tritongemm.core.errors import InputError
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
-from tritongemm.serving.operand_checks import check_tensors
+from tritongemm.serving.operand_checks import check_tensors, check_values
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scale_factors import EXPONENTS, describe_known, find_scalings
-from tritongemm.serving.scaled_api import scaled_mm
+from tritongemm.serving.scaled_api import multiply_quantized
 from tritongemm.serving.scaled_operands import ScaledOperands
 from tritongemm.serving.traced_operations import define_operation
 from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
@@ -32,8 +32,8 @@ def linear_fp8(
 
     Where the weight's factors change along K, activations have a factor for each 128 elements along K, in the layout
     that the tuned kernel of this size reads, or a power of two for each 32 where the weight has that (OCP MX); else
-    they have one for each row. Under torch.compile both kernels are one
-    operation. There is no gradient.
+    they have one for each row. Under torch.compile both kernels are one operation. There is no gradient. NaN and
+    infinity in x are no error: they make their row of the result NaN, but int8 has none, where a NaN counts as zero.
 
     Given `unquantized` too, the loaded rows decide at each M: where quantisation and quantised product together take no
     less time than the product in x's type does by its own row, that one is computed. `explain_linear_fp8` tells.
@@ -102,13 +102,15 @@ def _linear(
         _check_unquantized(x, weight, unquantized)
         if judge(operands, _scaled_operands).unquantized:
             return mm(x, unquantized, bias, out_dtype)
+    check_values(weight_scale=weight_scale)
     if weight_scale.dtype in EXPONENTS:
         q, powers = quantize(x, "mx", weight.dtype)
-        return scaled_mm(q, weight, powers, weight_scale, bias, out_dtype)
+        return multiply_quantized(ScaledOperands(q, weight, powers, weight_scale, bias, out_dtype))
     if _changes_along_k(weight, weight_scale):
         return compute(operands, find_layout(operands, near=True) or LAYOUTS[0])
     q, scale = quantize(x, "row", weight.dtype)
-    return scaled_mm(q, weight, scale, _factors_of_rows(weight, weight_scale), bias, out_dtype)
+    factors = _factors_of_rows(weight, weight_scale)
+    return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
 
 
 def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.mx_rounding import MANTISSA_BITS, Rounding
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
@@ -38,8 +39,8 @@ def layouts() -> tuple[str, ...]:
 def padded_shape(rows: int, k: int, layout: str) -> tuple[int, int]:
     """Extents of the powers of [rows, K] in memory."""
     of_rows, of_groups = (1, 1) if layout == "rows" else registry.get(ScaleLayout, layout).pad
-    groups = -(-k // MX_GROUP)
-    return -(-rows // of_rows) * of_rows, -(-groups // of_groups) * of_groups
+    groups = cdiv(k, MX_GROUP)
+    return round_up(rows, of_rows), round_up(groups, of_groups)
 
 
 def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: torch.device) -> tuple[Tensor, Tensor]:

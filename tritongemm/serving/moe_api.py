@@ -8,6 +8,7 @@ from torch import Tensor
 from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
@@ -176,7 +177,7 @@ def _mode(
     if mode == "block" and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
         raise InputError(f"hidden {w1.shape[2]} and inner {w2.shape[2]} must be multiples of {DEPTH}, a block's depth")
     for name, scale, (experts, rows, depth) in (("w1_scale", w1_scale, w1.shape), ("w2_scale", w2_scale, w2.shape)):
-        wanted = (experts, rows) if mode == "row" else (experts, -(-rows // DEPTH), depth // DEPTH)
+        wanted = (experts, rows) if mode == "row" else (experts, cdiv(rows, DEPTH), depth // DEPTH)
         if tuple(scale.shape) != wanted or scale.dtype != torch.float32:
             raise InputError(f"{name} must be float32 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
     check_values(w1_scale=w1_scale, w2_scale=w2_scale)

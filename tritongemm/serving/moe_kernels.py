@@ -12,6 +12,7 @@ from torch import Tensor
 from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import DEPTH, MX_MODES, Chosen, powers_of
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.integers import cdiv
 from tritongemm.serving import microscaling, moe_torch
 from tritongemm.serving.helper_kernels import HelperCall
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
@@ -121,7 +122,7 @@ def _result(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -> _
     """Memory for rows and their factors."""
     if mode in MX_MODES:
         return microscaling.empty_pair((rows, k), dtype, powers_of(mode).layout, near.device)
-    shapes = {"row": (rows,), "block": (-(-k // DEPTH), rows)}
+    shapes = {"row": (rows,), "block": (cdiv(k, DEPTH), rows)}
     scale = near.new_empty(shapes[mode], dtype=torch.float32) if mode else None
     return near.new_empty((rows, k), dtype=dtype), scale
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.runtime.patched_launch import call_all
@@ -139,14 +140,14 @@ def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
     m = x.numel() // k
     if granularity != "block":
         return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
-    return empty_in(layout, m, -(-k // GROUP), x.device)
+    return empty_in(layout, m, cdiv(k, GROUP), x.device)
 
 
 def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
     """Memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
     if layout == "rows":
         return torch.empty((rows, groups), dtype=torch.float32, device=device)
-    padded = rows if layout == "groups" else -(-rows // _TMA_ROWS) * _TMA_ROWS
+    padded = rows if layout == "groups" else round_up(rows, _TMA_ROWS)
     # There is memory for all that is padded.
     return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import Scaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
@@ -81,7 +82,7 @@ def lies_so(scales: Tensor, scaling: Scaling, rows: int, k: int) -> bool:
 
 def logical_shape(scaling: Scaling, rows: int, k: int) -> tuple[int, int]:
     """Factors of an operand across its rows and along K, without what memory is padded by."""
-    return -(-rows // scaling.rows) if scaling.rows else 1, -(-k // scaling.depth) if scaling.depth else 1
+    return cdiv(rows, scaling.rows) if scaling.rows else 1, cdiv(k, scaling.depth) if scaling.depth else 1
 
 
 def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
@@ -111,10 +112,10 @@ def describe_known(rows: int, k: int, name: str, transposed: bool = False) -> st
     """
 
     def shape(across: int, group: int) -> str:
-        extents = (across, -(-k // group))
+        extents = (across, cdiv(k, group))
         return str(extents[::-1] if transposed else extents)
 
     return (
-        f"one factor, one for each of {name}={rows}, {shape(rows, GROUP)} or {shape(-(-rows // GROUP), GROUP)} in "
+        f"one factor, one for each of {name}={rows}, {shape(rows, GROUP)} or {shape(cdiv(rows, GROUP), GROUP)} in "
         f"float32 for groups of {GROUP} along K, or {shape(rows, MX_GROUP)} in e8m0 for groups of {MX_GROUP}"
     )

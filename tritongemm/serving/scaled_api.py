@@ -105,6 +105,16 @@ def _run(
     return result
 
 
+def multiply_quantized(operands: ScaledOperands) -> Tensor:
+    """As `scaled_mm`, of activations whose factors are not a caller's but were made of what one gave.
+
+    NaN and infinity among what was given go on into the result, as in PyTorch's layers: on a GPU nobody looks for them.
+    """
+    if operands.a.is_cuda:
+        return scaled_mm(*operands[:6])
+    return TorchScaled(read_product(operands))(*operands[:6])
+
+
 def _unusual(operands: ScaledOperands) -> Tensor:
     """A call in a mode: subclasses, tracers, transforms, and factors or a bias that want a gradient."""
     a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands

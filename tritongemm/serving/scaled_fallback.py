@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
+from tritongemm.core.torch_limits import PADDED_GROUPS, PADDED_ROWS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
 from tritongemm.serving.scale_factors import spread
@@ -14,8 +15,6 @@ from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
 from tritongemm.serving.torch_fallback import linear
 
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
-_PADDED_GROUPS = 4  # PyTorch wants the groups along K of 128 x 128 factors padded to a multiple of so many.
-_PADDED_ROWS = 4  # cuBLASLt, which PyTorch calls, has products with factors along K of a multiple of so many rows.
 _Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 
 
@@ -87,13 +86,13 @@ class TorchScaled:
         if out_dtype != torch.bfloat16:
             raise ValueError("PyTorch gives bfloat16 alone")
         square = self._product.scalings_b[0].rows > 1
-        rows, missing = a.shape[0], -a.shape[0] % _PADDED_ROWS
+        rows, missing = a.shape[0], -a.shape[0] % PADDED_ROWS
         of_a = scale_a.t().contiguous().t()
         if missing:  # rows of zeros, whose result is not read
             a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)  # it pads no fp8
             of_a = torch.nn.functional.pad(scale_a.t(), (0, missing)).t()
         groups = scale_w.shape[1]
-        padding = -groups % _PADDED_GROUPS if square else 0
+        padding = -groups % PADDED_GROUPS if square else 0
         of_w = torch.nn.functional.pad(scale_w, (0, padding)).t() if square else scale_w.t().contiguous()
         if _Scaled is None:
             older = of_w[:groups] if square else of_w

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tritongemm.core.integers import round_up
 from tritongemm.core.record import Record
 
 if TYPE_CHECKING:
@@ -56,5 +57,5 @@ def padded_ms(m: int, n: int) -> Iterator[int]:
         n: columns of its result.
     """
     step = next((step for most, step in _STEPS if m <= most), _STEP_ABOVE)
-    yield -(-m // step) * step
+    yield round_up(m, step)
     yield _LARGE_M if m > _LARGE_M and n > _LARGE_N else 1 << (m - 1).bit_length()

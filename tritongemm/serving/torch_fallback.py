@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.torch_limits import takes_fp8, takes_int8
 
 DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP8 = frozenset(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8)
@@ -74,11 +75,11 @@ def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtyp
     if not x.is_cuda or x.dtype != w.dtype:
         return None
     n, k = w.shape
-    if x.dtype in _FP8 and wanted not in _FP8 and k % 16 == 0 and n % 16 == 0 and w.is_contiguous():
+    if x.dtype in _FP8 and wanted not in _FP8 and takes_fp8(n, k) and w.is_contiguous():
         one = torch.ones((), device=x.device)
         row = None if bias is None else bias.to(torch.bfloat16 if wanted == torch.float32 else wanted)
         return torch._scaled_mm(x.contiguous(), w.t(), one, one, bias=row, out_dtype=wanted)
-    if x.dtype == torch.int8 and wanted == torch.int32 and bias is None and x.shape[0] > 16 and not (k % 8 or n % 8):
+    if x.dtype == torch.int8 and wanted == torch.int32 and bias is None and takes_int8(x.shape[0], n, k):
         return torch._int_mm(x.contiguous(), w.t())
     if x.dtype in (torch.float16, torch.bfloat16) and wanted == torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
         product: Tensor = torch.ops.aten.mm.dtype(x, w.t(), wanted)

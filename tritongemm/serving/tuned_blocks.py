@@ -14,7 +14,7 @@ from tritongemm.serving import scaled_dispatch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import CallTable
 from tritongemm.serving.quantize import empty_factors, quantize
-from tritongemm.serving.scaled_api import scaled_mm
+from tritongemm.serving.scaled_api import multiply_quantized, scaled_mm
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 
 LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
@@ -106,7 +106,8 @@ def compute(operands: BlockOperands, layout: str) -> Tensor:
     """The product, with activations quantised to a layout that `find_layout` gave."""
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     if x_scale is None:
-        x, x_scale = quantize(x, "block", weight.dtype, layout)
+        q, factors = quantize(x, "block", weight.dtype, layout)
+        return multiply_quantized(ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype))
     return scaled_mm(x, weight, x_scale, weight_scale, bias, out_dtype)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
-from tritongemm.campaigns import tables
+from tritongemm.campaigns import tables, weights
 from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
@@ -116,6 +116,15 @@ def test_the_guide_s_arithmetic(measuring: Rig) -> None:
     assert "to tune: 2 GEMMs, 99.93 % of the time" in measuring.said
     assert "below 0.1 %: 1 GEMMs, 0.07 % of the time together" in measuring.said
     assert f"{measuring.folder / 'job.log'}: 3 GEMMs in 61 calls take 1.501 ms, measured" in measuring.said
+
+
+def test_predictions_that_take_long_say_how_far_they_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(weights, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(weights, "predict_seconds", lambda problem, target: problem.m * 1e-9)
+    configs.run(rig.campaign("".join(size(m) for m in range(64, 72)), threshold=0))
+    told = [text for text in rig.said if text.startswith("predicted: ")]
+    assert told == [f"predicted: {n} of 8 GEMMs" for n in (1, 3, 5, 7)]
 
 
 def test_a_threshold_is_of_sums(measuring: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import os
 import threading
@@ -24,7 +25,19 @@ from tritongemm.search_spaces import loader as target_files
 GFX942 = target_files.load_target("gfx942")
 TEXT = line(n=16, count=3) + line("bench", n=32) + trace(n=48)
 COLOURED = "".join(f"\x1b[1;32m{one}\x1b[0m\x1b[K\n" for one in TEXT.replace("M:", "\x1b[4mM\x1b[m:").splitlines())
+ROCBLAS = (
+    '- { rocblas_function: "rocblas_gemm_ex", a_type: "bf16_r", b_type: "bf16_r", c_type: "bf16_r", d_type: "bf16_r", '
+    "compute_type: \"f32_r\", transA: 'T', transB: 'N', M: 64, N: 128, K: 256, alpha: 1.0, lda: 256, ldb: 256, "
+    "beta: 0.0, ldc: 64, ldd: 64, batch_count: 1, call_count: 7 }\n"
+)
 COUNTS = {16: 3, 32: 1, 48: 1}
+
+
+def in_container(text: str, ends: bool = True) -> str:
+    """The text as Docker keeps it."""
+    more = {"stream": "stderr", "time": "2026-05-04T15:08:47.123456789Z"}
+    lines = [json.dumps({"log": one} | more, separators=(",", ":")) for one in text.splitlines(keepends=True)]
+    return "\n".join(lines) + "\n" * ends
 
 
 @pytest.fixture
@@ -51,11 +64,37 @@ def counts(workload: JobWorkload) -> dict[int, float]:
         TEXT.encode("utf-16"),
         TEXT.replace("\n", "\r\n").encode("utf-8-sig"),
         COLOURED.encode(),
+        in_container(TEXT).encode(),
+        in_container(COLOURED).encode(),
     ],
 )
 def test_a_log_is_the_same_in_any_dress(log: Path, data: bytes) -> None:
     found = read(log, data)
     assert counts(found) == COUNTS and not found.remarks
+
+
+def test_containers_lines_of_bench_and_rocblas_are_read(log: Path) -> None:
+    """Quotes are escaped in them, and a command would end with what Docker adds."""
+    found = read(log, in_container(ROCBLAS + line("bench", n=32)).encode())
+    assert sorted(one.count for one in found.products) == [1, 7] and not found.remarks
+    plain = read(log, (ROCBLAS + line("bench", n=32)).encode())
+    assert [one.call for one in plain.products] == [one.call for one in found.products]
+
+
+def test_containers_lines_may_be_cut_or_continued(log: Path) -> None:
+    """A line of more than 16 KiB lies in several; one that a killed container cut counts nothing."""
+    whole = line("bench", n=32)
+    halves = in_container(whole[:40]) + in_container(whole[40:])
+    assert counts(read(log, halves.encode())) == {32: 1}
+    found = read(log, (in_container(TEXT) + in_container(whole[:40])).encode())
+    assert counts(found) == COUNTS and "line 4: the command is cut" in found.remarks[0]
+    found = read(log, (in_container(TEXT) + in_container(whole)[:60]).encode())
+    assert counts(found) == COUNTS and "line 4: the command is cut" in found.remarks[0]
+
+
+@pytest.mark.parametrize("odd", ['{"log":5}', '{"log":"\\ud800\\n"}', '{"log":' + "[" * 100_000, '{"log":"a'])
+def test_other_json_among_the_lines_is_passed_over(log: Path, odd: str) -> None:
+    assert counts(read(log, (odd + "\n" + TEXT).encode())) == COUNTS
 
 
 def test_a_compressed_log_is_the_same_log(log: Path) -> None:

@@ -78,6 +78,44 @@ def test_results_of_one_thing_are_told_once(tmp_path: Path) -> None:
     assert [row.record and row.record.seconds for row in rows] == [1e-5, 1e-5]
 
 
+@pytest.mark.parametrize("held", [None, f"{HEADER}\n{OTHER}\n"])
+def test_nothing_that_could_be_told_is_no_success(
+    held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that goes on with the file must not take one for it that holds nothing of these results."""
+    ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
+    ours.write_text(results_format().write([record(ONE)]), encoding="utf-8")
+    if held is not None:
+        output.write_text(held, encoding="utf-8")
+    assert convert.main([str(ours), "-o", str(output)]) == 2
+    said = capsys.readouterr()
+    assert f"not told, or not whole: {ONE.key}: " in said.err and not said.out
+    assert "none of 1 results could be told as AITER's CSV" in said.err
+    assert (output.read_text(encoding="utf-8") if output.exists() else None) == held
+
+
+def test_what_aiter_says_of_its_kernels_goes_both_ways(tmp_path: Path) -> None:
+    """Its number of a kernel and the share of elements that it found wrong, which a table of its own tells."""
+    tuned, ours = tmp_path / "a8w8_bpreshuffle_tuned_gemm.csv", tmp_path / "ours.yaml"
+    head = "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+    kernel = "_ZN5aiter41I8gemm_bf16_perTokenI8_BpreShuffle_16x128E"
+    size = "gfx942,80,128,128,5120,torch.int8,asm"
+    written(tuned, head, f"{size},7,8,7.3189,{kernel},22.92,183.56,0.182")
+    assert convert.main([str(tuned), "-o", str(ours)]) == 0
+    assert convert.main([str(ours), "-o", str(ours)]) == 0, "our own file told anew keeps them"
+    tuned.unlink()
+    assert convert.main([str(ours), "-o", str(tuned)]) == 0
+    assert tuned.read_text().splitlines()[1].startswith(f"{size},7,8,7.3189,{kernel},")
+    assert tuned.read_text().splitlines()[1].endswith(",0.182")
+    text = ours.read_text(encoding="utf-8")
+    assert text.count("0.182") == 1
+    for wrong in (".inf", "[1]", "2.5", "'a,b'", "true"):
+        ours.write_text(text.replace("0.182", wrong), encoding="utf-8")
+        tuned.unlink()
+        assert convert.main([str(ours), "-o", str(tuned)]) == 0
+        assert tuned.read_text().splitlines()[1].endswith(",0.0"), wrong
+
+
 def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned, ours = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml"
     written(tuned, HEADER, TORCH, TORCH.replace(",512,", ",none,"))
@@ -130,7 +168,7 @@ def test_a_file_is_of_the_family_that_its_name_says(
     ]  # fmt: skip
     ours, output = tmp_path / "ours.yaml", tmp_path / name
     ours.write_text(results_format().write([record(one, **H200) for one in problems]), encoding="utf-8")
-    assert convert.main([str(ours), "-o", str(output), *flags]) == 0
+    assert convert.main([str(ours), "-o", str(output), *flags]) == (0 if told else 2)
     lines = [line.partition(",")[2].partition(",")[2] for line in _lines(output)]
     assert [line[: len(start)] for line, start in zip(lines, told, strict=False)] == told
     assert len(lines) == (len(told) + (name == "a8w8_tuned_gemm.csv"))
@@ -138,7 +176,8 @@ def test_a_file_is_of_the_family_that_its_name_says(
     assert said.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
     again = tmp_path / "again.yaml"
     again.write_text(results_format().write([record(problems[1], 1e-6, **H200)]), encoding="utf-8")
-    assert convert.main([str(again), "-o", str(output), *flags]) == 0
+    is_told = name == "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
+    assert convert.main([str(again), "-o", str(output), *flags]) == (0 if is_told else 2)
     assert len(_lines(output)) == len(lines)
 
 

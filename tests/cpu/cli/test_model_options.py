@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tritongemm.cli import options, tune
+from tritongemm.search_spaces.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -55,7 +56,7 @@ def test_its_sizes_are_tuned(model: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_aiters_names_of_dtypes(model: Path) -> None:
     args = options.parse(["--model_dir", str(model), "--indtype", "f16", "--outdtype", "f32"])
-    defaults = options.defaults(args, "fn")
+    defaults = options.defaults(args, load_target("gfx1100"))
     assert (defaults.dtype(defaults.dtype_a or ""), defaults.dtype(defaults.dtype_c or "")) == ("fp16", "fp32")
 
 

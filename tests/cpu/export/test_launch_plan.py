@@ -12,7 +12,7 @@ import pytest
 from tests.support import emulated
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
-from tritongemm.export import launch_plans
+from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
 
 LDS = {"gfx942": 65536, "gfx950": 163840}
@@ -36,6 +36,20 @@ def write(folder: Path, *options: str, size: tuple[int, int, int] = (M, N, K), t
     argv = ["-m", m, "-n", n, "-k", k, "--target", target, "-o", str(folder), "--num_threads", "1", *options]
     assert launch_plan.main(argv) == 0
     return sorted(folder.glob("plan_*.json"))
+
+
+def test_what_no_plan_can_hold_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Hopper's kernels those of its copy engine are predicted fastest; a driver makes their tensor maps."""
+    ranked = [Config("tma", 64, 64, 64), Config("tma", 64, 128, 64), Config("tile", 64, 64, 64)]
+    monkeypatch.setattr(selection, "rank_candidates", lambda *_: ranked)
+    (path,) = write(tmp_path, "-dtype_a", "bf16", size=(256, 256, 512), target="sm90")
+    said = capsys.readouterr().err
+    assert said.count("passed over: tma__") == 1 and "takes tensor maps, which only a driver can make" in said
+    plan = json.loads(path.read_text())
+    assert plan["arch"] == "sm90" and not plan["kernel"].startswith("tma")
+    assert (tmp_path / plan["object"]).read_bytes().startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("target", LDS)

@@ -63,6 +63,16 @@ def test_rows_of_the_library_are_sizes_of_ours() -> None:
     assert row.config.tile == (32, 64, 64) and row.config.option("index") == 7
 
 
+def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
+    """hipBLASLt's reader takes it so: in this file, unlike in its logs, only the other name is of gfx942's encoding."""
+    for name, ours in (("f8_r", "fp8e4m3fn"), ("f8_fnuz_r", "fp8e4m3fnuz"), ("bf8_fnuz_r", "fp8e5m2fnuz")):
+        text = f"{HEAD}\n    T,N,1,6144,16,4096,{name},{name},bf16_r,f32_r,7\n"
+        (row,) = FORMAT.read(PATH, text, Defaults(fp8_encoding="fnuz"))
+        assert row.problem.dtype_a == row.problem.dtype_b == ours
+    told = FORMAT.translate([result(product(dtype="fp8e4m3fnuz", dtype_c="bf16"))], {})
+    assert ",f8_fnuz_r,f8_fnuz_r,bf16_r," in told.files[""]
+
+
 def test_what_won_goes_before_and_the_rest_stays() -> None:
     told = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
     assert told.told == 2 and not told.untold

@@ -125,6 +125,26 @@ def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str
     assert told.files.get("", "") == before and not told.told and why in told.untold[0][1]
 
 
+def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:
+    """A checkout on Windows has CRLF in every line; the file that is merged into says how the lines end."""
+    tuned = logic({C: (1, 0.0)}, ("128x64x64", "256x64x64"))
+    plain, crlf = tmp_path / PATH, tmp_path / "crlf" / PATH
+    crlf.parent.mkdir()
+    plain.write_bytes(BASE.encode())
+    crlf.write_bytes(BASE.replace("\n", "\r\n").encode())
+    (tmp_path / "tuned.yaml").write_bytes(tuned.encode())
+    for name, file in (("plain", plain), ("crlf", crlf)):
+        words = [str(file), str(tmp_path / "tuned.yaml"), "-o", str(tmp_path / f"{name}.yaml"), "--to", "tensile_logic"]
+        assert convert.main(words) == 0
+    merged = (tmp_path / "plain.yaml").read_bytes()
+    assert (tmp_path / "crlf.yaml").read_bytes() == merged.replace(b"\n", b"\r\n") != merged
+    told = FORMAT.translate([result(problem())], {"": crlf.read_bytes().decode()})
+    assert told.told == 1 and told.files[""].count("\n") == told.files[""].count("\r\n")
+    for mixed in (BASE.replace("\n", "\r\n", 3), BASE.replace("\n", "\r", 3), f"{BASE}\r"):
+        with pytest.raises(InputError, match=r"lines that end in several ways \(LF, CRLF or CR\)"):
+            FORMAT.merge([(PATH, BASE), (Path("mixed.yaml"), mixed)])
+
+
 def test_files_are_merged() -> None:
     """A new size brings its solution; sizes whose rows lie apart are other sizes."""
     tuned = logic({C: (2, 0.0), A: (1, 0.0), APART[:4]: (0, 200.0)}, ("128x64x64", "256x64x64", "32x32x32"))

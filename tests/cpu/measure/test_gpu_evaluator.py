@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError, UnavailableError
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED, Support
@@ -17,6 +20,7 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import (
     Algorithms,
     AlgorithmsJob,
+    LaunchCandidate,
     MeasureAnswer,
     MeasureJob,
     NowRacing,
@@ -161,6 +165,39 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
     faults += [WorkerError("OutOfMemoryError: 90 GiB"), WorkerTimeout("did not start within 120 s")]
     with pytest.raises(TritonGemmError, match="did not start within 120 s"):
         list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
+
+
+def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First calls, library algorithms, sizes of which nothing is timed and slow sizes have the whole limit."""
+    gpu = GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 60)
+    launch = Launch("k.cubin", "k", (1, 1, 1), (128, 1, 1), 0, (), ())
+    limits: list[float] = []
+    hangs = False
+
+    def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
+        limits.append(timeout)
+        yield READY
+        if hangs and len(configs_of(job)) > 1:
+            raise WorkerTimeout("no answer")
+        yield from (Trial(c, "ok", samples=(1e-5,)) for c in configs_of(job))
+
+    def screen(problem: Problem, best_s: float, count: int = 1, launch: Launch | None = launch) -> list[Trial]:
+        limits.clear()
+        given = [LaunchCandidate(c, launch) for c in CONFIGS[:count]]
+        monkeypatch.setattr(gpu, "_candidates", lambda *_: (given, []))
+        return list(gpu.screen(problem, ARTIFACTS[:count], best_s))
+
+    monkeypatch.setattr(gpu._process, "ask", ask)
+    assert screen(SIZE, math.inf) and limits == [60], "a first call"
+    assert screen(SIZE, 1e-5) and limits == [6]
+    assert screen(SIZE, 0.5) and limits == [50], "of a size that takes half a second"
+    assert screen(SIZE, 2.0) and screen(SIZE, math.inf) and limits == [60]
+    assert screen(SIZE, 1e-5, launch=None) and limits == [60], "a library's algorithm"
+    assert screen(replace(SIZE, m=25), 1e-5) and limits == [60], "another size, whose operands are not made yet"
+    hangs = True
+    found = screen(SIZE, 1e-5, 2)
+    assert limits == [6, 60], "what hung ended the process: a first call again"
+    assert [t.status for t in found] == ["timeout", "ok"] and found[0].reason == "no answer within 6 s; killed"
 
 
 def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,11 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
             "dtype 'fp8': the target has no fp8; choose another dtype, or a --t",
         ),
         (
+            (*SIZE, "--family", "a8w8_blockscale", "--target", "sm80"),
+            "dtype 'fp8': the target has no fp8; choose another dtype, or a --target that has it; in others it "
+            "computes the families a8w8, ",
+        ),
+        (
             (*SIZE, "-dtype_a", "fp8e4m3fn", "--target", "sm80"),
             "no matrix instruction for fp8e4m3fn (A); it has no fp8",
         ),

@@ -271,7 +271,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "no weight": ({"weight": [1.0]}, "weight must be a tensor"),
             "unquantized": ({"unquantized": 2.0}, "unquantized must be a tensor"),
             "no factors": ({"weight_scale": 2.0}, "weight_scale must be a tensor"),
-            "nan": ({"weight_scale": ONE(1, 2) * NAN}, "holds NaN"),
+            "nan": ({"weight_scale": ONE(1, 2) * NAN}, "weight_scale holds NaN"),
         },
     ),
     "pack_scales": (
@@ -320,6 +320,32 @@ def test_no_rows_are_no_error_where_groups_and_batches_may_have_none() -> None:
     assert tritongemm.bmm(torch.ones(B, 0, K), torch.ones(B, K, N)).shape == (B, 0, N)
     w1, w2 = torch.ones(GROUPS, 2 * INNER, HIDDEN), torch.ones(GROUPS, HIDDEN, INNER)
     assert tritongemm.fused_moe(torch.ones(0, HIDDEN), w1, w2, ONE(0, 2), IDS[:0]).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("factors", [ONE(1), ONE(N), ONE(1, 2), torch.full((N, K // 32), 127, dtype=torch.uint8)])
+def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(value: float, factors: torch.Tensor) -> None:
+    """As on a GPU, where nobody waits to look at them: one token must not end the batch of a server."""
+    x = torch.ones(M, K)
+    x[1, 5] = value
+    found = tritongemm.linear_fp8(x, q(N, K), factors)
+    assert bool(found[1].isnan().all()) and bool(found[0].isfinite().all()) and bool(found[2:].isfinite().all())
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("form", ["none", "row", "block"])
+def test_tokens_that_are_no_numbers_make_their_own_result_nan(value: float, form: str) -> None:
+    x = torch.ones(TOKENS, HIDDEN)
+    x[1, 5] = value
+    given = CALLS["fused_moe"][1] | {"x": x}
+    if form == "none":
+        w1, w2 = given["w1"].float(), given["w2"].float()
+        given |= {"w1": w1, "w2": w2, "w1_scale": None, "w2_scale": None}
+    elif form == "row":
+        given |= {"w1_scale": ONE(GROUPS, 2 * INNER), "w2_scale": ONE(GROUPS, HIDDEN)}
+    found = tritongemm.fused_moe(**given)
+    assert not bool(found[1].isfinite().any()) and bool(found[0].isfinite().all())
+    assert bool(found[2:].isfinite().all())
 
 
 def test_values_are_looked_at_where_a_program_asks() -> None:

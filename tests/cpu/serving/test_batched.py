@@ -270,7 +270,7 @@ def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.shape == (2, 4, 4) and launched == [0]
     assert seen == {"a": a.data_ptr(), "b": b.data_ptr(), "c": found.data_ptr(), "bias": bias.data_ptr()}
     scales, out = (torch.ones(2, 4), torch.ones(2, 4)), torch.empty(2, 4, 4)
-    assert call(BatchOperands(a, b, None, None, *scales, out)) is out
+    assert call(BatchOperands(a, b, None, None, *scales, out=out)) is out
     assert (seen["scale_a"], seen["scale_b"], seen["c"]) == (*(s.data_ptr() for s in scales), out.data_ptr())
     odd = torch.arange(65.0)[1:].view(2, 4, 8)  # no address of 16 bytes: PyTorch computes
     assert torch.equal(call(BatchOperands(odd, b)), torch.bmm(odd, b)) and len(launched) == 2

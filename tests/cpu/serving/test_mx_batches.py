@@ -74,7 +74,7 @@ def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pyte
         shapes = [(-(-rows // 32) * 32, 24) if shuffled else (rows, 20) for rows in (m, 300)]
         a, b = empty("a", m, width, TORCH[dtype]), empty("b", 300, width, TORCH[dtype]).mT
         of_a, of_b = (empty(name, *shape, torch.uint8) for name, shape in zip("ab", shapes, strict=True))
-        return BatchOperands(a, b, None, torch.bfloat16, of_a, of_b.mT, None, SHUFFLED if shuffled else "")
+        return BatchOperands(a, b, None, torch.bfloat16, of_a, of_b.mT, SHUFFLED if shuffled else "")
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = read_batch(check_shapes(given(16)))

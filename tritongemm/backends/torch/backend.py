@@ -14,6 +14,7 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.torch_limits import takes_fp8, takes_int8
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 # Which kernel PyTorch takes is its own affair.
@@ -119,13 +120,13 @@ def function(problem: Problem) -> str:
         return grouped.function(problem)
     if problem.order_b != PLAIN:
         return ""
-    if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):
+    if problem.dtype_a == "int8" and not takes_int8(problem.m, problem.n, problem.k):
         return ""
     if coverage(problem):
         return scaled.function(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
-        refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16
+        refused = problem.c.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k)
         return "" if refused else "_scaled_mm"
     if problem.dtype_a == "int8":
         return "" if problem.dtype_c != "int32" or problem.bias != "none" else "_int_mm"

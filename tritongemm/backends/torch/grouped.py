@@ -8,8 +8,8 @@ from typing import Any
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
+from tritongemm.core.torch_limits import takes_groups
 
-_ALIGNMENT = 16  # bytes that rows of A and columns of B start at multiples of
 _DENSE = ("bf16", "fp16", "fp32")
 
 
@@ -20,7 +20,7 @@ def function(problem: Problem) -> str:
         return ""
     if problem.room:
         return "bmm" if same and problem.dtype_a in _DENSE else ""
-    whole = problem.k * problem.a.bytes % _ALIGNMENT == problem.n * problem.b.bytes % _ALIGNMENT == 0
+    whole = takes_groups(problem.k * problem.a.bytes, problem.n * problem.b.bytes)
     if same and problem.dtype_a == "bf16":
         return "_grouped_mm" if whole else ""
     rows = [e.name for e in problem.extras if e.operator == "*"] == ["scale_a", "scale_b"]

@@ -14,11 +14,11 @@ from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
+from tritongemm.core.torch_limits import PADDED_GROUPS, takes_fp8
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PADDED_GROUPS = 4  # factors of blocks of 128 x 128: groups along K are padded to a multiple of so many
 _ALONG_K = ("block", "group")
 
 Call = Callable[[], object]
@@ -29,7 +29,7 @@ def function(problem: Problem) -> str:
     scales = coverage(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
-        if problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16:
+        if problem.c.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k):
             return ""
         if scales in _ALONG_K:
             return "scaled_mm" if problem.bias == "none" else ""
@@ -81,7 +81,7 @@ def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, 
     of_a = dense(factors(problem, operands, "scale_a").T).T
     of_b = factors(problem, operands, "scale_b")
     groups, square = of_b.shape[1], coverage(problem) == "block"
-    of_b = dense(of_b, _PADDED_GROUPS).T if square else dense(of_b.T).T
+    of_b = dense(of_b, PADDED_GROUPS).T if square else dense(of_b.T).T
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is not None:
         vector, other = kinds.BlockWise1x128, kinds.BlockWise128x128 if square else kinds.BlockWise1x128

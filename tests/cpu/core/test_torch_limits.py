@@ -1,0 +1,26 @@
+"""PyTorch's limits in one table: what they say, and that who serves a row of another M reads them there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tritongemm.core.other_m import serves_other_m
+from tritongemm.core.torch_limits import takes_fp8, takes_groups, takes_int8
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+
+def test_sizes() -> None:
+    assert takes_fp8(16, 4096) and not takes_fp8(24, 4096) and not takes_fp8(16, 4104)
+    assert takes_int8(17, 24, 8) and not takes_int8(16, 24, 8) and not takes_int8(17, 20, 8)
+    assert not takes_int8(17, 24, 12)
+    assert takes_groups(32, 4096) and not takes_groups(32, 4104) and not takes_groups(8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "m", "n", "fast"),
+    [("int8", 17, 24, True), ("int8", 16, 24, False), ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)],
+)
+def test_a_row_of_another_m_serves_where_pytorch_has_no_such_product(dtype: str, m: int, n: int, fast: bool) -> None:
+    problem = registry.get(Family, "a8w8").problem(m, n, 64, dtype, dtype, "bf16", row_major_b=False)
+    assert serves_other_m(problem, "sm90") is not fast

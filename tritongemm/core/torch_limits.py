@@ -1,0 +1,27 @@
+"""Which sizes PyTorch's own products of eight bits and of groups take, and what their scale factors are padded to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FP8_MULTIPLE: Final = 16
+_INT8_MULTIPLE: Final = 8
+_INT8_ROWS: Final = 16  # A has more
+_GROUP_BYTES: Final = 16
+PADDED_GROUPS: Final = 4  # Of factors of blocks of 128 x 128 the groups along K are padded to a multiple of so many.
+PADDED_ROWS: Final = 4  # cuBLASLt has products with factors along K of a multiple of so many rows.
+
+
+def takes_fp8(n: int, k: int) -> bool:
+    """Whether ``_scaled_mm`` and ``scaled_mm`` of fp8 take a weight of N rows and depth K."""
+    return n % _FP8_MULTIPLE == k % _FP8_MULTIPLE == 0
+
+
+def takes_int8(m: int, n: int, k: int) -> bool:
+    """Whether ``_int_mm`` takes M rows, N columns and depth K."""
+    return m > _INT8_ROWS and n % _INT8_MULTIPLE == k % _INT8_MULTIPLE == 0
+
+
+def takes_groups(*row_bytes: int) -> bool:
+    """Whether ``_grouped_mm`` and ``_scaled_grouped_mm`` take operands whose rows or columns have so many bytes."""
+    return not any(count % _GROUP_BYTES for count in row_bytes)

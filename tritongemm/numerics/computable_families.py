@@ -15,6 +15,11 @@ from tritongemm.plugins.contracts import Family
 _SIZES = (128, 256, 512)  # which every family takes
 
 
+def computable_families(target: Target) -> tuple[str, ...]:
+    """The names of the families and variants that a target computes in some dtypes, whatever kernels there are."""
+    return tuple(name for name, _ in _computable(target))
+
+
 def name_others(problem: Problem, target: Target) -> str:
     """What a target computes, in words, where it computes nothing of a problem's family; "" where it does."""
     found = dict(_computable(target))

@@ -30,8 +30,14 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy mac
 hypothesis.settings.load_profile("any machine")
 
 
+def pytest_collection() -> None:
+    """Has the garbage of imports wait: hardly anything of them is, and all is looked through again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spares each test what grows with all that was imported for the others."""
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection looks through what tests make, and not through PyTorch
     for logger in logging.Logger.manager.loggerDict.values():

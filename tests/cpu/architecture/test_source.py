@@ -8,7 +8,6 @@ import importlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, syntax, tracked_files
-from tests.support import ROOT
+from tests.support import ROOT, forked
 
 LINKS = ("codegen", "hip_ext", "search_spaces", "templates")  # folders of the repository that the package links to
 MAX_LINES = 400
@@ -203,8 +202,7 @@ for place, script in enumerate(sys.argv[1:]):
 def test_benchmarks_run_from_a_checkout(scripts: list[Path], tmp_path: Path) -> None:
     """From any folder, without an install."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", ASK_FOR_HELP, *map(str, scripts)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(["-c", ASK_FOR_HELP, *map(str, scripts)], tmp_path, environment, timeout=300)
     assert done.returncode == 0, done.stderr
     for place, script in enumerate(scripts):
         assert "usage:" in (tmp_path / f"{place}.out").read_text(), script

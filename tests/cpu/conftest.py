@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -38,16 +39,11 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Spares each test what grows with all that was imported for the others."""
     gc.enable()
-    gc.collect()
     gc.freeze()  # a collection looks through what tests make, and not through PyTorch
+    atexit.register(gc.unfreeze)  # not before: pytest collects several times when all tests are done
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True  # pytest listens to each logger that does not, several times a test
-
-
-def pytest_sessionfinish() -> None:
-    """Lets the end of the process find everything again."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -156,11 +156,13 @@ def test_text_is_utf8_wherever_it_runs() -> None:
 
 def _climbs(node: ast.Attribute) -> bool:
     """Whether it goes more than one folder up from a file of the project, or up from the repository."""
+    if node.attr not in ("parent", "parents"):
+        return False
     owner = ast.unparse(node.value)
     own_file = re.search(r"(?<![\w.])(tritongemm\.)?__file__", owner)
     if node.attr == "parents":
         return bool(own_file) or owner in ("ROOT", "DATA", "FAKES")
-    return node.attr == "parent" and (owner in ("ROOT", "DATA", "FAKES") or bool(own_file and ".parent" in owner))
+    return owner in ("ROOT", "DATA", "FAKES") or bool(own_file and ".parent" in owner)
 
 
 def test_no_test_climbs_out_of_the_repository() -> None:

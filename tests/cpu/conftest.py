@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -30,18 +32,27 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy mac
 hypothesis.settings.load_profile("any machine")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests stay in one process, which makes what they share once; `--dist` may say otherwise."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_collection() -> None:
+    """Has the garbage of imports wait: hardly anything of them is, and all is looked through again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spares each test what grows with all that was imported for the others."""
-    gc.collect()
+    gc.enable()
     gc.freeze()  # a collection looks through what tests make, and not through PyTorch
+    atexit.register(gc.unfreeze)  # not before: pytest collects several times when all tests are done
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True  # pytest listens to each logger that does not, several times a test
-
-
-def pytest_sessionfinish() -> None:
-    """Lets the end of the process find everything again."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

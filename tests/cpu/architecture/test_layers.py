@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import DOOR_LINES, FILES, HOME, PACKAGE, imports, place
+from tests.support import ROOT, forked
 
 LEVELS = {
     "core": 0,
@@ -145,8 +146,8 @@ def test_serving_imports_nothing_heavy() -> None:
     """Importing all that serves a call, and PyTorch, brings none of what only tuning needs."""
     modules = sorted(name for name in FILES if place(name) in ("serving", "capturing"))
     code = f"import sys, {', '.join(modules)}\nprint([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+    done = forked.run(["-c", code], ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 def test_every_door_opens() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
 import torch
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, forked
 
 TOKENS, EXPERTS, TOPK, HIDDEN, INNER = 7, 4, 2, 256, 128
 
@@ -80,11 +78,6 @@ print("near")
 def test_products_that_want_room_between_experts_compute_the_same() -> None:
     """The kernels around them are interpreted."""
     folders = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT)))
-    ran = subprocess.run(
-        [sys.executable, "-c", PADDED_CALLS % (TOKENS, EXPERTS, TOPK, HIDDEN, INNER)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    program = ["-c", PADDED_CALLS % (TOKENS, EXPERTS, TOPK, HIDDEN, INNER)]
+    ran = forked.run(program, ROOT, {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders})
     assert ran.stdout == "near\n", ran.stderr[-3000:]

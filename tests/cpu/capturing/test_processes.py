@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from tests.support import ROOT
+from tests.support import ROOT, forked
 from tritongemm.capturing.session import Capture
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
@@ -84,9 +84,8 @@ def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None
     path.write_text(OLD, encoding="utf-8")
     program = tmp_path / "program.py"
     program.write_text(MANY, encoding="utf-8")
-    command = [sys.executable, str(program), str(path), *map(str, (PROCESSES, SHAPES, CALLS))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    command = [str(program), str(path), *map(str, (PROCESSES, SHAPES, CALLS))]
+    done = forked.run(command, tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == ["0", "0", "0", str(-signal.SIGKILL), "0", "0", "0", "0"], done.stderr
     found = counts(path)
     assert set(found) == {1000 + 100 * i + j for i in range(PROCESSES) for j in range(SHAPES)}

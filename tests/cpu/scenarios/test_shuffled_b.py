@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import emulated
+from tests.support import ROOT, emulated, forked
 from tritongemm.codegen import modules, render
 from tritongemm.core import settings
 from tritongemm.core.config import Config
@@ -97,7 +95,7 @@ def test_kernels_in_the_interpreter(interpreter: WorkerProcess, tmp_path: Path, 
 def test_a_module_shuffles_its_own_operand(tmp_path: Path) -> None:
     one = problem(NUZ, "row", m=5, n=48, k=64)
     path = modules.write_candidates(one, [CONFIGS[0]], GFX942, tmp_path)
-    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    ran = forked.run([str(path)], ROOT)
     assert ran.returncode == 0 and "verified by Triton's interpreter" in ran.stdout, ran.stdout + ran.stderr
     module = modules.run_text(path.read_text(), "generated")
     b = torch.arange(48 * 64).to(torch.int8).view(48, 64).T

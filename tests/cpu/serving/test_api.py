@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
@@ -143,9 +143,8 @@ for _ in range(4):
         os._exit(0)
     os.waitpid(child, 0)
 """
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
-    )
+    said = forked.run(["-c", code], ROOT)
+    assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines() == ["[1, 1, 1, 1]"] * 4
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, forked
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -273,8 +271,6 @@ print("alike")
 
 def test_kernels_and_pytorch_do_the_same_between_the_products() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "-c", KERNELS_AND_PYTORCH], env=environment, capture_output=True, text=True, cwd=ROOT
-    )
+    ran = forked.run(["-c", KERNELS_AND_PYTORCH], ROOT, environment)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]
     assert moe_torch.sort.__doc__

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, forked
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
@@ -201,8 +199,9 @@ def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     x[3, 7] = float("nan")
     torch.save(x, tmp_path / "x")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _INTERPRETED, str(tmp_path / "x"), str(tmp_path / "saved")]
-    subprocess.run(command, check=True, env=environment, timeout=120)
+    program = ["-c", _INTERPRETED, str(tmp_path / "x"), str(tmp_path / "saved")]
+    ran = forked.run(program, ROOT, environment)
+    assert ran.returncode == 0, ran.stderr[-3000:]
     saved = torch.load(tmp_path / "saved")
     assert len(saved) == 6
     for (dtype, layout), (raw, powers) in saved.items():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support import ROOT, mixtures
+from tests.support import ROOT, forked, mixtures
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.mixtures import FP4, FP8, HIDDEN, INNER, SHUFFLED, Mixture
 from tritongemm.build import expert_kernels
@@ -56,8 +54,7 @@ def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypat
 
 def test_all_its_kernels_give_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    script = [sys.executable, str(ROOT / "tests/support/run_mixture.py"), str(tmp_path)]
-    ran = subprocess.run(script, env=environment, capture_output=True, text=True, cwd=ROOT)
+    ran = forked.run([str(ROOT / "tests/support/run_mixture.py"), str(tmp_path)], ROOT, environment)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
     errors = [float(line.split(": ")[1]) for line in ran.stdout.splitlines()[:2]]
     assert max(errors) < 1e-5, ran.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, forked
 from tests.support.linear_layers import attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
@@ -145,8 +143,9 @@ def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     of_rows = {m: activations(m, k) for m, k in ((11, 321), (2, 8321))}
     torch.save(list(of_rows.values()), tmp_path / "x")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _INTERPRETED, str(tmp_path / "x"), str(tmp_path / "saved")]
-    subprocess.run(command, check=True, env=environment, timeout=120)
+    program = ["-c", _INTERPRETED, str(tmp_path / "x"), str(tmp_path / "saved")]
+    ran = forked.run(program, ROOT, environment)
+    assert ran.returncode == 0, ran.stderr[-3000:]
     saved = torch.load(tmp_path / "saved")
     assert len(saved) == 12
     for (name, granularity, m), (raw, scale) in saved.items():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import tritongemm
-from tests.support import ROOT, libraries, serve_library, stored_calls
+from tests.support import ROOT, forked, libraries, serve_library, stored_calls
 from tests.support.libraries import linear, tuned
 from tests.support.serve_library import REFUSED, HostDriver
 from tritongemm.core.errors import DamagedFileWarning, InputError
@@ -27,8 +25,7 @@ RECORDS = tuned(linear(32, 48, 64), m_from=1), tuned(linear(16, 48, 64)), tuned(
 
 def test_nothing_that_compiles_is_imported(tmp_path: Path) -> None:
     libraries.write(tmp_path / "library.zip", *RECORDS)
-    command = [sys.executable, "-m", "tests.support.serve_library", str(tmp_path / "library.zip")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    done = forked.run(["-m", "tests.support.serve_library", str(tmp_path / "library.zip")], ROOT)
     assert done.stdout.splitlines() == [
         "rows 3",
         f"range: M 1 to 32: {libraries.TILE.name} (2.00 us, 1.50x torch) at M 32",
@@ -62,8 +59,7 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 ) -> None:
     """Kernels beside the products are the library's too; of one that it lacks PyTorch takes the place, and says so."""
     stored_calls.write(tmp_path / "library.zip", monkeypatch, lacking)
-    command = [sys.executable, "-m", "tests.support.stored_calls", str(tmp_path / "library.zip")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    done = forked.run(["-m", "tests.support.stored_calls", str(tmp_path / "library.zip")], ROOT)
     assert done.returncode == 0, done.stderr
     calls, _, notices = done.stdout.partition("warned: ")
     wanted = SERVED.replace(f", {lacking}", "").replace(f" {lacking},", "") if lacking else SERVED + "imported []\n"

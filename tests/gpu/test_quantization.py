@@ -127,4 +127,8 @@ def test_rows_decide_whether_a_layer_quantises(
         graph.replay()
         whole_product = tritongemm.mm(x, unquantized)
         assert torch.equal(out, whole_product) == (m == 16)
-        assert error_metric.deviation(out, x.double() @ unquantized.double().T) < 0.1
+        if word == "quantised":
+            quantised, factor = tritongemm.quantize(x, scales)
+            x = quantised.double() * factor.double().repeat_interleave(k // factor[0].numel(), -1).reshape(m, k)
+        # The weights of bf16 were rounded once more than those of fp8 times their factors.
+        assert error_metric.deviation(out, x.double() @ unquantized.double().T) < 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from math import inf
 from operator import length_hint
@@ -25,7 +25,7 @@ class JobStream:
         build: builds one job.
         builders: threads.
         until: no build begins after this, by time.monotonic.
-        turn: of those that wait the job whose digest has the lowest turn is built first.
+        turn: a number for each digest; of the jobs that wait the one with the lowest number is built next.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class JobStream:
         self._under_way: set[str] = set()  # digests
         self._built: SimpleQueue[Artifact | BaseException | None] = SimpleQueue()  # None: there are no more
 
-    def artifacts(self, jobs: Iterable[CompileJob]) -> Iterator[Artifact]:
+    def artifacts(self, jobs: Iterable[CompileJob]) -> Generator[Artifact, None, None]:
         """The artifact of each job as it is built, or found; one for jobs that are equal and under way together.
+
+        Once the generator is closed no further build begins.
 
         Raises:
             BaseException: what building, or making the jobs, has raised; nothing is begun after it.

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -234,14 +234,14 @@ class BuildPool:
 
     def stream(
         self, jobs: Iterable[CompileJob], until: float = inf, turn: Callable[[str], float] = lambda digest: 0.0
-    ) -> Iterator[Artifact]:
+    ) -> Generator[Artifact, None, None]:
         """Builds as they finish, while `jobs` are still being made; what is cached comes at once. A job equal to one
         under way is not built beside it: one artifact, with the config of the first, is yielded for both.
 
         Args:
             jobs: what to build; they are made in a thread of their own.
             until: no compile begins after this, by time.monotonic.
-            turn: the job whose digest has the lowest turn of those that wait is built first.
+            turn: a number for each digest; of the jobs that wait the one with the lowest number is built next.
         """
         return JobStream(self.cache, self.build, self.width, until, turn).artifacts(jobs)
 

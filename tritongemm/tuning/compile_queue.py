@@ -1,4 +1,4 @@
-"""What sizes want compiled: each binary once, and who waits for it."""
+"""The compile jobs of all sizes of a run, and for each binary the configs that wait for it."""
 
 from __future__ import annotations
 

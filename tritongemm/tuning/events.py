@@ -15,7 +15,7 @@ from tritongemm.tuning.task import Task
 
 @dataclass(frozen=True)
 class SizePlanned:
-    """A size has been planned; None where no backend is searched."""
+    """A size has a plan, the configs that may be tried in order; None where no backend has a search space."""
 
     task: Task
     plan: PlannedProblem | None

@@ -50,7 +50,7 @@ from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tel
 
 # Of each size's first batch so many are compiled before all else: the best predicted, with which a size is near its
 # final speed. The rest follow in the order of the sizes, so that the first race while kernels of the last compile.
-URGENT_CONFIGS = 8
+URGENT_CONFIGS, FIRST_TURN = 8, 0
 # So many algorithms of a library, its own best guesses, are screened as soon as generated kernels are; the others wait
 # until a device has nothing else to screen.
 FIRST_ALGORITHMS = 8
@@ -113,8 +113,10 @@ class TuningRun:
                 for task in tasks:
                     for library in libraries:
                         self._send(task, AlgorithmsWork(library))
-            self._start_planners(tasks, stack)
-            self._start_builders(stack)
+            over = threading.Event()
+            stack.callback(self._to_compile.end)
+            stack.callback(over.set)
+            self._start_planners_and_builders(tasks, over)
             while not all(task.finished for task in tasks):
                 self._handle_next()
         if self.options.stop:
@@ -138,19 +140,13 @@ class TuningRun:
             worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
             threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
-    def _start_planners(self, tasks: Sequence[Task], stack: ExitStack) -> None:
-        """Start what plans the tasks, and tells of each."""
-        stopped = threading.Event()
-        stack.callback(stopped.set)
+    def _start_planners_and_builders(self, tasks: Sequence[Task], over: threading.Event) -> None:
+        """Start the thread that plans the sizes and the one that has their kernels compiled, until the run is over."""
+        post = self._events.put
         planned = plan_tasks(tasks, self._target, self.options, self.pool.jobs)
-        arguments = self._events.put, planned, stopped
-        threading.Thread(target=tell_plans, args=arguments, name="plans", daemon=True).start()
-
-    def _start_builders(self, stack: ExitStack) -> None:
-        """Start what hands jobs to the compilers, and tells of each artifact."""
-        stack.callback(self._to_compile.end)
         built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.turn)
-        threading.Thread(target=tell_builds, args=(self._events.put, built), name="builds", daemon=True).start()
+        threading.Thread(target=tell_plans, args=(post, planned, over), name="plans", daemon=True).start()
+        threading.Thread(target=tell_builds, args=(post, built, over), name="builds", daemon=True).start()
 
     @property
     def _time_is_spent(self) -> bool:
@@ -172,8 +168,13 @@ class TuningRun:
                 future.add_done_callback(partial(tell_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
-                self._to_compile.put(task, config, job, 0 if first and number < URGENT_CONFIGS else task.turn)
+                urgent = first and number < URGENT_CONFIGS
+                self._to_compile.put(task, config, job, FIRST_TURN if urgent else self._turn_of(task))
         self._go_on(task)
+
+    def _turn_of(self, task: Task) -> int:
+        """When a task's kernels are compiled: one size after the other, or, in a run of limited time, all alike."""
+        return FIRST_TURN + (1 if self.options.seconds else task.turn)
 
     def _compile_jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
@@ -371,9 +372,11 @@ class TuningRun:
         task.move_to(TaskState.DONE)
 
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
+        late = f"its kernels were not compiled within the {self.options.seconds:g} s of --budget"
         for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
             hints = [] if task.artifacts else roster.suggest_backends(task.problem, self._target, self.options.backends)
-            task.fail("; ".join([*why_nothing_was_compiled(task), *hints]))
+            spent = self._time_is_spent and not task.artifacts and not task.trials and not task.refused
+            task.fail(late if spent else "; ".join([*why_nothing_was_compiled(task), *hints]))
             self.watcher.failed(task.problem, task.failure)
         self.watcher.compiled({t.problem: t.artifacts.values() for t in tasks})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -29,24 +29,27 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 def tell_plans(
-    tell: Tell, planned: Generator[tuple[Task, PlannedProblem | None], None, None], stopped: threading.Event
+    tell: Tell, planned: Generator[tuple[Task, PlannedProblem | None], None, None], over: threading.Event
 ) -> None:
     """Tell of each task as it is planned, until the run is over."""
     try:
         with closing(planned):
             for task, plan in planned:
-                if stopped.is_set():
+                if over.is_set():
                     return
                 tell(SizePlanned(task, plan))
     except BaseException as error:
         tell(ThreadFailed(error))
 
 
-def tell_builds(tell: Tell, built: Iterable[Artifact]) -> None:
-    """Tell of each artifact as it is built, and of the end."""
+def tell_builds(tell: Tell, built: Generator[Artifact, None, None], over: threading.Event) -> None:
+    """Tell of each artifact as it is built, and of the end; once the run is over no further build begins."""
     try:
-        for artifact in built:
-            tell(ArtifactBuilt(artifact))
+        with closing(built):
+            for artifact in built:
+                if over.is_set():
+                    return
+                tell(ArtifactBuilt(artifact))
     except BaseException as error:
         tell(ThreadFailed(error))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -36,6 +37,7 @@ from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tuning import planning
+from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.screening import ScreenWork, Work
@@ -298,3 +300,64 @@ def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
     assert race(tmp_path, ("blaslt", "triton"), judge)[0] == {}
     assert [queued[c] for c in algorithms] == [False] * 8 + [True] * 4 and set(algorithms) < set(judge.screened)
     assert not any(later for config, later in queued.items() if config.backend == "triton")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_sizes_are_finished_in_their_order_unless_time_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The best predicted of each go first, always."""
+    put, turns = CompileQueue.put, dict[Problem, list[int]]()
+
+    def watched(queue: CompileQueue, task: Task, config: Config, job: CompileJob, turn: int) -> None:
+        turns.setdefault(task.problem, []).append(turn)
+        put(queue, task, config, job, turn)
+
+    monkeypatch.setattr(CompileQueue, "put", watched)
+    options = TuningOptions(tmp_path, budget=10, library="", seconds=seconds)
+    large, small = Problem(64, 64, 128), Problem(16, 64, 128)
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        monkeypatch.setattr(pool, "build", lambda job: Artifact(job.config, job.digest, status="compile_failed"))
+        TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([small, large])
+    assert turns == {large: [0] * 8 + [1] * 2, small: [0] * 8 + [1 if seconds else 2] * 2}
+
+
+def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a compiler when the disk is full is not compiled, though the compilers are still there."""
+    built, failed = list[CompileJob](), threading.Event()
+
+    def full(*_: object) -> None:
+        failed.set()
+        raise OutputError("disk full")
+
+    def build(job: CompileJob) -> Artifact:
+        built.append(job)
+        if failed.is_set() or (len(built) == 2 and failed.wait(20)):
+            time.sleep(0.05)  # as a compile takes a while, in which the run ends
+        return Artifact(job.config, job.digest, status="compile_failed", reason="for a test")
+
+    options = TuningOptions(tmp_path, budget=30, library="")
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        monkeypatch.setattr(pool, "build", build)
+        monkeypatch.setattr(store, "add_trials", full)
+        with pytest.raises(OutputError, match="disk full"):
+            TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([Problem(64, 64, 128)])
+        for thread in [t for t in threading.enumerate() if t.name in ("builds", "compile jobs")]:
+            thread.join(20)
+    assert len(built) < 10, "of 30: those that had begun when the disk was full"
+
+
+def test_sizes_that_time_was_too_short_for_say_so(tmp_path: Path) -> None:
+    options = TuningOptions(tmp_path, budget=2, library="", seconds=1e-9, stop="compile")
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        failures = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([SIZE])
+    assert failures == {SIZE: "its kernels were not compiled within the 1e-09 s of --budget"}

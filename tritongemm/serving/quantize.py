@@ -44,8 +44,8 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
 
     A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. Of
     ``mx`` it is rounded up to a power of two and kept as its exponent and 127 (e8m0); others are float32. It is one
-    kernel on a GPU (``tensor``: two), which never waits for the GPU and can be captured. A NaN stays one in fp8. There
-    is no gradient.
+    kernel on a GPU (``tensor``: two), which never waits for the GPU and can be captured. A factor that covers a NaN or
+    an infinite number is NaN, so that the product's row is. There is no gradient.
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
@@ -181,7 +181,8 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     largest = padded.abs().amax(-1, keepdim=True)
     # By a tensor: PyTorch's division by a number multiplies by its reciprocal on a GPU, which may be a bit off.
     unit = largest / torch.full_like(largest, maximum)
-    factors = torch.where(largest > 0, unit.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    factors = torch.where(largest == 0, 1.0, unit.clamp_min(torch.finfo(torch.float32).tiny))
+    factors = torch.where(largest.isfinite(), factors, torch.nan)
     scaled = padded / factors if dtype == torch.int8 else padded * (torch.ones_like(factors) / factors)
     quotients = scaled.view(rows.shape[0], -1)[:, :k]
     q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)

@@ -5,6 +5,7 @@ Values are looked at on a CPU; on a GPU by `check_scales`, where a program asks 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -323,12 +324,20 @@ def test_no_rows_are_no_error_where_groups_and_batches_may_have_none() -> None:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("factors", [ONE(1), ONE(N), ONE(1, 2), torch.full((N, K // 32), 127, dtype=torch.uint8)])
-def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(value: float, factors: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("factors", "dtype"),
+    [
+        *itertools.product((ONE(1), ONE(N), ONE(1, 2)), (torch.float8_e4m3fn, torch.int8)),
+        (torch.full((N, K // 32), 127, dtype=torch.uint8), torch.float8_e4m3fn),
+    ],
+)
+def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(
+    value: float, factors: torch.Tensor, dtype: torch.dtype
+) -> None:
     """As on a GPU, where nobody waits to look at them: one token must not end the batch of a server."""
     x = torch.ones(M, K)
     x[1, 5] = value
-    found = tritongemm.linear_fp8(x, q(N, K), factors)
+    found = tritongemm.linear_fp8(x, q(N, K).to(dtype), factors)
     assert bool(found[1].isnan().all()) and bool(found[0].isfinite().all()) and bool(found[2:].isfinite().all())
 
 

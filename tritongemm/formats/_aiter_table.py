@@ -12,6 +12,7 @@ from tritongemm.core.errors import InputError
 
 _MARK = "\ufeff"  # of a file that a spreadsheet wrote
 _MOST_COLUMNS = 200
+_LAST = "_tag"  # The column that lines of AITER's own files leave out where it would be empty.
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[CsvLine]:
             continue
         row += 1
         cells = cells_of(text)
+        if cells is not None and (*columns[len(cells) :],) == (_LAST,):
+            cells.append("")
         if cells is None:
             yield CsvLine(text, number, row, fault="is no CSV")
         elif len(cells) != len(columns):

@@ -87,6 +87,18 @@ def test_a_wrong_cell_costs_its_row(cell: str, wrong: str, complaint: str) -> No
     assert complaint in found.damaged[0].reason
 
 
+def test_a_line_without_its_last_empty_cell_counts() -> None:
+    """AITER's own files have such lines (glm5_fp4_tuned_fmoe.csv); they stay byte for byte where others are merged."""
+    text = f"gfx,cu_num,{KEYS},us,_tag\ngfx950,256,{BLOCKS},9.5\ngfx950,256,{ROWS},7,\n"
+    assert [row.line for row in read(text, "tuned_fmoe.csv")] == [2, 2, 3, 3]
+    plugin, path = registry.get(Format, "aiter"), Path("tuned_fmoe.csv")
+    faster = text.replace("9.5", "8.5,").replace(ROWS, BF16)
+    merged = plugin.merge([(path, text), (path, faster)]).text
+    assert merged.splitlines()[1:] == [faster.splitlines()[1], text.splitlines()[2], faster.splitlines()[2]]
+    (damaged,) = plugin.read_usable(path, text.replace(",9.5", ""), Defaults()).damaged
+    assert damaged.reason.endswith("has 14 values for 16 columns")
+
+
 def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
     found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
     assert [(row.problem.family, row.problem.scales, row.problem.groups) for row in found] == [("a8w8", "", 256)] * 2

@@ -12,6 +12,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import apportion, check_groups, group_ends, row_counts
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.scaling import Scaling
+from tritongemm.core.values import FLAG, TEXT, require
 
 MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
@@ -267,8 +268,14 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
-        """What `to_json` was called on; fields that came later are at their defaults where the data has none."""
+        """What `to_json` was called on; fields that came later are at their defaults where the data has none.
+
+        Raises:
+            InputError: a value is not of its field's kind, or out of range.
+            KeyError, TypeError: a field is missing or of another type.
+        """
         known = {name: data[name] for name in _FIELDS if name in data}
+        require(known, _KINDS)
         for name in ("scale_a", "scale_b"):
             if known.get(name):
                 known[name] = Scaling.from_json(known[name])
@@ -285,3 +292,4 @@ def _digest(counts: tuple[int, ...]) -> str:
 _GROUP_FIELDS = ("group_form", "spread", "counts", "room")
 _ONE_GROUP: tuple[object, ...] = ("contiguous", "uniform", (), 0)  # their values where there are no groups
 _FIELDS = tuple(f.name for f in fields(Problem))
+_KINDS = dict.fromkeys(("row_major_a", "row_major_b"), FLAG) | dict.fromkeys(("family", "order_b", "scales"), TEXT)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
+from tritongemm.core.values import TEXT, WHOLE, FieldKind, one_of, require
 
 
 @dataclass(frozen=True, order=True)
@@ -45,9 +47,26 @@ class Scaling:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
-        """What `to_json` was called on."""
+        """What `to_json` was called on.
+
+        Raises:
+            InputError: a value is not of its field's kind.
+            TypeError: it is no map of a scaling's fields.
+        """
+        require(data, _KINDS)
         return cls(**{**data, "pad": tuple(data.get("pad", (1, 1)))})
 
+
+_KINDS = {
+    "dtype": one_of(*DTYPES),
+    "rows": WHOLE,
+    "depth": WHOLE,
+    "layout": TEXT,
+    "pad": FieldKind(
+        "two whole numbers from 1 on",
+        lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(WHOLE.holds(n) and n for n in v),
+    ),
+}
 
 # The scale factors of A and of B.
 ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"

@@ -17,6 +17,7 @@ from tritongemm.core.errors import InputError, TargetError, TritonGemmError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import MAX_DIM, Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import STAGES, STATUSES, Trial
 from tritongemm.search_spaces import loader as target_files
 
@@ -264,6 +265,36 @@ def test_a_record_has_values_that_can_be(field: str, values: tuple[Any, ...]) ->
     for value in values:
         with pytest.raises(InputError, match=f"^{field} must be |is not a config name"):
             Record.from_json({**RECORD, field: value})
+
+
+SCALED = Problem(
+    16, 256, 256, family="a8w8_blockscale", order_b="shuffled_16x16", scales="block", scale_b=Scaling()
+).to_json()
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("family", (None, 5, [], "\ud800")),
+        ("order_b", (None, [])),
+        ("scales", (None, {})),
+        ("row_major_a", (1, None, "T")),
+        ("dtype", (None, "fp33", [])),
+        ("rows", (-1, 1.0, True, "1", None)),
+        ("depth", (-128, [], 10**30)),
+        ("layout", (None, {"a": 1})),
+        ("pad", (None, [1], [1, 0], [1, [[]]], "ab")),
+    ],
+)
+def test_a_problem_of_a_file_has_values_that_can_be(field: str, values: tuple[Any, ...]) -> None:
+    """Else a library's entry with such a value would fail where it is named or looked up, with all the others."""
+    assert Problem.from_json(SCALED).to_json() == SCALED
+    for value in values:
+        changed = (
+            {**SCALED, field: value} if field in SCALED else {**SCALED, "scale_b": {**SCALED["scale_b"], field: value}}
+        )
+        with pytest.raises(InputError, match=f"^{field} must be "):
+            Problem.from_json(changed)
 
 
 def test_records_have_rates() -> None:

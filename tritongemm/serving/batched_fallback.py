@@ -14,7 +14,7 @@ from tritongemm.serving.batched_operands import BatchOperands
 from tritongemm.serving.operand_checks import check_values
 from tritongemm.serving.scaled_fallback import TorchScaled
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
-from tritongemm.serving.torch_fallback import is_plain, output_dtype, wide_dtype
+from tritongemm.serving.torch_fallback import converted, is_plain, output_dtype, wide_dtype
 
 _bmm, _baddbmm = torch.bmm, torch.baddbmm
 _ARGUMENTS = 6  # of a product with scales, before those that say how its operands lie
@@ -39,7 +39,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
     wanted = output_dtype(a, out_dtype)
     wide = wide_dtype(a, wanted)
     product = _bmm(a.to(wide), b.to(wide))
-    product = (product if added is None else product + added).to(wanted)
+    product = converted(product if added is None else product + added, wanted)
     return product if out is None else out.copy_(product)
 
 

@@ -9,7 +9,7 @@ from tritongemm.core.torch_limits import takes_groups
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
-from tritongemm.serving.torch_fallback import is_plain, wide_dtype
+from tritongemm.serving.torch_fallback import converted, is_plain, wide_dtype
 
 
 def grouped(operands: GroupedOperands) -> Tensor:
@@ -25,7 +25,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
     a, b, offs, _, _, out_dtype, _ = operands
     if operands.masked:
         left, right = _plain_operands(operands)
-        return torch.bmm(left, right).to(out_dtype)
+        return converted(torch.bmm(left, right), out_dtype)
     if a.is_cuda:
         product = _own_product(operands)
         if product is not None:
@@ -37,7 +37,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
     first = 0
     for group, end in enumerate(offs.tolist()):
         if end > first:
-            c[first:end] = (left[first:end] @ right[group]).to(out_dtype)
+            c[first:end] = converted(left[first:end] @ right[group], out_dtype)
         first = max(first, end)
     return c
 
@@ -61,7 +61,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
         product: Tensor = torch._grouped_mm(left, right, offs=offs)
     except RuntimeError:
         return None
-    return product.to(out_dtype)
+    return converted(product, out_dtype)
 
 
 def _aligned(a: Tensor, b: Tensor) -> bool:

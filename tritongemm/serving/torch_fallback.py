@@ -41,6 +41,14 @@ def wide_dtype(x: Tensor, wanted: torch.dtype) -> torch.dtype:
     return torch.float32 if wanted in _FP8 else torch.promote_types(torch.float32, wanted)
 
 
+def converted(product: Tensor, wanted: torch.dtype) -> Tensor:
+    """A product in the dtype of the result; what eight bits can't hold becomes their largest, as in tuned kernels."""
+    if wanted in _NARROW:
+        limits = torch.iinfo(wanted) if wanted == torch.int8 else torch.finfo(wanted)
+        product = product.clamp(limits.min, limits.max)
+    return product.to(wanted)
+
+
 def float32_precision() -> str:
     """How PyTorch is set to multiply float32 on a GPU: ``fp32``, in full, or ``tf32``."""
     if _read_precision is None:
@@ -67,7 +75,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
             return product.view(*x.shape[:-1], w.shape[0])
     wide = wide_dtype(x, wanted)
     summand = None if bias is None else bias.to(wide)
-    return torch_linear(x.to(wide), w.to(wide), summand).to(wanted)
+    return converted(torch_linear(x.to(wide), w.to(wide), summand), wanted)
 
 
 def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:

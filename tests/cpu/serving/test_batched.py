@@ -363,3 +363,24 @@ def test_family_operands_are_read_back_as_their_problem(
     found = read_batch(check_shapes(BatchOperands(a, b, bias)))
     assert not isinstance(found, Support)
     assert next(found.readings()) == problem and found.moved(problem) == {}
+
+
+@pytest.mark.parametrize("wanted", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_results_of_eight_bits_are_saturated(wanted: torch.dtype) -> None:
+    """As tuned kernels write them, in each of PyTorch's ways; NaN stays one where the type has it."""
+    a, b = torch.eye(4, 16)[None], torch.zeros(1, 16, 2)
+    limits = torch.iinfo(wanted) if wanted == torch.int8 else torch.finfo(wanted)
+    b[0, :4, 0], b[0, :4, 1] = torch.tensor([1e6, -1e6, 3.0, -3.0]), float("nan")
+    right = [limits.max, limits.min, 3, -3]
+    ends = torch.tensor([4], dtype=torch.int32)
+    found = (
+        tritongemm.bmm(a, b, out_dtype=wanted)[0],
+        tritongemm.mm(a[0], b[0].mT, out_dtype=wanted),
+        tritongemm.grouped_mm(a[0], b, ends, out_dtype=wanted),
+        tritongemm.grouped_mm(a, b, ends, out_dtype=wanted)[0],
+    )
+    for one in found:
+        assert one.dtype == wanted and one.float()[:, 0].tolist() == right
+        assert wanted == torch.int8 or bool(one.float()[:, 1].isnan().all())
+    many = torch.full((1, 4, 16), 100, dtype=torch.int8)
+    assert bool((tritongemm.bmm(many, -many.mT, out_dtype=wanted).double() == max(-160000, limits.min)).all())

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tritongemm.core.printable import printable
@@ -168,3 +169,15 @@ def output(text: str) -> str:
             f"{text!r} lies in, or is, a name that is no text in this locale; choose another, or set LC_ALL=C.UTF-8"
         ) from None
     return path(text)
+
+
+def output_file(text: str) -> str:
+    """An `output` that can be the name of a file; beside it lie others, of whose names its own is the beginning.
+
+    Raises:
+        argparse.ArgumentTypeError: as of `output`, or it is a folder by its name alone.
+    """
+    name = output(text)
+    if not Path(name).name:
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
+    return name

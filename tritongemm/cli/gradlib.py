@@ -63,7 +63,7 @@ def _add_files(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("files")
     g.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
         help="sizes to tune, or results to tune anew with --all")  # fmt: skip
-    g.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
+    g.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output_file, metavar="CSV",
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
     g.add_argument(

@@ -234,7 +234,7 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "--o",
         "--tuning-results-file",
         dest="output",
-        type=arguments.output,
+        type=arguments.output_file,
         metavar="FILE",
         help="write results into this YAML file (default output/tuning_results_<target>.yaml); into a YAML file beside "
         "it, and what another tool can run into it, where it is called as that tool's, such as bf16_tuned_gemm.csv",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import arguments, export, launch_plan, options
+from tritongemm.cli import arguments, export, gradlib, launch_plan, options
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -36,6 +36,16 @@ def test_a_home_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/nobody")
     assert options.parse([*SIZE, "--tuning_results_file=~/t.yaml"]).output == "/home/nobody/t.yaml"
     assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/nobody/s.yaml"
+
+
+@pytest.mark.parametrize("folder", [".", "./", "/"])
+def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    """Its name is empty, and those of journal, lock and modules can't begin with it."""
+    for run in (options.parse, gradlib.main):
+        words = SIZE if run is options.parse else ["-i", "sizes.csv"]
+        with pytest.raises(SystemExit) as exit_:
+            run([*words, "-o", folder])
+        assert exit_.value.code == 2 and f"'{folder}' is a folder; name a file in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["-o", "--profile_file", "--gemm_size_file"])

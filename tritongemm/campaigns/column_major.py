@@ -28,6 +28,9 @@ _TYPES = {
 }  # fmt: skip
 _SUMS = {"f32_r": "S", "xf32_r": "X", "f16_r": "H", "i32_r": "I", "f64_r": "D"}
 _SCALED_FAMILY = "a8w8"  # products of 8 bits with a factor an operand, or one a row and a column
+_BLOCK_FAMILY = "a8w8_blockscale"  # those whose factors change along K
+# Our granularity of these factors, by what shares one in the library's A and B.
+_ALONG_K = {("128x128", "1x128"): "block", ("1x128", "1x128"): "group"}
 _OURS = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
 _FNUZ = {"f8_r": "f8_fnuz_r", "bf8_r": "bf8_fnuz_r"}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
@@ -57,7 +60,9 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
         "batch": call.batch,
         "shared": _shared(call),
     }
-    if call.scales[0] != SCALES[0]:
+    if call.scales[:2] in _ALONG_K:
+        given |= {"family": _BLOCK_FAMILY, "scales": _ALONG_K[call.scales[:2]]}
+    elif call.scales[0] != SCALES[0]:
         given |= {"family": _SCALED_FAMILY, "scales": "tensor" if call.scales[0] == "tensor" else ""}
     try:
         problem = make_problem(Defaults(), call.n, call.m, call.k, given)
@@ -91,9 +96,9 @@ def _differences(call: LoggedCall) -> Iterator[str]:
 
 def _scale_differences(call: LoggedCall) -> Iterator[str]:
     a, b, c, d = call.scales
-    if a != b:
+    if (a, b) not in _ALONG_K and a != b:
         yield f"it scales A by {a} and B by {b}"
-    elif a not in SCALES[:3]:
+    elif (a, b) not in _ALONG_K and a not in SCALES[:3]:
         yield f"it scales by {a}, and does not say how the factors lie"
     for name, scale in (("C", c), ("D", d)):
         if scale != SCALES[0]:
@@ -165,7 +170,8 @@ def _scales_of(problem: Problem) -> tuple[str, str, str, str]:
     if problem.scale_a is None and problem.scale_b is None:
         return ("none", "none", "none", "none")
     name = granularity((problem.scale_a, problem.scale_b)) or "block"
-    return (name, name, "none", "none")
+    a, b = next((pair for pair, ours in _ALONG_K.items() if ours == name), (name, name))
+    return (a, b, "none", "none")
 
 
 def _unsaid(problem: Problem) -> Iterator[str]:

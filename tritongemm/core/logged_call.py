@@ -26,7 +26,7 @@ class LoggedCall:
         strides: elements between the products of a batch, for A, B, C and D; 0 where the batch is 1, or shares one.
         alpha, beta: factors; NaN where they lie on the device.
         bias: type of the vector that is added to each column of D; "" without one.
-        scales: one of `SCALES` for each of A, B, C and D.
+        scales: for each of A, B, C and D one of `SCALES`, or ``1x128`` or ``128x128``: elements that share a float32.
         activation: what is applied to D, or ``none``.
         others: what else is asked for, in words of the log.
     """

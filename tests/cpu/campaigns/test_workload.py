@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, grouped, hipblaslt_trace, line, trace
+from tritongemm.campaigns.column_major import as_call, as_problem
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
@@ -164,6 +165,9 @@ def test_cublaslt_s_trace(log: Path) -> None:
         trace(type="R_8F_E4M3", compute=scaled),
         trace(compute="transa=OP_T epilogue=EPILOGUE_GELU_BIAS biasPointer=0x1 "),
         trace(type="R_8F_E4M3", compute=scaled + "aScaleMode=VEC32_UE8M0 bScaleMode=VEC32_UE8M0 "),
+        trace(type="R_8F_E4M3", compute=scaled + "aScaleMode=BLK128x128_32F bScaleMode=VEC128_32F "),
+        trace(type="R_8F_E4M3", compute=scaled + "aScaleMode=VEC128_32F bScaleMode=VEC128_32F "),
+        trace(type="R_8F_E4M3", compute=scaled + "aScaleMode=VEC128_32F bScaleMode=BLK128x128_32F "),
         trace(a="rows=16384 cols=16032 ld=16384 order=ORDER_ROW"),
         trace().replace("beta=0", "beta=?"),
         trace(compute="transa=OP_T newField=4 "),
@@ -177,11 +181,16 @@ def test_cublaslt_s_trace(log: Path) -> None:
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor",
         "it applies gelu_bias",
         "it scales by block, and does not say how the factors lie",
+        "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale",
+        "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_group",
+        "it scales A by 1x128 and B by 128x128",
         "it asks for A: order=ORDER_ROW",
         "its beta lies on the device",
         "it asks for newField=4",
     ]
     assert not found.remarks
+    for one in found.products:
+        assert one.problem is None or as_problem(as_call(one.problem)) == one.problem, "the way there and back"
 
 
 def test_pointers_of_a_trace_tell_no_calls_apart(log: Path) -> None:

@@ -19,6 +19,7 @@ _TYPE = re.compile(r"[a-z]+[0-9]*\w*_r", re.ASCII)
 _COMPLEX_TYPE = re.compile(r"[a-z0-9]+_c", re.ASCII)
 _COMPUTE = re.compile(r"(c_)?[a-z]+[0-9]+(_\w+)?_[rc]", re.ASCII)
 _OFF = ("", "0", "false", "none", "strided")
+_BLOCKS = {"vec128_32f": "1x128", "blk128x128_32f": "128x128"}  # cuBLASLt's names, which tell how the factors lie too
 GROUPED = "grouped_gemm"  # of a call of several products; behind it the sizes of each come one after the other
 OTHERS = "others"  # A reader's own field: what a line asks for in words that no field has.
 # What a call may ask for beside what a `LoggedCall` has fields for; each makes it another product.
@@ -206,6 +207,8 @@ def _scale(text: str) -> str:
         return SCALES[1]
     if text == "v":
         return SCALES[2]
+    if text in _BLOCKS:
+        return _BLOCKS[text]
     if text not in map(str, range(len(SCALES))):
         return f"the format {printable(text, 20)}"  # such as 4 to 8, blocks of other sizes and types of factors
     return SCALES[int(text)]

@@ -96,7 +96,8 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
         raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
     if x.dtype not in _INPUTS or not x.dim() or _is_empty(x):
-        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K] of {', '.join(map(str, _INPUTS))}")
+        known = ", ".join(map(str, _INPUTS))
+        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K], not empty, of {known}")
     wanted = dtype or (own_fp8(x.device) if x.is_cuda else torch.float8_e4m3fn)
     if wanted not in _TYPES:
         raise InputError(f"dtype is {wanted}; there are: {', '.join(map(str, _TYPES))}")
@@ -116,7 +117,7 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
         raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
     packed = DTYPES[microscaling.FORMATS[dtype]].packed
     if x.dtype not in _INPUTS or not x.dim() or _is_empty(x) or x.shape[-1] % packed:
-        wanted = f"activations [..., K] of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
+        wanted = f"activations [..., K], not empty, of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; {wanted}")
     return dtype
 

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritongemm.campaigns.csv_rows import read_rows
 from tritongemm.campaigns.weights import WeighedProduct
 from tritongemm.core.errors import InputError
 from tritongemm.core.logged_call import LoggedCall
-from tritongemm.core.reading import read_bytes
-from tritongemm.formats import plain_text
 
 SUMMARY, GEMMS = "summary.csv", "gemms.csv"
 _CONFIG = re.compile(r"[A-Z0-9]{1,40}_[NTC]{2}_[0-9]{1,6}", re.ASCII)
@@ -115,19 +114,14 @@ def read_gemms(folder: Path) -> list[CampaignGemm]:
     path = folder / GEMMS
     if not path.exists():
         raise InputError(f"{path}: there is no such file; the stage configs writes it: name the LOG")
-    reader = csv.DictReader(io.StringIO(plain_text(read_bytes(path).decode("utf-8", "replace"))))
     found = []
-    try:
-        for row in reader:
-            config, problem = row.get("config") or "", row.get("problem") or ""
-            if not _CONFIG.fullmatch(config) or not problem:
-                raise InputError(
-                    f"{path}: line {reader.line_num}: config {config[:60]!r} is no name of a config such as BBS_TN_0; "
-                    "run --only configs again"
-                )
-            found.append(CampaignGemm(config, problem))
-    except csv.Error as error:
-        raise InputError(f"{path}: line {reader.line_num}: {error}; run --only configs again") from None
+    for where, row in read_rows(path, ("config", "problem")):
+        config, problem = row["config"], row["problem"]
+        if not _CONFIG.fullmatch(config) or not problem:
+            raise InputError(
+                f"{where}: config {config[:60]!r} is no name of a config such as BBS_TN_0; run --only configs again"
+            )
+        found.append(CampaignGemm(config, problem))
     if not found:
         raise InputError(f"{path} holds no GEMM; run --only configs again")
     return found

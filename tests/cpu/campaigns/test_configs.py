@@ -308,7 +308,7 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
     configs.run(rig.campaign(size(A)))
     folder = rig.folder / "tunings"
     (folder / "gemms.csv").write_text(f"config,problem\n{wrong},16x16x16_bf16_TN\n")
-    with pytest.raises(InputError, match=r"gemms.csv: line 2: config .* is no name of a config"):
+    with pytest.raises(InputError, match=r"gemms.csv: row 1 \(line 2\): config .* is no name of a config"):
         tables.read_gemms(folder)
     configs.run(rig.campaign(size(A)))
     assert tables.read_gemms(folder)[0].config == "BBS_TN_0"

@@ -136,6 +136,26 @@ def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
         run_campaign(other, "configs")
 
 
+def test_a_table_that_is_cut_loses_no_gemm_in_silence(rig: Rig) -> None:
+    """The same command writes it again, from the log."""
+    run_campaign(rig.campaign(LOG), "configs")
+    path = rig.folder / "gemms.csv"
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("_bf16_TN,") + 12])
+    with pytest.raises(InputError, match=r"gemms.csv: row 1 \(line 2\) has 14 cells, the head 18; it may be cut"):
+        run_campaign(rig.campaign(), "tune")
+    run_campaign(rig.campaign(LOG))
+    assert path.read_text() == whole and len(rig.tuned) == 3
+
+
+def test_merged_results_that_are_gone_are_merged_again(rig: Rig) -> None:
+    run_campaign(rig.campaign(LOG))
+    merged = (rig.folder / "merged.yaml").read_bytes()
+    (rig.folder / "merged.yaml").unlink()
+    run_campaign(rig.campaign(LOG))
+    assert (rig.folder / "merged.yaml").read_bytes() == merged and len(rig.tuned) == 3
+
+
 def test_races_of_a_merge_are_kept_until_it_is_over(rig: Rig) -> None:
     """Who does the stage again measures again."""
     for stage in STAGES[:2]:

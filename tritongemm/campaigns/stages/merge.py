@@ -62,6 +62,8 @@ def run(campaign: Campaign) -> None:
 
 def why_again(campaign: Campaign) -> str:
     """Why the stage is done again; "" where it is not: results of other campaigns are merged in once."""
+    if not campaign.merged.exists():
+        return f"{campaign.merged} is not there: done again"
     new = [str(other) for other in campaign.others if not _copy_of(campaign, other, _read_checked(other)).exists()]
     return f"{' and '.join(new)} is to be merged in: done again" if new else ""
 

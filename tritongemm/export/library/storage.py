@@ -32,7 +32,7 @@ MANIFEST = "library.json"
 SCHEMA = 1  # of the manifest; it rises where a reader that ignores a new key would serve another kernel
 _KIND = "tritongemm_library"  # the key that says what the manifest is; its value is the schema
 MOST_MANIFEST_BYTES = 256 << 20
-_MOST_MEMBERS = 1 << 17
+_MOST_MEMBERS = 1 << 17  # of an archive, and parts that a manifest lists
 ARCHIVE_SUFFIX = ".zip"
 _ARCHIVE_START = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of a member's name and of what follows it
@@ -294,7 +294,10 @@ def _read_manifest(path: Path, text: bytes) -> Mapping[str, Any]:
         raise InputError(f"{path}: a newer version of tritongemm wrote it (schema {version}); update tritongemm")
     if not isinstance(data.get("helpers", []), list) or not isinstance(data.get("targets", {}), Mapping):
         raise InputError(f"{path}: {MANIFEST} must have a list of helpers and a map of targets; build it again")
-    return {"helpers": [], "targets": {}, **data}
+    parts: dict[str, Any] = {"helpers": [], "targets": {}, **data}
+    if (count := sum(len(parts[name]) for name in ("entries", "helpers", "targets"))) > _MOST_MEMBERS:
+        raise InputError(f"{path}: {MANIFEST} lists {count} parts, more than {_MOST_MEMBERS}")
+    return parts
 
 
 def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | DamagedEntry:

@@ -93,8 +93,12 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
     assert [row.line for row in read(text, "tuned_fmoe.csv")] == [2, 2, 3, 3]
     plugin, path = registry.get(Format, "aiter"), Path("tuned_fmoe.csv")
     faster = text.replace("9.5", "8.5,").replace(ROWS, BF16)
-    merged = plugin.merge([(path, text), (path, faster)]).text
-    assert merged.splitlines()[1:] == [faster.splitlines()[1], text.splitlines()[2], faster.splitlines()[2]]
+    merged = plugin.merge([(path, text), (path, faster)])
+    assert merged is not None and merged.text.splitlines()[1:] == [
+        faster.splitlines()[1],
+        text.splitlines()[2],
+        faster.splitlines()[2],
+    ]
     (damaged,) = plugin.read_usable(path, text.replace(",9.5", ""), Defaults()).damaged
     assert damaged.reason.endswith("has 14 values for 16 columns")
 

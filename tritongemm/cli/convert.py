@@ -13,7 +13,7 @@ from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
-from tritongemm.formats import format_of, plain_text, read_exactly, read_text
+from tritongemm.formats import format_of, plain_text, read_exactly, read_text, results_format
 from tritongemm.plugins.contracts import Format
 from tritongemm.results import told_file
 
@@ -25,7 +25,7 @@ class _Found:
     """What the files hold.
 
     Attributes:
-        records: the best result of each problem on each device.
+        records: the best result of each problem on each device, by `_rank`.
         merged: files in the output's own format, whose rows are kept byte for byte.
         notes: what was left out.
         damaged: whether that was because it can't be read.
@@ -59,6 +59,11 @@ def main(argv: Sequence[str]) -> int:
             door.tell(f"{what}: {line}")
     for record, reason in told.untold:
         door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
+    ranges = sum(record.m_from > 0 for record in found.records.values())
+    if ranges and format_ is not results_format():
+        door.tell(
+            f"not whole: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
+        )
     if not (told.told or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be told as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
@@ -132,8 +137,18 @@ def _add_results(found: _Found, path: Path, text: str, source: Format, family: s
         found.notes.append(f"{path}: {count} rows are sizes, or name kernels that can't be run from here")
     for record in records:
         thing = (record.problem, record.target, record.compute_units)
-        if thing not in found.records or record.seconds < found.records[thing].seconds:
-            found.records[thing] = record
+        known = found.records.setdefault(thing, record)
+        found.records[thing] = min(known, record, key=_rank)
+        if bool(known.m_from) != bool(record.m_from):
+            found.notes.append(
+                f"{path}: {record.problem.key} has a result of a range of M and one of its own M alone; a file holds "
+                "one of them, and that of the range is kept"
+            )
+
+
+def _rank(record: Record) -> tuple[bool, float]:
+    """Sorts results of one thing: one that serves a range of M before one that does not, then the faster first."""
+    return not record.m_from, record.seconds
 
 
 def _merge(

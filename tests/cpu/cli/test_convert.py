@@ -78,6 +78,25 @@ def test_results_of_one_thing_are_told_once(tmp_path: Path) -> None:
     assert [row.record and row.record.seconds for row in rows] == [1e-5, 1e-5]
 
 
+@pytest.mark.parametrize("first", ["range.yaml", "exact.yaml"])
+def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    """Which would leave all other M of the range without a kernel."""
+    facts: dict[str, Any] = {**H200, "timer": "events"}
+    of_range, exact = record(ONE, 9e-6, m_from=1, **facts), record(ONE, 8e-6, **facts)
+    for name, one in (("range.yaml", of_range), ("exact.yaml", exact)):
+        (tmp_path / name).write_text(results_format().write_results([one]), encoding="utf-8")
+    names = [first, *({"range.yaml", "exact.yaml"} - {first})]
+    paths, output = [str(tmp_path / name) for name in names], tmp_path / "out.yaml"
+    assert convert.main([*paths, "-o", str(output)]) == 0
+    (row,) = sizes.from_file(output, Defaults())
+    assert row.record is not None and (row.record.m_from, row.record.seconds) == (1, 9e-6)
+    assert "that of the range is kept" in capsys.readouterr().err
+    convert.main([str(output), "-o", str(tmp_path / "bf16_tuned_gemm.csv")])
+    assert "1 results serve ranges of M, which AITER's CSV" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("held", [None, f"{HEADER}\n{OTHER}\n"])
 def test_nothing_that_could_be_told_is_no_success(
     held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

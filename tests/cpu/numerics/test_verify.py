@@ -192,6 +192,7 @@ def test_what_a_target_does_not_run() -> None:
         (Problem(1, 1, 1, dtype_c=nuz), sm90, "sm90 does not convert to fp8e4m3fnuz (C)"),
         (Problem(1, 1, 1, "int8", "fp16", "fp16"), sm90, "int8 times fp16 mixes integers with floats"),
         (Problem(1, 1, 1, "int8", "int8", "fp16"), sm90, "int8 operands need an integer C, not fp16"),
+        (Problem(1, 1, 1, dtype_c="int8"), sm90, "fp16 operands need a C of floats, not int8"),
         (Problem(1, 1, 1, "int32", "int32", "int32"), sm90, "int32"),
     ):
         found = DENSE.supports(problem, target)

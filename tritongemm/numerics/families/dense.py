@@ -34,7 +34,8 @@ class DenseFamily(StandardFamily):
         if problem.a.is_integer != problem.b.is_integer:
             return Support(f"{problem.dtype_a} times {problem.dtype_b} mixes integers with floats")
         if problem.a.is_integer != problem.c.is_integer:
-            return Support(f"{problem.dtype_a} operands need an integer C, not {problem.dtype_c}")
+            kind = "an integer C" if problem.a.is_integer else "a C of floats"
+            return Support(f"{problem.dtype_a} operands need {kind}, not {problem.dtype_c}")
         if "int32" in (problem.dtype_a, problem.dtype_b):
             return Support("int32 operands: matrix units read int8")
         return SUPPORTED

@@ -67,6 +67,22 @@ def test_rows_are_quantised_as_pytorch_does(gpu_machine: Machine, dtype: torch.d
         assert torch.equal(scale.cpu(), factors) and torch.equal(q.cpu().float(), wanted.float())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("m", "k"), [(1, 8321), (5, 17000), (300, 2048)])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_a_factor_of_what_is_no_number_is_nan(
+    gpu_machine: Machine, dtype: torch.dtype, m: int, k: int, value: float
+) -> None:
+    if dtype != torch.int8 and gpu_machine.target.fp8 != "fn":
+        pytest.skip("another encoding of fp8")
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    x[m // 2, k // 3] = value
+    for granularity in ("tensor", "row", "block"):
+        _, scale = tritongemm.quantize(x, granularity, dtype)
+        _, factors = tritongemm.quantize(x.cpu(), granularity, dtype)
+        assert bool(factors.isnan().any()) and torch.equal(scale.cpu().nan_to_num(-1), factors.nan_to_num(-1))
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = gpu_machine.target

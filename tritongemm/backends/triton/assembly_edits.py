@@ -2,7 +2,8 @@
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 
-- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier.
+- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier, or starts
+  this product.
 - ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared

@@ -30,6 +30,11 @@ CONFIGS = (
     Config("ws_tma", 128, 128, 128, 8, 1, 8, 4, (("share", 2),)),
     Config("ws_tma", 128, 256, 128, 8, 1, 8, 3),
     Config("ws_tma", 256, 64, 128, 4, 1, 8, 4),
+    Config("ws_tma", 256, 128, 128, 4, 1, 8, 4, (("epilogue_parts", 4),)),  # in halves of rows
+    Config("ws_tma", 256, 128, 128, 2, 1, 8, 3, (("pair", 1),)),  # which share A
+    Config("ws_tma", 256, 128, 128, 1, 2, 8, 3, (("epilogue_parts", 2),)),
+    Config("ws_tma", 256, 128, 128, 4, 1, 8, 4, (("epilogue_parts", 4), ("pair", 1), ("share", 2))),
+    Config("ws_tma", 128, 64, 128, 4, 2, 8, 4, (("pair", 1),)),
     Config("ws_tma", 192, 128, 128, 4, 1, 12, 3),  # three groups of warps
     Config("ws_tma", 128, 192, 128, 4, 1, 8, 3, (("share", 1),)),  # the narrower part to the left of every other tile
     Config("ws_tma", 128, 256, 128, 4, 1, 8, 4, (("epilogue_parts", 4),)),

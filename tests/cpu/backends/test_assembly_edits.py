@@ -24,7 +24,8 @@ from tritongemm.search_spaces import loader
 
 SM90 = loader.load_target("sm90")
 # Tiles are narrow: the compiler takes twice as long for one of 128 columns, and the marks are the same.
-PAIR = Config("ws_tma", 128, 32, 128, 4, num_warps=8, num_stages=4, options=(("pair", 1),))
+PAIR = Config("ws_tma", 64, 64, 128, 4, num_warps=4, num_stages=4, options=(("pair", 1),))
+HIGH_PAIR = replace(PAIR, block_m=128, block_n=32, num_warps=8)
 ALONE = Config("ws_tma", 128, 32, 128, 4, num_warps=8, num_stages=4)
 AHEAD = Config("ws_tma", 64, 32, 128, 1, num_warps=4, num_stages=12, options=(("ahead", 8),))
 
@@ -38,7 +39,7 @@ def scaled(m: int = 4096) -> Problem:
 def assembly() -> dict[Config, tuple[str, str]]:
     """Of each config what Triton made, and what was made of that."""
     made: dict[Config, tuple[str, str]] = {}
-    for config in (PAIR, ALONE, AHEAD):
+    for config in (PAIR, HIGH_PAIR, ALONE, AHEAD):
         seen: list[tuple[str, str]] = []
 
         def note(text: str, seen: list[tuple[str, str]] = seen) -> str:
@@ -58,16 +59,19 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         marks = re.findall(r"// tritongemm: ([a-z ]+)\n", before)
         assert "alone" in marks and "tritongemm: " not in after
         arrivals = marks.count("arrive") + marks.count("arrive at both")
-        assert after.count("%laneid") == arrivals > 0
+        assert after.count("@first_of_warp mbarrier.arrive") >= arrivals > 0
+        assert after.count("%laneid") == 1, "a thread's number is read once: it comes late"
         removed = before.count("bar.sync") - after.count("bar.sync")
         assert removed >= arrivals, "no group waits for its threads before it arrives"
-        assert ("arrive at both" in marks) == (config is PAIR)
+        assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
 
 
-def test_a_pair_shares_one_operand(assembly: dict[Config, tuple[str, str]]) -> None:
-    _, after = assembly[PAIR]
-    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
-    assert sum("multicast" in c for c in copies) == 1 and len(copies) == 3, "B for both, A in the two groups' parts"
+def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]]) -> None:
+    """B of tiles as wide as high; of higher ones A, in the two groups' parts."""
+    for config, shared in ((PAIR, [False, True]), (HIGH_PAIR, [True, True, False])):
+        copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", assembly[config][1])
+        assert ["multicast" in c for c in copies] == shared, config.name
+    after = assembly[PAIR][1]
     assert after.count("barrier.cluster.wait") == 1 and after.count("barrier.cluster.arrive") == 2
     assert "barrier.cluster" not in assembly[ALONE][1] and "multicast" not in assembly[ALONE][1]
 
@@ -121,7 +125,7 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
 
 @pytest.mark.parametrize("along_k", [False, True])
 def test_the_two_parts_of_a_tile(along_k: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of warps keeps in step; where sums of blocks are scaled, two groups take turns instead."""
+    """A group of warps keeps in step, but not where sums of blocks are scaled."""
     problem = scaled() if along_k else Problem(4096, 4096, 7168, "bf16", "bf16", "bf16", row_major_b=False)
     block_n, block_k = (256, 128) if along_k else (192, 64)
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
@@ -135,20 +139,38 @@ def test_the_two_parts_of_a_tile(along_k: bool, monkeypatch: pytest.MonkeyPatch)
     compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
     assert "// tritongemm: arrive" in seen[0]
     assert ("// tritongemm: alone" in seen[0]) == along_k
-    assert seen[0].count("mbarrier.init") == 2 * config.num_stages + 2 * along_k, "two say whose turn it is"
+    assert seen[0].count("mbarrier.init") == 2 * config.num_stages
 
 
-def test_a_launch_of_pairs(session_cache: Path) -> None:
-    """Programs come in twos, and where Triton writes other assembly they work alone."""
-    triton = registry.get(KernelBackend, "triton")
+@pytest.mark.parametrize(("m", "block_n", "pairs"), [(300, 128, 2 * 32), (100, 64, 1 * 32)])
+def test_a_launch_of_pairs(session_cache: Path, m: int, block_n: int, pairs: int) -> None:
+    """300 rows are two pairs of 128 and 4096 columns 32 tiles of 128, or as many pairs of 64."""
+    triton, config = registry.get(KernelBackend, "triton"), replace(HIGH_PAIR, block_n=block_n, block_k=64)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = compiler.build(triton.compile_job(replace(PAIR, block_n=128, block_k=64), scaled(300), SM90))
+        built = compiler.build(triton.compile_job(config, scaled(m), SM90))
     finally:
         compiler.close()
-    launch = triton.launch(built, scaled(300), SM90)
+    launch = triton.launch(built, scaled(m), SM90)
     assert isinstance(launch, Launch)
-    assert launch.cluster == 2 and launch.grid == (2 * 2 * 32, 1, 1), "300 rows are two pairs of 128"
+    assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
+
+
+def test_a_high_tile_is_multiplied_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves of the rows have their sums in the same registers, of which there are enough for one."""
+    config = Config("ws_tma", 256, 128, 128, 8, num_warps=8, num_stages=3, options=(("epilogue_parts", 4),))
+    seen: list[str] = []
+
+    def note(text: str) -> str:
+        seen.append(edit(text))
+        return seen[-1]
+
+    monkeypatch.setattr(assembly_edits, "edit", note)
+    built = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))[0]
+    assert built.status == "ok" and built.spills == 0
+    blocks = re.findall(r"wgmma\.wait_group.*?wgmma\.wait_group", seen[0], re.DOTALL)
+    inside = [b for b in blocks if "wgmma.mma_async" in b and "mbarrier.try_wait" in b]
+    assert len(inside) == 2 and not any("bar.sync" in b for b in inside), "in each group of warps a block's lower half"
 
 
 def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +188,6 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pairs: bool) -> None:
     problem = scaled(m)
     kept: Any = prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept
-    assert {c.option("pair") for c in kept if c.block_m == block_m} == ({0, 1} if pairs else {0})
+    assert {c.option("pair") for c in kept if c.block_m == block_m <= c.block_n} == ({0, 1} if pairs else {0})
+    along_n = {c.option("pair") for c in kept if c.block_m == block_m > c.block_n}
+    assert along_n == ({0, 1} if m >= 128 else {0}), "4096 columns are pairs of any tile's"

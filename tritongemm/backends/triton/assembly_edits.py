@@ -2,7 +2,8 @@
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 
-- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier.
+- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier, or starts
+  this product.
 - ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
@@ -28,7 +29,11 @@ _MARK = "// tritongemm: "
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
 _GROUP_BARRIER = re.compile(r"\tbar\.sync\s+\d+, 128;\n")
-_FIRST_LANE = ".reg .pred first; .reg .b32 there; mov.u32 there, %laneid; setp.eq.u32 first, there, 0;"
+_FIRST = "first_of_warp"
+# Found once: read before each arrival, the thread's number comes late, and the next matrix instruction with it.
+_FIND_FIRST = (
+    f"\t.reg .pred {_FIRST}; {{ .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 {_FIRST}, lane, 0; }}\n"
+)
 # A cluster's barrier counts all threads. Warps that Triton starts later have made no barriers: they arrive at once, and
 # only the first ones wait.
 _OTHERS = (
@@ -52,16 +57,16 @@ def _behind(mark: str, instruction: str, other_marks: bool = False) -> re.Patter
 
 def _arrive(found: re.Match[str]) -> str:
     # Triton's predicate, which picks one thread of the group, is left out: the first one of each warp arrives.
-    return f"{found['between']}{{ {_FIRST_LANE} @first mbarrier.arrive.shared::cta.b64 _, [{found['address']}]; }}"
+    return f"{found['between']}@{_FIRST} mbarrier.arrive.shared::cta.b64 _, [{found['address']}];"
 
 
 def _arrive_at_both(found: re.Match[str]) -> str:
     told = (
         f" mapa.shared::cluster.u32 there, {found['address']}, {n};"
-        " @first mbarrier.arrive.shared::cluster.b64 _, [there];"
+        f" @{_FIRST} mbarrier.arrive.shared::cluster.b64 _, [there];"
         for n in range(PROGRAMS)
     )
-    return f"{found['between']}{{ {_FIRST_LANE}{''.join(told)} }}"
+    return f"{found['between']}{{ .reg .b32 there;{''.join(told)} }}"
 
 
 def _copy_for_both(found: re.Match[str]) -> str:
@@ -90,7 +95,7 @@ _FETCH = re.compile(
 )
 # In this order: what is said of one instruction by two marks is said by `alone` first.
 _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-    (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive))", other_marks=True), _alone),
+    (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive)|wgmma\.fence)", other_marks=True), _alone),
     (_behind("arrive", _ARRIVE), _arrive),
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
     (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
@@ -110,8 +115,8 @@ def edit(assembly: str) -> str:
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
     met = assembly.replace(f"{_MARK}meet\n", _MEET)
-    if met != assembly:
-        met = _ENTRY.sub(lambda found: found[0] + _OTHERS, met)
+    begin = (_OTHERS if met != assembly else "") + (_FIND_FIRST if _FIRST in met else "")
+    met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")
     return met

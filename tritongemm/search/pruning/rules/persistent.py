@@ -22,7 +22,7 @@ SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # time, which come in faster the more of them are under way. Beyond the first, search spaces name every other depth.
 RING_SLOTS_LIMIT, DEEP_RING_LIMIT = 8, 16
 FEW_ROWS = 128
-# Rows from which pairs of programs gained on an H200, and rows of tiles of which one more is little.
+# Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
 PAIRED_ROWS, PAIRED_TILES = 128, 9
 # Bytes of LDS that hold barriers, and what warps are told at the start.
 RING_BARRIER_BYTES = 512
@@ -102,11 +102,10 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     own = block_sum_registers(config, problem, target)
     if not own:
         return None
-    rows = matrix_sides(config)[0]
+    columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", in_halves(problem))
     of_columns = problem.scale_a if config.option("swap_ab") else problem.scale_b
     each = of_columns is not None and of_columns.rows == 1
-    body = own * config.num_warps * target.wave_size // rows
-    held = accumulator_registers(config, target) + own + (body // 4 if each else 0)
+    held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
     return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
@@ -166,13 +165,17 @@ def share(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def pair(config: Config, problem: Problem, target: Target) -> str | None:
-    """Two programs that fetch for each other pay where there are many rows, and a tile for each."""
+    """Two programs that fetch for each other pay where there are many rows, and a tile for each: they share the larger
+    block, so that tiles higher than wide are paired along N.
+    """
     if not config.option("pair"):
         return None
-    tiles = cdiv(problem.m, config.block_m)
     if problem.m < PAIRED_ROWS:
         return f"{problem.m} rows < {PAIRED_ROWS} for pairs of programs"
-    return f"{tiles} rows of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
+    along_n = config.block_m > config.block_n
+    tiles = cdiv(problem.n, config.block_n) if along_n else cdiv(problem.m, config.block_m)
+    kind = "columns" if along_n else "rows"
+    return f"{tiles} {kind} of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
 
 
 def alternate(config: Config, problem: Problem, target: Target) -> str | None:

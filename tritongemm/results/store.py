@@ -209,7 +209,8 @@ class Store:
         Raises:
             OutputError: they are not, e.g. because the disk is full.
         """
-        lines: list[dict[str, Any]] = [{"problem": problem.to_json(), "trial": t.to_json()} for t in trials]
+        size = problem.to_json()
+        lines: list[dict[str, Any]] = [{"problem": size, "trial": t.to_json()} for t in trials]
         lines += [{"record": record.to_json()}] if record else []
         with self._guard:
             elapsed = round(time.monotonic() - self._opened, 3)

@@ -46,7 +46,8 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
         favourite = next(t for t in passed if t.config.backend == name)
         first += [] if favourite in first else [favourite]
     first.sort(key=lambda t: (t.seconds, t.config))
-    rest = [t for t in ranked if t not in first]
+    racing = {t.config for t in first}
+    rest = [t for t in ranked if t.config not in racing]
     return first, sorted(rest, key=lambda t: not is_searched(t.config.backend))
 
 

@@ -1,9 +1,9 @@
 """How long a tuning run of many sizes takes, without a GPU: ``python benchmarks/simulated_run.py SIZES --devices 4``.
 
-The run, its strategy and its journal are the real ones. Planning processes, compilers and devices are replaced by
-waits as long as they take on some machine; what devices measure is the model's prediction, off by up to 30 %. So this
-shows what the order of work and the run's own process cost, and for how many devices that process is quick enough; it
-says nothing of how fast kernels are.
+The run and its journal are the real ones. Planning processes, compilers and devices are replaced by waits as long as
+they take on some machine; what devices measure is the model's prediction, off by up to 30 %. What searches ask for is
+worked out before, with these times, by the real planner and strategy. So this shows what the order of work and the
+run's own process cost, and for how many devices that process is quick enough; it says nothing of how fast kernels are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,13 +42,14 @@ from tritongemm.results import history
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model import model as cost_model
-from tritongemm.search.planner import PlannedProblem, plan_searches
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning import planning
+from tritongemm.tuning import search_processes
 from tritongemm.tuning.run import TuningRun
+from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch
+from tritongemm.workers.child_process import WorkerError
 from tritongemm.workloads import sizes
 
-LIBRARY = "blaslt"
+LIBRARY, STRATEGY = "blaslt", "guided"
 MOST_ERROR = 0.3  # of a prediction, which what is measured exceeds by up to this share
 LIBRARY_FACTOR = 1.15  # A library's best guess takes so many times as long as the model's first pick is predicted to.
 
@@ -103,11 +106,11 @@ class SimulatedDevice(Evaluator):
     Args:
         target: its facts.
         waits: how long.
-        picks: predicted seconds of the model's first pick for each problem.
+        searches: what it measures.
     """
 
-    def __init__(self, target: Target, waits: Waits, picks: Mapping[Problem, float]) -> None:
-        self.target, self.waits, self.picks = target, waits, picks
+    def __init__(self, target: Target, waits: Waits, searches: Mapping[Problem, RecordedSearch]) -> None:
+        self.target, self.waits, self.searches = target, waits, searches
         self._ready = time.monotonic() + waits.args.start
 
     def start(self) -> None:
@@ -119,16 +122,16 @@ class SimulatedDevice(Evaluator):
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """A trial for each, after a wait."""
+        found = self.searches[problem]
         for config in (artifact.config for artifact in artifacts):
-            of_library = config.backend == LIBRARY
-            self._wait(self.waits.args.algorithm if of_library else self.waits.args.screen)
-            error = MOST_ERROR * random.Random(f"{problem.key} {config.name}").random()
-            if of_library:
-                error += MOST_ERROR * config.option("index") / self.waits.args.algorithms
-                expected = LIBRARY_FACTOR * self.picks[problem]
-            else:
-                expected = cost_model.predict(config, problem, self.target).seconds
-            yield Trial(config, "ok", samples=(expected * (1 + error),), timer="simulated")
+            if config.backend != LIBRARY:
+                self._wait(self.waits.args.screen)
+                yield generated_trial(config, found.samples)
+                continue
+            self._wait(self.waits.args.algorithm)
+            late = config.option("index") / self.waits.args.algorithms
+            seconds = LIBRARY_FACTOR * found.pick_s * (1 + MOST_ERROR * (late + config_error(problem, config.name)))
+            yield Trial(config, "ok", samples=(seconds,), timer="simulated")
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """Every candidate is right."""
@@ -153,18 +156,75 @@ class SimulatedDevice(Evaluator):
         """Nothing was started."""
 
 
-def simulated_plans(plans: dict[Problem, bytes], waits: Waits) -> Any:
-    """What stands in for `plan_searches`: plans made before, each when a planning process would have it."""
+@dataclass(frozen=True)
+class RecordedSearch:
+    """A search as it went with the times that the simulated devices measure.
 
-    def plan(problems: Sequence[Problem], *_: object) -> Generator[PlannedProblem, None, None]:
-        free_at = [time.monotonic() + waits.args.plan] * (waits.args.cores * waits.args.devices)
-        for problem in problems:  # a process's first takes twice as long, as it loads what planning needs
-            process = min(range(len(free_at)), key=free_at.__getitem__)
-            free_at[process] += waits.args.plan
-            time.sleep(max(0.0, free_at[process] - time.monotonic()))
-            yield pickle.loads(plans[problem])
+    Attributes:
+        answers: those of a planning process, pickled, and the seconds of a core that each of them took here.
+        samples: seconds that a device measures of each config that is asked for, by its name.
+        pick_s: predicted seconds of the model's first pick.
+    """
 
-    return plan
+    answers: list[tuple[bytes, float]]
+    samples: dict[str, float]
+    pick_s: float
+
+
+def record(job: SearchJob) -> RecordedSearch:
+    """Run a search to its end."""
+    worker, samples, answers, request = SearchWorker(), dict[str, float](), list[tuple[bytes, float]](), job
+    batch: list[Config] | None = []
+    while batch is not None:
+        began = time.process_time()
+        (answer,) = worker(request)
+        answers.append((pickle.dumps(answer), time.process_time() - began))
+        prepared = answer.first if isinstance(answer, BegunSearch) else answer
+        batch = prepared and prepared.configs
+        expected = {c.name: cost_model.predict(c, job.problem, job.target).seconds for c in batch or ()}
+        samples |= {n: s * (1 + MOST_ERROR * config_error(job.problem, n)) for n, s in expected.items()}
+        request = TriedBatch(job.problem, [generated_trial(c, samples) for c in batch or ()])
+    first = pickle.loads(answers[0][0]).first.configs[0]
+    return RecordedSearch(answers, samples, cost_model.predict(first, job.problem, job.target).seconds)
+
+
+def config_error(problem: Problem, name: str) -> float:
+    """A config's own share of the largest error, from 0 to 1."""
+    return random.Random(f"{problem.key} {name}").random()
+
+
+def generated_trial(config: Config, samples: Mapping[str, float]) -> Trial:
+    """What a device makes of a kernel that was asked for."""
+    return Trial(config, "ok", samples=(samples[config.name],), timer="simulated")
+
+
+class SimulatedProcess:
+    """A planning process that answers as one did before, as late as one would.
+
+    Args:
+        waits: how long planning takes.
+        searches: what was recorded.
+    """
+
+    def __init__(self, waits: Waits, searches: Mapping[Problem, RecordedSearch]) -> None:
+        self._waits, self._searches, self._told = waits, searches, dict[Problem, int]()
+
+    def ask(self, request: SearchJob | TriedBatch, timeout: float) -> Iterator[Any]:
+        """One answer; a process's first takes twice as long, as it loads what planning needs."""
+        answers = self._searches[request.problem].answers
+        number = self._told[request.problem] = self._told.get(request.problem, -1) + 1
+        if isinstance(request, TriedBatch):
+            before = pickle.loads(answers[number - 1][0])
+            wanted = before.first if isinstance(before, BegunSearch) else before
+            if [t.config for t in request.trials] != wanted.configs:
+                raise WorkerError("the run has tried other configs than the search asked for")
+            time.sleep(answers[number][1])
+        else:
+            time.sleep(self._waits.args.plan * (1 if len(self._told) > 1 else 2))
+        yield pickle.loads(answers[number][0])
+
+    def kill(self) -> None:
+        """Nothing was started."""
 
 
 def main() -> None:
@@ -191,22 +251,23 @@ def main() -> None:
     problems = list(dict.fromkeys(row.problem for row in sizes.from_file(args.sizes, defaults)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        planned = plan_searches(problems, target, folder, "triton", len(os.sched_getaffinity(0)))
-        plans = {one.problem: pickle.dumps(one) for one in planned}
-        simulate(problems, target, waits, plans, folder)
+        jobs = [SearchJob(problem, target, folder, "triton", strategy=STRATEGY) for problem in problems]
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as recorders:
+            searches = dict(zip(problems, recorders.map(record, jobs), strict=True))
+        simulate(problems, target, waits, searches, folder)
 
 
 def simulate(
-    problems: Sequence[Problem], target: Target, waits: Waits, plans: dict[Problem, bytes], folder: Path
+    problems: Sequence[Problem], target: Target, waits: Waits, searches: Mapping[Problem, RecordedSearch], folder: Path
 ) -> None:
     """Run with stand-ins in a folder, and print what took how long."""
     args = waits.args
-    options = TuningOptions(folder, "guided", backends=("triton", LIBRARY), library="", algorithms=args.algorithms)
-    picks = {problem: float(pickle.loads(plan).order.seconds[0]) for problem, plan in plans.items()}
-    devices = [SimulatedDevice(target, waits, picks) for _ in range(args.devices)]
+    options = TuningOptions(folder, STRATEGY, backends=("triton", LIBRARY), library="", algorithms=args.algorithms)
+    devices = [SimulatedDevice(target, waits, searches) for _ in range(args.devices)]
     results = folder / "results.yaml"
     with (
-        mock.patch.object(planning, "plan_searches", simulated_plans(plans, waits)),
+        mock.patch.object(search_processes, "FEW_PROBLEMS", 0),
+        mock.patch.object(search_processes, "WorkerProcess", lambda role: SimulatedProcess(waits, searches)),
         closing(SimulatedPool(waits, folder / "cache")) as pool,
         Store.open(results, target.name, {}, {}) as store,
     ):

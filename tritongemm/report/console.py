@@ -84,11 +84,11 @@ class Reporter:
         with self._lock:
             self._progress.advance(self._tasks[name], count)
 
-    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
+    def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
         """Say how many configs of a size are left after pruning, and what each rule removed."""
         if not self.verbose:
             return
-        self.say(f"{problem.key}: {total} configs, {len(pruned.kept)} kept")
+        self.say(f"{problem.key}: {total} configs, {kept} kept")
         for rule, count in pruned.removed.items():
             if count:
                 self.say(f"  {rule:<18} removed {count:>7}, e.g. {pruned.reasons[rule]}")

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.trial import Trial
-from tritongemm.search.planner import PlannedProblem
 from tritongemm.tuning.final_race import RaceOutcome
+from tritongemm.tuning.search_processes import PlannedSearch
 from tritongemm.tuning.task import Task
 
 
@@ -18,7 +18,7 @@ class SizePlanned:
     """A size has a plan, the configs that may be tried in order; None where no backend has a search space."""
 
     task: Task
-    plan: PlannedProblem | None
+    plan: PlannedSearch | None
 
 
 @dataclass(frozen=True)

@@ -3,73 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import TypeAlias
 
+from tritongemm.build.prepare import compile_job
+from tritongemm.core.artifact import CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Search, SearchPlan, Strategy, Watcher
-from tritongemm.search.planner import PlannedProblem, plan_searches
+from tritongemm.plugins.contracts import Watcher
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
-from tritongemm.tuning.task import Task, no_search
+from tritongemm.tuning.search_processes import PlannedSearch, Planner, SearchJob, no_search
+from tritongemm.tuning.task import Task
+
+# Tasks with their plans; None where no backend is searched.
+PlannedTasks: TypeAlias = Generator[tuple[Task, PlannedSearch | None], None, None]
 
 
 def plan_tasks(
-    tasks: Sequence[Task], target: Target, options: TuningOptions, processes: int
-) -> Generator[tuple[Task, PlannedProblem | None], None, None]:
+    tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart
+) -> PlannedTasks:
     """The tasks in their order, each as soon as it is planned; None where no backend is searched.
 
     Args:
         tasks: those to plan.
         target: where they are tuned.
-        options: backends, limits and folder.
-        processes: to plan on.
+        options: backends, limits, strategy and folder.
+        planner: plans them, and runs the strategies that look at no other problem.
+        warm_start: names the winners of similar problems, which are tried first.
     """
-    searched = _searched(options)
+    searched = next(filter(roster.is_searched, options.backends), None)
     if searched is None:
         yield from ((task, None) for task in tasks)
         return
-    problems = [task.problem for task in tasks]
-    planned = plan_searches(problems, target, options.folder, searched, processes, options.limits)
-    try:
-        yield from zip(tasks, planned, strict=True)
-    finally:
-        planned.close()
+    with closing(planner.plan([search_job(t.problem, target, searched, options, warm_start) for t in tasks])) as plans:
+        yield from zip(tasks, plans, strict=True)
 
 
-def begin_search(
-    task: Task, planned: PlannedProblem | None, options: TuningOptions, warm_start: WarmStart, watcher: Watcher
-) -> None:
+def search_job(
+    problem: Problem, target: Target, backend: str, options: TuningOptions, warm_start: WarmStart
+) -> SearchJob:
+    """What is to be planned and searched of a problem, with one backend's kernels."""
+    return SearchJob(
+        problem,
+        target,
+        options.folder,
+        backend,
+        options.limits,
+        options.strategy,
+        options.budgets.get(problem, options.budget),
+        options.population,
+        tuple(warm_start.winners(problem, backend)),
+    )
+
+
+def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStart, watcher: Watcher) -> None:
     """Have a task's strategy say what to try first.
 
     Args:
         task: is given its search and its first batch; tasks must come in the order of the run.
         planned: its plan; None where no backend is searched.
-        options: strategy and budget.
         warm_start: what problems tell each other's strategies.
         watcher: told of the progress.
     """
-    task.search = no_search() if planned is None else _search(planned, options, warm_start, watcher)
+    if planned is None:
+        task.search = no_search()
+    else:
+        watcher.planned(task.problem, planned.total, planned.kept, planned.pruned)
+        task.search, task.jobs = planned.begin(warm_start.compiled_kernels(task.problem)), planned.jobs
     task.batch = next(task.search)
     warm_start.note_batch(task.problem, task.batch)
     watcher.step("plan")
 
 
-def _searched(options: TuningOptions) -> str | None:
-    """The backend whose space is searched, if one takes part."""
-    return next(filter(roster.is_searched, options.backends), None)
-
-
-def _search(planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher) -> Search:
-    problem, backend = planned.problem, _searched(options)
-    watcher.planned(problem, len(planned.space), planned.pruned)
-    if not planned.order.configs or backend is None:
-        return no_search()  # no template computes it; other backends may
-    plan = SearchPlan(
-        planned.space,
-        planned.order,
-        (*options.limits.first, *warm_start.winners(problem, backend)),
-        warm_start.compiled_kernels(problem),
-        options.population,
-    )
-    return registry.get(Strategy, options.strategy).search(plan, options.budgets.get(problem, options.budget))
+def take_job(task: Task, config: Config, target: Target) -> CompileJob | Support:
+    """What to compile for a config of a task, or why it can't be compiled: what a planning process has made ready,
+    where it has, which is forgotten then.
+    """
+    made = task.jobs.pop(config.name, None)
+    return compile_job(task.problem, config, target) if made is None else made

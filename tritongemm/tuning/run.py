@@ -25,7 +25,6 @@ from queue import Empty, SimpleQueue
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
@@ -43,8 +42,9 @@ from tritongemm.tuning import events, roster
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, write_best_kernel
-from tritongemm.tuning.planning import begin_search, plan_tasks
+from tritongemm.tuning.planning import PlannedTasks, begin_search, plan_tasks, take_job
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
+from tritongemm.tuning.search_processes import Planner
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
 from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tell_slow_build
 
@@ -78,7 +78,7 @@ class TuningRun:
         self._deadline = inf  # of time.monotonic; from then on nothing new is tried
         self._events: SimpleQueue[events.Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
-        self._thinker = ThreadPoolExecutor(1)  # strategies work in its thread
+        self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or are where they work
         self._to_compile = CompileQueue()
         self._background = BackgroundBuilds(pool)
         self._tasks: list[Task] = []
@@ -99,13 +99,16 @@ class TuningRun:
         self._tasks = tasks = [Task(problem, turn=turn) for turn, problem in enumerate(left, start=1)]
         self._warm_start = WarmStart(ordered, self.store)
         self.watcher.stage("plan", len(tasks))
-        if self.options.stop == "generate":
-            for task, plan in plan_tasks(tasks, self._target, self.options, self.pool.jobs):
-                begin_search(task, plan, self.options, self._warm_start, self.watcher)
-            return {}
         with ExitStack() as stack:
+            planner = Planner.for_problems(len(tasks), self.pool.jobs)
+            self._thinker = stack.enter_context(ThreadPoolExecutor(planner.width))
+            stack.callback(planner.close)
+            planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start)
+            if self.options.stop == "generate":
+                for task, plan in planned:
+                    begin_search(task, plan, self._warm_start, self.watcher)
+                return {}
             stack.callback(self._background.close)
-            stack.callback(self._thinker.shutdown)
             if tasks and not self.options.stop:
                 self._start_devices(stack)
                 self.watcher.stage("final", len(tasks))
@@ -116,7 +119,7 @@ class TuningRun:
             over = threading.Event()
             stack.callback(self._to_compile.end)
             stack.callback(over.set)
-            self._start_planners_and_builders(tasks, over)
+            self._start_planners_and_builders(planned, over)
             while not all(task.finished for task in tasks):
                 self._handle_next()
         if self.options.stop:
@@ -140,10 +143,9 @@ class TuningRun:
             worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
             threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
-    def _start_planners_and_builders(self, tasks: Sequence[Task], over: threading.Event) -> None:
+    def _start_planners_and_builders(self, planned: PlannedTasks, over: threading.Event) -> None:
         """Start the thread that plans the sizes and the one that has their kernels compiled, until the run is over."""
         post = self._events.put
-        planned = plan_tasks(tasks, self._target, self.options, self.pool.jobs)
         built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.turn)
         threading.Thread(target=tell_plans, args=(post, planned, over), name="plans", daemon=True).start()
         threading.Thread(target=tell_builds, args=(post, built, over), name="builds", daemon=True).start()
@@ -185,7 +187,7 @@ class TuningRun:
                 task.add_trial(trial)
                 if trial.status != "ok" and not self.options.stop:
                     continue
-            job = compile_job(task.problem, config, self._target)
+            job = take_job(task, config, self._target)
             if isinstance(job, Support):
                 self._keep(task, [Trial(config, "compile_failed", job.reason)])
             else:
@@ -223,7 +225,7 @@ class TuningRun:
     def _handle(self, event: events.Event) -> None:
         match event:
             case events.SizePlanned(task, plan):
-                begin_search(task, plan, self.options, self._warm_start, self.watcher)
+                begin_search(task, plan, self._warm_start, self.watcher)
                 self._begin_batch(task)
             case events.ArtifactBuilt(artifact):
                 self._take_built(artifact)

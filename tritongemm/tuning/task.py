@@ -8,11 +8,12 @@ from enum import Enum
 from math import inf
 from statistics import median
 
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import TuningOptions
@@ -66,6 +67,7 @@ class Task:
         turn: its place in the order of the run, from 1.
         search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
         batch: what the strategy asked for last.
+        jobs: what to compile for configs of the batch, by config name, as far as another process has made it ready.
         trials: what became of every config so far, by config name.
         artifacts: what was compiled, by config name.
         others_asked: other backends have been asked for their candidates.
@@ -82,6 +84,7 @@ class Task:
     turn: int = 1
     search: Search | None = None
     batch: list[Config] = field(default_factory=list)
+    jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     others_asked: bool = False
@@ -175,11 +178,6 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
         return target.roofline_seconds(problem.flops, problem.bytes, problem.a)
 
     return sorted(problems, key=least_seconds, reverse=True)
-
-
-def no_search() -> Search:
-    """The search where no generated kernel is to be tried: one batch, empty."""
-    yield []
 
 
 def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:

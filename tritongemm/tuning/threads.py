@@ -13,7 +13,6 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
-from tritongemm.search.planner import PlannedProblem
 from tritongemm.tuning.events import (
     ArtifactBuilt,
     BatchChosen,
@@ -23,14 +22,13 @@ from tritongemm.tuning.events import (
     SlowArtifactBuilt,
     ThreadFailed,
 )
+from tritongemm.tuning.planning import PlannedTasks
 from tritongemm.tuning.task import Task
 
 Tell: TypeAlias = Callable[[Event], None]
 
 
-def tell_plans(
-    tell: Tell, planned: Generator[tuple[Task, PlannedProblem | None], None, None], over: threading.Event
-) -> None:
+def tell_plans(tell: Tell, planned: PlannedTasks, over: threading.Event) -> None:
     """Tell of each task as it is planned, until the run is over."""
     try:
         with closing(planned):

@@ -44,6 +44,7 @@ from tritongemm.results.store import Store
 from tritongemm.search import planner
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import search_processes
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
@@ -269,7 +270,7 @@ def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: p
         kept = search_results.Pruned(tuple(configs), {}, {})
         return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
 
-    monkeypatch.setattr(planner, "plan_search", planned)
+    monkeypatch.setattr(search_processes, "plan_search", planned)
     monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
     backend = registry.get(KernelBackend, "toybackend")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tritongemm.search import planner
+from tritongemm.tuning import search_processes
 
-SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * planner.FEW_PROBLEMS))
+SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * search_processes.FEW_PROBLEMS))
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,15 +31,14 @@ from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
-from tritongemm.search.planner import PlannedProblem, plan_search
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
-from tritongemm.tuning import planning
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.screening import ScreenWork, Work
+from tritongemm.tuning.search_processes import PlannedSearch, Planner, SearchJob
 from tritongemm.tuning.task import Task
 
 
@@ -264,12 +262,12 @@ def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: py
                     reached.set()
                 yield trial
 
-    def plans(problems: Sequence[Problem], *rest: Any) -> Generator[PlannedProblem, None, None]:
-        yield plan_search(problems[0], *rest[:3])
+    def plans(planner: Planner, jobs: Sequence[SearchJob]) -> Generator[PlannedSearch, None, None]:
+        yield jobs[0].planned_here(jobs[0].plan())
         waited.append(reached.wait(20))
-        yield plan_search(problems[1], *rest[:3])
+        yield jobs[1].planned_here(jobs[1].plan())
 
-    monkeypatch.setattr(planning, "plan_searches", plans)
+    monkeypatch.setattr(Planner, "plan", plans)
     options = TuningOptions(tmp_path, "guided", budget=2, library="")
     with (
         closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,

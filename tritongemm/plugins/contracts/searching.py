@@ -43,15 +43,20 @@ class Strategy(Plugin, abstract=True):
     Attributes:
         population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
             none.
+        alone: whether a search asks for the same configs whatever other problems of the run ask for, so that another
+            process may run it; False where it reads `SearchPlan.compiled`.
     """
 
     package = "tritongemm.search.strategies"
     kind = "strategy"
     population: ClassVar[int] = 0
+    alone: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """A generator that yields batches of configs and is sent their trials; it ends where it wants no more.
+
+        The same plan and trials give the same batches.
 
         Args:
             plan: what there is to try.
@@ -62,8 +67,8 @@ class Strategy(Plugin, abstract=True):
 class Watcher(Protocol):
     """What is told of the progress of a run."""
 
-    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
-        """A space of `total` configs was pruned."""
+    def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
+        """A space of `total` configs was pruned to `kept`; `pruned` says by which rules, and may lack the configs."""
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
         """A backend has `count` candidates; `why` is said where there are none."""

@@ -1,0 +1,245 @@
+"""Many problems are planned and searched by processes that may die, which costs nothing but time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.evaluators import FakeEvaluator
+from tests.support.stores import take
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.build.prepare import compile_job
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.search_results import Pruned
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.plugins.contracts import Search
+from tritongemm.report.console import Reporter
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import search_processes
+from tritongemm.tuning.run import TuningRun
+from tritongemm.tuning.search_processes import (
+    Answer,
+    BegunSearch,
+    Planner,
+    PreparedBatch,
+    SearchJob,
+    SearchProcess,
+    SearchWorker,
+    TriedBatch,
+)
+from tritongemm.workers.child_process import WorkerProcess
+
+GFX942 = target_files.load_target("gfx942")
+PROBLEMS = [Problem(16, 16, k) for k in (64, 32)]
+
+
+def jobs(folder: Path, strategy: str = "guided") -> list[SearchJob]:
+    """The problems, searched with few configs."""
+    limits = SearchLimits(templates=("tile",), axes=(("num_stages", (1, 2)),))
+    return [SearchJob(problem, GFX942, folder, "triton", limits, strategy, budget=60) for problem in PROBLEMS]
+
+
+def seconds_of(config: Config) -> float:
+    """A time that is a config's own."""
+    return 1e-6 * (1 + sum(config.tile) % 7) * config.split_k / config.num_warps
+
+
+def asked_of(search: Search) -> list[list[Config]]:
+    """The batches of a search that is told times of its configs."""
+    batches = [next(search)]
+    try:
+        while True:
+            batches.append(
+                search.send([Trial(c, "ok", samples=(seconds_of(c),), timer="sundial") for c in batches[-1]])
+            )
+    except StopIteration:
+        return batches
+
+
+def signature(text: str) -> BegunSearch:
+    """A search that tells nothing but who has begun it."""
+    return BegunSearch(0, 0, Pruned((), {}, {text: ""}), PreparedBatch([], []))
+
+
+class SigningWorker:
+    """A process that signs searches."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        yield signature(job.problem.key)
+
+
+class WorkerKilledOnce:
+    """A process that is killed when it plans the first problem of all."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        if not (job.folder / "killed").exists():
+            (job.folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield signature(job.problem.key)
+
+
+class WorkerKilledAlways:
+    """A process that is killed when it plans."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield signature("nobody")
+
+
+class WorkerKilledLater(SearchWorker):
+    """A process that is killed when a search has come to its third batch."""
+
+    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
+        self.asked = getattr(self, "asked", 0) + isinstance(request, TriedBatch)
+        if self.asked == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().__call__(request)
+
+
+def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
+    """Have processes do what a class of this file does."""
+    monkeypatch.setattr(SearchProcess, "ROLE", f"{__name__}:{worker.__name__}")
+
+
+@pytest.mark.parametrize(
+    ("worker", "planned_here"), [(SigningWorker, False), (WorkerKilledOnce, False), (WorkerKilledAlways, True)]
+)
+def test_a_process_that_is_killed_costs_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, planned_here: bool
+) -> None:
+    """The searches come in the order of the problems, from other processes or in the end from this one."""
+    work_as(monkeypatch, worker)
+    with closing(Planner(2)) as planning:
+        found = list(planning.plan(jobs(tmp_path)))
+    signed = [list(one.pruned.reasons) for one in found]
+    assert signed == [[p.key] for p in PROBLEMS] if not planned_here else all(one.kept for one in found)
+
+
+@pytest.mark.parametrize("strategy", ["guided", "genetic", "exhaustive"])
+@pytest.mark.parametrize("worker", [SearchWorker, WorkerKilledLater])
+def test_a_search_asks_for_the_same_wherever_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type
+) -> None:
+    """In this process, in another one, or begun again where that one is lost; and brings what is to be compiled."""
+    if worker is not SearchWorker:
+        work_as(monkeypatch, worker)
+    wanted = jobs(tmp_path, strategy)
+    here = [asked_of(job.search(job.plan())) for job in wanted]
+    with closing(Planner(2)) as planning:
+        found = list(planning.plan(wanted))
+        there = [asked_of(one.begin(())) for one in found]
+    assert there == here and all(map(len, here))
+    if strategy == "guided":
+        assert len(here[0]) > 3, "the process is killed before the search ends"
+        first, made = here[0][0][0], found[0].jobs
+        assert made[first.name] == compile_job(PROBLEMS[0], first, GFX942)
+        assert worker is not SearchWorker or made.keys() == {c.name for batch in here[0] for c in batch}
+
+
+def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size the same configs; with the same times, as later batches follow from those."""
+    sizes = [Problem(16, 16, k) for k in (64, 32)]
+    limits = SearchLimits(templates=("tile",), axes=(("num_stages", (1, 2)),))
+    options = TuningOptions(tmp_path, "guided", budget=5, library="", limits=limits)
+    tried = list[dict[Problem, list[str]]]()
+    for few in (99, 1):
+        monkeypatch.setattr(search_processes, "FEW_PROBLEMS", few)
+        judge = FakeEvaluator(seconds=seconds_of)
+        output = tmp_path / f"out_{few}.yaml"
+        with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=2)) as pool, take(output) as store:
+            assert TuningRun([judge], pool, store, options, Reporter()).tune(sizes) == {}
+            tried.append({s: sorted(name for name, stage in store.trials(s) if stage == "screen") for s in sizes})
+    assert tried[0] == tried[1] and all(len(names) >= 4 for names in tried[0].values()), "several batches"
+
+
+def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no more than problems; few problems need none."""
+    made: list[WorkerProcess] = []
+
+    class WatchedProcess(WorkerProcess):
+        def __init__(self, role: str) -> None:
+            super().__init__(role)
+            made.append(self)
+
+    monkeypatch.setattr(search_processes, "WorkerProcess", WatchedProcess)
+    assert [Planner.for_problems(*counts).width for counts in ((3, 99), (99, 1), (4, 99), (99, 4))] == [1, 1, 4, 4]
+    made.clear()
+    planning = Planner(len(PROBLEMS))
+    found = next(planning.plan(jobs(tmp_path)))
+    search = found.begin(())
+    next(search)
+    planning.close()
+    assert len(made) == len(PROBLEMS) and not any(child.alive for child in made), "who wants no more leaves none"
+    with pytest.raises(StopIteration):
+        search.send([])
+    with pytest.raises(CancelledError):
+        SearchProcess.begin(planning._processes[0], jobs(tmp_path)[0])
+    assert not any(child.alive for child in made), "nor is one started again"
+
+
+def test_who_waits_for_a_batch_goes_before_who_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though planning was asked for earlier."""
+    order, busy, go_on = list[str](), threading.Event(), threading.Event()
+
+    class SlowProcess:
+        def ask(self, request: Any, timeout: float) -> Iterator[Any]:
+            order.append(request if isinstance(request, str) else "batch")
+            if request == "slow":
+                busy.set()
+                go_on.wait(20)
+            yield None
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(search_processes, "WorkerProcess", lambda role: SlowProcess())
+    process, job = SearchProcess(), jobs(tmp_path)[0]
+    search = process.search(job, signature(""), {}, ())
+    next(search)
+    unchecked: Any = process.begin
+    threads = [threading.Thread(target=unchecked, args=(name,)) for name in ("slow", "plan", "plan")]
+    for thread in threads:
+        thread.start()
+        busy.wait(20)
+    threads.append(threading.Thread(target=lambda: list(iter(lambda: _sent(search), None))))
+    threads[-1].start()
+    while not process._waiting_for_batch:
+        pass
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["slow", "batch", "plan", "plan"]
+
+
+def _sent(search: Search) -> list[Config] | None:
+    try:
+        return search.send([])
+    except StopIteration:
+        return None
+
+
+def test_what_can_not_be_planned_is_told_as_if_it_were_planned_here(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="can't be written"), closing(Planner(2)) as planning:
+        list(planning.plan(jobs(tmp_path / "file")))
+
+
+def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> None:
+    limits = SearchLimits(templates=("stream_k",))  # which computes no batches
+    with closing(Planner(1)) as planning:
+        (found,) = planning.plan([SearchJob(Problem(16, 64, 128, batch=2), GFX942, tmp_path, "triton", limits)])
+        assert asked_of(found.begin(())) == [[]] and not found.kept

@@ -1,0 +1,309 @@
+"""Child processes that plan problems and run their searches, so that a run of many sizes has the batches alone.
+
+Planning takes a core a third of a second where thousands of configs are kept, most of it to rank them and to write the
+module, and a search takes a tenth. All threads of a run share one core, which must keep several devices busy. A search
+whose process is lost is begun again in the run, and told what it was told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from threading import Condition
+from typing import TypeAlias
+
+from tritongemm.build.prepare import compile_job
+from tritongemm.core.artifact import CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.search_results import Pruned
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
+from tritongemm.search.planner import NO_LIMITS, PlannedProblem, plan_search
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+
+# So many problems, or fewer, are planned sooner than processes start.
+FEW_PROBLEMS = 3
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """A problem to plan and to search.
+
+    Attributes:
+        problem, target, folder, backend, limits: the arguments of `plan_search`.
+        strategy: plug-in of strategies/.
+        budget, population, seeds: as of `Strategy.search` and its `SearchPlan`; seeds beside the limits' first.
+    """
+
+    problem: Problem
+    target: Target
+    folder: Path
+    backend: str
+    limits: SearchLimits = NO_LIMITS
+    strategy: str = "guided"
+    budget: int = 0
+    population: int = 0
+    seeds: tuple[Config, ...] = ()
+
+    def plan(self) -> PlannedProblem:
+        """Plan the problem in this process."""
+        return plan_search(self.problem, self.target, self.folder, self.backend, self.limits)
+
+    def planned_here(self, planned: PlannedProblem) -> PlannedSearch:
+        """The search of the problem, which will run in this process."""
+        kept = len(planned.pruned.kept)
+        return PlannedSearch(len(planned.space), kept, planned.pruned, partial(self.search, planned))
+
+    def search(self, planned: PlannedProblem, compiled: Collection[str] = frozenset()) -> Search:
+        """The search of the problem, in this process; `compiled` as of `SearchPlan`."""
+        if not planned.order.configs:
+            return no_search()  # no template computes it; other backends may
+        seeds = (*self.limits.first, *self.seeds)
+        plan = SearchPlan(planned.space, planned.order, seeds, compiled, self.population)
+        return registry.get(Strategy, self.strategy).search(plan, self.budget)
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """The batch that a search asks for, and for each of its configs what to compile, or why it can't be compiled."""
+
+    configs: list[Config]
+    jobs: list[CompileJob | Support]
+
+    @classmethod
+    def of(cls, configs: list[Config], problem: Problem, target: Target) -> PreparedBatch:
+        """A batch of configs for a problem, whose jobs have their digests."""
+        jobs = [compile_job(problem, config, target) for config in configs]
+        for job in jobs:
+            if isinstance(job, CompileJob):
+                _ = job.digest  # is kept with it
+        return cls(configs, jobs)
+
+
+@dataclass(frozen=True)
+class BegunSearch:
+    """A search that a child process has begun.
+
+    Attributes:
+        total, kept: configs before and after pruning.
+        pruned: what each rule removed, without the kept configs.
+        first: what is to be tried first.
+    """
+
+    total: int
+    kept: int
+    pruned: Pruned
+    first: PreparedBatch
+
+
+@dataclass(frozen=True)
+class TriedBatch:
+    """The trials of the batch that a problem's search asked for last."""
+
+    problem: Problem
+    trials: list[Trial]
+
+
+@dataclass(frozen=True)
+class PlannedSearch:
+    """The search of a problem that has been planned.
+
+    Attributes:
+        total, kept: configs before and after pruning.
+        pruned: what each rule removed; it may lack the kept configs.
+        begin: gives the search, here or in another process, given the `compiled` of its `SearchPlan`.
+        jobs: what to compile for the configs of a batch, by config name, as far as another process has made it ready.
+    """
+
+    total: int
+    kept: int
+    pruned: Pruned
+    begin: Callable[[Collection[str]], Search]
+    jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
+
+
+Answer: TypeAlias = BegunSearch | PlannedProblem | PreparedBatch | None
+
+
+class SearchWorker:
+    """What a planning process does."""
+
+    def __init__(self) -> None:
+        self._searches: dict[Problem, tuple[Search, Target]] = {}
+
+    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
+        """One answer: the first batch of a search, or the plan where it is searched elsewhere; then its next batches.
+
+        The last answer of a search is None.
+        """
+        if isinstance(request, TriedBatch):
+            yield self._go_on(request)
+            return
+        planned = request.plan()
+        if not registry.get(Strategy, request.strategy).alone:
+            yield planned
+            return
+        search = request.search(planned)
+        self._searches[request.problem] = search, request.target
+        first = PreparedBatch.of(next(search), request.problem, request.target)
+        pruned = replace(planned.pruned, kept=())
+        yield BegunSearch(len(planned.space), len(planned.pruned.kept), pruned, first)
+
+    def _go_on(self, tried: TriedBatch) -> PreparedBatch | None:
+        search, target = self._searches[tried.problem]
+        try:
+            return PreparedBatch.of(search.send(tried.trials), tried.problem, target)
+        except StopIteration:
+            del self._searches[tried.problem]
+            return None
+
+
+class SearchProcess:
+    """One planning process; who asks for the next batch of a search goes before who plans another problem."""
+
+    ROLE = "tritongemm.tuning.search_processes:SearchWorker"
+    TRIES = 2  # A process may be killed for want of memory; who does without it is slower, but gets there.
+
+    def __init__(self) -> None:
+        self._child = WorkerProcess(self.ROLE)
+        self._changed = Condition()
+        self._is_taken, self._waiting_for_batch = False, 0
+        self.closed = False
+
+    @contextmanager
+    def _turn(self, for_batch: bool) -> Iterator[None]:
+        with self._changed:
+            self._waiting_for_batch += for_batch
+            self._changed.wait_for(lambda: not self._is_taken and (for_batch or not self._waiting_for_batch))
+            self._waiting_for_batch -= for_batch
+            self._is_taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_taken = False
+                self._changed.notify_all()
+
+    def begin(self, job: SearchJob) -> BegunSearch | PlannedProblem | None:
+        """What the process makes of a job; None where it is killed again and again, or meets an error.
+
+        Raises:
+            CancelledError: it was closed.
+        """
+        # Who asked meets the same error when it plans by itself, and can tell it whole.
+        with self._turn(for_batch=False), suppress(UnavailableError, WorkerError, WorkerTimeout):
+            for _ in range(self.TRIES):
+                if self.closed:
+                    raise CancelledError
+                with suppress(WorkerDied):
+                    answer: BegunSearch | PlannedProblem
+                    (answer,) = self._child.ask(job, inf)
+                    return answer
+        return None
+
+    def search(
+        self, job: SearchJob, begun: BegunSearch, jobs: dict[str, CompileJob | Support], compiled: Collection[str]
+    ) -> Search:
+        """A search that the process has begun; where the process is lost, or meets an error, it goes on in this one.
+
+        Args:
+            job: what was asked for.
+            begun: what the process answered.
+            jobs: is given what to compile for the configs of each batch.
+            compiled: as of `SearchPlan`.
+        """
+        told: list[list[Trial]] = []
+        batch: PreparedBatch | None = begun.first
+        while batch is not None:
+            jobs.update((config.name, made) for config, made in zip(batch.configs, batch.jobs, strict=True))
+            told.append((yield batch.configs))
+            try:
+                with self._turn(for_batch=True):
+                    if self.closed:
+                        return
+                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1]), inf)
+            except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
+                if not self.closed:
+                    yield from _resumed(job.search(job.plan(), compiled), told)
+                return
+
+    def close(self) -> None:
+        """End the process; what it has not answered is given up."""
+        self.closed = True
+        self._child.kill()
+
+
+class Planner:
+    """What plans the problems of a run, and searches them where it has processes; those end with it.
+
+    Args:
+        count: processes; 0 to plan in this one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._processes = [SearchProcess() for _ in range(count)]
+        self._threads = ThreadPoolExecutor(max(1, count))
+
+    @classmethod
+    def for_problems(cls, problems: int, jobs: int) -> Planner:
+        """A planner of so many problems, on `jobs` processes at the most."""
+        return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(jobs, problems))
+
+    @property
+    def width(self) -> int:
+        """Searches that can be asked at a time for their next batch."""
+        return max(1, len(self._processes))
+
+    def plan(self, jobs: Sequence[SearchJob]) -> Generator[PlannedSearch, None, None]:
+        """The searches of these jobs in their order; where the processes can't plan one, this one does.
+
+        Raises:
+            OutputError: a module can't be written.
+        """
+        if not self._processes:
+            yield from (job.planned_here(job.plan()) for job in jobs)
+            return
+        dealt = list(zip(jobs, itertools.cycle(self._processes)))
+        answers = self._threads.map(lambda pair: pair[1].begin(pair[0]), dealt)
+        for (job, process), answer in zip(dealt, answers, strict=True):
+            if isinstance(answer, BegunSearch):
+                made = dict[str, CompileJob | Support]()
+                begin = partial(process.search, job, answer, made)
+                yield PlannedSearch(answer.total, answer.kept, answer.pruned, begin, made)
+            else:
+                yield job.planned_here(answer or job.plan())
+
+    def close(self) -> None:
+        """End the processes; what has not been planned or thought about is given up."""
+        for process in self._processes:
+            process.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def no_search() -> Search:
+    """The search where no generated kernel is to be tried: one batch, empty."""
+    yield []
+
+
+def _resumed(search: Search, told: Sequence[list[Trial]]) -> Search:
+    """A search that is told once more what it was told before; it yields what it has not yielded yet."""
+    next(search)
+    try:
+        for trials in told:
+            batch = search.send(trials)
+        while True:
+            batch = search.send((yield batch))
+    except StopIteration:
+        return

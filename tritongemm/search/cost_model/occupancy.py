@@ -23,7 +23,7 @@ BOOKKEEPING_REGISTERS = 24
 SIMDS = 4
 # A thread loads at most so many bytes at once.
 LOAD_BYTES = 16
-# Registers of a thread that hold the sum of a block of K; of more a warp group multiplies one half of its rows at a time.
+# Registers of a thread that hold the sum of a block of K; of more a warp group multiplies half of its rows at a time.
 MOST_BLOCK_SUM = 64
 # The compiler loads so many iterations' operands together where one load is all that an iteration needs (seen on sm90).
 UNROLLED_ITERATIONS = 4
@@ -82,8 +82,8 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
 
     Where K is too long for one sum of fp8 products in the matrix units, warps with roles keep a second one of all.
-    Where scales change along K, and are not for the matrix units to apply, it is not; large tiles of kernels whose warps
-    have roles are then multiplied in two parts, side by side or, where they are high, one below the other.
+    Where scales change along K, and are not for the matrix units to apply, it is not; large tiles of kernels whose
+    warps have roles are then multiplied in two parts, side by side or, where they are high, one below the other.
     """
     with_roles = "warp_roles" in search_facts(config.template).rules
     if adds_blocks(problem, target) and with_roles:

@@ -216,7 +216,7 @@ def test_ctrl_c_merges_and_says_how_to_go_on(
     assert "stopped; what is done is in out.yaml. Go on with:" in err, "the journal, where no size was done"
     (command,) = [x.strip() for x in err.splitlines() if x.strip().startswith("python -m ")]
     partial = yaml.safe_load((tmp_path / "out.yaml").read_text())
-    assert partial == tuned.rows[: len(partial)] and partial
+    assert partial == [row for row in tuned.rows if row in partial] and partial, "whichever were done"
     assert command == "python -m tritongemm.tune " + shlex.join(ARGV)
 
 

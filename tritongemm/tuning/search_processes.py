@@ -35,6 +35,8 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 # So many problems, or fewer, are planned sooner than processes start.
 FEW_PROBLEMS = 3
+# Each takes 100 to 130 MB for the whole run; so many plan a hundred sizes a second.
+MOST_PROCESSES = 32
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class Planner:
     @classmethod
     def for_problems(cls, problems: int, jobs: int) -> Planner:
         """A planner of so many problems, on `jobs` processes at the most."""
-        return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(jobs, problems))
+        return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(jobs, problems, MOST_PROCESSES))
 
     @property
     def width(self) -> int:

@@ -243,3 +243,13 @@ def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> 
     with closing(Planner(1)) as planning:
         (found,) = planning.plan([SearchJob(Problem(16, 64, 128, batch=2), GFX942, tmp_path, "triton", limits)])
         assert asked_of(found.begin(())) == [[]] and not found.kept
+
+
+@pytest.mark.parametrize(
+    ("problems", "cores", "width"), [(3, 8, 1), (4, 8, 4), (9, 1, 1), (200, 16, 16), (200, 128, 32)]
+)
+def test_how_many_processes_there_are(problems: int, cores: int, width: int) -> None:
+    """A host of many GPUs has cores for more than its memory should hold."""
+    planning = Planner.for_problems(problems, cores)
+    planning.close()
+    assert planning.width == width

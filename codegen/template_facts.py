@@ -1,7 +1,8 @@
 """The kernel templates: each file of templates/kernels/ carries, in its first comment, the facts a launcher needs.
 
 The facts are expressions over M, N, K, the config's constants and COMPUTE_UNITS. They are evaluated here and pasted
-into generated modules, so a grid is written down once.
+into generated modules, so a grid is written down once. A header may name, under ``names``, what its grid, scratch
+sizes and needs have in common; they are read with it spelled out.
 """
 
 from __future__ import annotations
@@ -228,21 +229,26 @@ def kernel_template(name: str) -> KernelTemplate:
     if not match:
         raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
     facts: dict[str, Any] = yaml.safe_load(match.group(1))
+    named: dict[str, str] = facts.get("names", {})
+
+    def spelled_out(expression: object) -> str:
+        return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], str(expression))
+
     return KernelTemplate(
         name=name,
         summary=facts["summary"],
         constexprs=tuple(facts.get("constexprs", ())),
         launch_options=tuple(facts.get("launch_options", ())),
         defaults=dict(facts.get("defaults", {})),
-        grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
-        workspace=str(facts.get("workspace", 0)),
-        semaphores=str(facts.get("semaphores", 0)),
+        grid=tuple(map(spelled_out, facts["grid"])),  # type: ignore[arg-type]
+        workspace=spelled_out(facts.get("workspace", 0)),
+        semaphores=spelled_out(facts.get("semaphores", 0)),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
         pointers=tuple(facts.get("pointers", ())),
         describe=facts.get("describe", "TensorDescriptor.from_tensor"),
         compiler=dict(facts.get("compiler", {})),
         interpreted=bool(facts.get("interpreted", True)),
-        needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
+        needs={str(words): spelled_out(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),
         pieces=bool(facts.get("pieces", False)),
         microscaled=bool(facts.get("microscaled", False)),

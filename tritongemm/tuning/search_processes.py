@@ -154,7 +154,7 @@ class SearchWorker:
             yield self._go_on(request)
             return
         planned = request.plan()
-        if not registry.get(Strategy, request.strategy).alone:
+        if not registry.get(Strategy, request.strategy).independent:
             yield planned
             return
         search = request.search(planned)
@@ -173,7 +173,10 @@ class SearchWorker:
 
 
 class SearchProcess:
-    """One planning process; who asks for the next batch of a search goes before who plans another problem."""
+    """A child process that plans problems and runs their searches, one request at a time.
+
+    A request for the next batch of a search is answered before another problem is planned.
+    """
 
     ROLE = "tritongemm.tuning.search_processes:SearchWorker"
     TRIES = 2  # A process may be killed for want of memory; who does without it is slower, but gets there.

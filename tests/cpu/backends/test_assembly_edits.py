@@ -13,6 +13,7 @@ from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
@@ -35,23 +36,25 @@ def scaled(m: int = 4096) -> Problem:
     return found.problem(m, 4096, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
 
 
+def compiled(config: Config, problem: Problem) -> tuple[Artifact, str, str]:
+    """The artifact of a kernel, the assembly that Triton made, and what was made of that."""
+    seen: list[tuple[str, str]] = []
+
+    def note(text: str) -> str:
+        seen.append((text, edit(text)))
+        return seen[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly_edits, "edit", note)
+        built = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))[0]
+    assert built.status == "ok", built.reason
+    return built, *seen[0]
+
+
 @pytest.fixture(scope="module")
 def assembly() -> dict[Config, tuple[str, str]]:
     """Of each config what Triton made, and what was made of that."""
-    made: dict[Config, tuple[str, str]] = {}
-    for config in (PAIR, HIGH_PAIR, ALONE, AHEAD):
-        seen: list[tuple[str, str]] = []
-
-        def note(text: str, seen: list[tuple[str, str]] = seen) -> str:
-            seen.append((text, edit(text)))
-            return seen[-1][1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(assembly_edits, "edit", note)
-            job = registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90)
-            assert compiling.compile_job(job)[0].status == "ok"
-        made[config] = seen[0]
-    return made
+    return {config: compiled(config, scaled())[1:] for config in (PAIR, HIGH_PAIR, ALONE, AHEAD)}
 
 
 def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> None:
@@ -90,19 +93,12 @@ def test_no_barrier_is_made_that_nothing_waits_at(assembly: dict[Config, tuple[s
         assert before.count("mbarrier.init") == 2 * config.num_stages, "a slot is ready with its factors, and free"
 
 
-def test_all_pieces_of_a_block_are_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pieces_of_a_block_are_for_both() -> None:
     """128 columns of bf16 side by side are two copies: the copy engine swizzles 128 bytes at a time."""
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, True)
     config = Config("ws_tma", 128, 128, 32, 4, num_warps=8, num_stages=4, options=(("pair", 1),))
-    seen: list[str] = []
-
-    def note(text: str) -> str:
-        seen.append(edit(text))
-        return seen[-1]
-
-    monkeypatch.setattr(assembly_edits, "edit", note)
-    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
-    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", seen[0])
+    _, _, after = compiled(config, problem)
+    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
     assert ["multicast" in c for c in copies] == [False, False, True, True], "A by groups, B in two pieces"
 
 
@@ -124,22 +120,15 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("along_k", [False, True])
-def test_the_two_parts_of_a_tile(along_k: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     """A group of warps keeps in step, but not where sums of blocks are scaled."""
     problem = scaled() if along_k else Problem(4096, 4096, 7168, "bf16", "bf16", "bf16", row_major_b=False)
     block_n, block_k = (256, 128) if along_k else (192, 64)
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
-    seen: list[str] = []
-
-    def note(text: str) -> str:
-        seen.append(text)
-        return edit(text)
-
-    monkeypatch.setattr(assembly_edits, "edit", note)
-    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
-    assert "// tritongemm: arrive" in seen[0]
-    assert ("// tritongemm: alone" in seen[0]) == along_k
-    assert seen[0].count("mbarrier.init") == 2 * config.num_stages
+    _, before, _ = compiled(config, problem)
+    assert "// tritongemm: arrive" in before
+    assert ("// tritongemm: alone" in before) == along_k
+    assert before.count("mbarrier.init") == 2 * config.num_stages
 
 
 @pytest.mark.parametrize(("m", "block_n", "pairs"), [(300, 128, 2 * 32), (100, 64, 1 * 32)])
@@ -156,19 +145,12 @@ def test_a_launch_of_pairs(session_cache: Path, m: int, block_n: int, pairs: int
     assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
 
 
-def test_a_high_tile_is_multiplied_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_high_tile_is_multiplied_in_halves() -> None:
     """Both halves of the rows have their sums in the same registers, of which there are enough for one."""
     config = Config("ws_tma", 256, 128, 128, 8, num_warps=8, num_stages=3, options=(("epilogue_parts", 4),))
-    seen: list[str] = []
-
-    def note(text: str) -> str:
-        seen.append(edit(text))
-        return seen[-1]
-
-    monkeypatch.setattr(assembly_edits, "edit", note)
-    built = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))[0]
-    assert built.status == "ok" and built.spills == 0
-    blocks = re.findall(r"wgmma\.wait_group.*?wgmma\.wait_group", seen[0], re.DOTALL)
+    built, _, after = compiled(config, scaled())
+    assert built.spills == 0
+    blocks = re.findall(r"wgmma\.wait_group.*?wgmma\.wait_group", after, re.DOTALL)
     inside = [b for b in blocks if "wgmma.mma_async" in b and "mbarrier.try_wait" in b]
     assert len(inside) == 2 and not any("bar.sync" in b for b in inside), "in each group of warps a block's lower half"
 

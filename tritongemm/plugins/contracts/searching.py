@@ -43,14 +43,14 @@ class Strategy(Plugin, abstract=True):
     Attributes:
         population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
             none.
-        alone: whether a search asks for the same configs whatever other problems of the run ask for, so that another
-            process may run it; False where it reads `SearchPlan.compiled`.
+        independent: whether a search asks for the same configs whatever other problems of the run ask for, so that
+            another process may run it; False where it reads `SearchPlan.compiled`.
     """
 
     package = "tritongemm.search.strategies"
     kind = "strategy"
     population: ClassVar[int] = 0
-    alone: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, plan: SearchPlan, budget: int) -> Search:

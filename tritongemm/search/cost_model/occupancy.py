@@ -23,7 +23,7 @@ BOOKKEEPING_REGISTERS = 24
 SIMDS = 4
 # A thread loads at most so many bytes at once.
 LOAD_BYTES = 16
-# Registers of a thread that hold the sum of a block of K; of more a warp group multiplies half of its rows at a time.
+# Most registers of a thread for the sum of a block of K: a warp group whose rows need more multiplies them in halves.
 MOST_BLOCK_SUM = 64
 # The compiler loads so many iterations' operands together where one load is all that an iteration needs (seen on sm90).
 UNROLLED_ITERATIONS = 4

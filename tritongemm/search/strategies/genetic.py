@@ -36,7 +36,7 @@ class Genetic(Strategy):
     """Generations bred from the fastest; the same trials give the same generations."""
 
     population = POPULATION
-    alone = True
+    independent = True
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """The first generation is half the best predicted, half drawn at random; 0 tries 8 generations."""

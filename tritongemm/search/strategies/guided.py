@@ -49,7 +49,7 @@ EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 class Guided(Strategy):
     """A few large batches where a learned correction of the model expects the fastest; equal trials, equal batches."""
 
-    alone = True
+    independent = True
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128."""

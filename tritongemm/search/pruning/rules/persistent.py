@@ -171,11 +171,11 @@ def pair(config: Config, problem: Problem, target: Target) -> str | None:
     if not config.option("pair"):
         return None
     if problem.m < PAIRED_ROWS:
-        return f"{problem.m} rows < {PAIRED_ROWS} for pairs of programs"
+        return f"{problem.m} rows are too few for pairs of programs: fewer than {PAIRED_ROWS}"
     along_n = config.block_m > config.block_n
     tiles = cdiv(problem.n, config.block_n) if along_n else cdiv(problem.m, config.block_m)
     kind = "columns" if along_n else "rows"
-    return f"{tiles} {kind} of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
+    return f"{tiles} {kind} of tiles: one is left without a partner" if tiles % 2 and tiles < PAIRED_TILES else None
 
 
 def alternate(config: Config, problem: Problem, target: Target) -> str | None:

@@ -303,7 +303,7 @@ def no_search() -> Search:
 
 
 def _resumed(search: Search, told: Sequence[list[Trial]]) -> Search:
-    """A search that is told once more what it was told before; it yields what it has not yielded yet."""
+    """A new search, brought to where a lost one was by sending it the same trials; it yields only later batches."""
     next(search)
     try:
         for trials in told:

@@ -30,7 +30,8 @@ _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
 _GROUP_BARRIER = re.compile(r"\tbar\.sync\s+\d+, 128;\n")
 _FIRST = "first_of_warp"
-# Found once: read before each arrival, the thread's number comes late, and the next matrix instruction with it.
+# Whether a thread is its warp's first, found once at the start: reading its number takes so long that the matrix
+# instruction behind an arrival would wait for it.
 _FIND_FIRST = f"\t.reg .pred {_FIRST}; {{ .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 {_FIRST}, lane, 0; }}\n"
 # A cluster's barrier counts all threads. Warps that Triton starts later have made no barriers: they arrive at once, and
 # only the first ones wait.

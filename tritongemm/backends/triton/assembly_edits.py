@@ -10,6 +10,8 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   memory of both programs, and tells both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
+- ``newest assembler``: the kernel is assembled by the newest assembler that Triton has. From CUDA 12.9 on, one lets the
+  additions of one warp alternate with the products of others, from which not all kernels gain.
 
 The kernel is told by the constant EDITED that its marks count; without edits it is right too, and a little slower.
 """
@@ -26,6 +28,7 @@ from tritongemm.core.errors import UnavailableError
 CONSTANT = "EDITED"
 PROGRAMS = 2  # of a pair
 _MARK = "// tritongemm: "
+_NEWEST = "// by the newest assembler\n"
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
 _GROUP_BARRIER = re.compile(r"\tbar\.sync\s+\d+, 128;\n")
@@ -113,12 +116,27 @@ def edit(assembly: str) -> str:
     """
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
-    met = assembly.replace(f"{_MARK}meet\n", _MEET)
+    met = assembly.replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
     begin = (_OTHERS if met != assembly else "") + (_FIND_FIRST if _FIRST in met else "")
     met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")
     return met
+
+
+def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes]) -> bytes:
+    """The code object of edited assembly, by the assembler that it asks for."""
+    import triton
+
+    knobs = triton.knobs.nvidia
+    if _NEWEST not in assembly:
+        return assemble(assembly, metadata)
+    with knobs.scope():
+        # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations.
+        tools = (knobs.ptxas, knobs.ptxas_blackwell)
+        newest = max(tools, key=lambda tool: tuple(int(n) for n in tool.version.split(".")))
+        knobs.ptxas = knobs.ptxas_blackwell = newest.path
+        return assemble(assembly, metadata)
 
 
 @contextmanager
@@ -128,8 +146,9 @@ def edits() -> Iterator[None]:
 
     def add_edits(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
         if stages is not None:  # None: Triton asks what to call these edits in its cache
-            make = stages["ptx"]
+            make, assemble = stages["ptx"], stages["cubin"]
             stages["ptx"] = lambda source, metadata: edit(make(source, metadata))
+            stages["cubin"] = lambda assembly, metadata: _assemble(assembly, metadata, assemble)
         return __name__, __name__
 
     with triton.knobs.runtime.scope():

@@ -173,3 +173,32 @@ def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pair
     assert {c.option("pair") for c in kept if c.block_m == block_m <= c.block_n} == ({0, 1} if pairs else {0})
     along_n = {c.option("pair") for c in kept if c.block_m == block_m > c.block_n}
     assert along_n == ({0, 1} if m >= 128 else {0}), "4096 columns are pairs of any tile's"
+
+
+@pytest.mark.parametrize(("block_m", "block_n", "warps"), [(128, 192, 8), (192, 64, 12), (128, 128, 8), (128, 256, 8)])
+def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
+    block_m: int, block_n: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both parts' products of 128 and 64 columns are on their way before the first part's sum is waited for."""
+    used: list[str] = []
+
+    def note(assembly: str, metadata: Any, assemble: Any) -> bytes:
+        def look(text: str, given: Any) -> bytes:
+            used.append(triton.knobs.nvidia.ptxas.path)
+            return bytes(assemble(text, given))
+
+        return assemble_by(assembly, metadata, look)
+
+    import triton
+
+    assemble_by = assembly_edits._assemble
+    monkeypatch.setattr(assembly_edits, "_assemble", note)
+    config = Config("ws_tma", block_m, block_n, 128, 4, num_warps=warps, num_stages=3, options=(("epilogue_parts", 2),))
+    built, before, after = compiled(config, scaled())
+    wanted = block_n == 192 or warps == 12
+    assert ("// tritongemm: newest assembler" in before) == wanted and built.spills == 0
+    own = triton.knobs.nvidia
+    tools = {t.path: tuple(int(n) for n in t.version.split(".")) for t in (own.ptxas, own.ptxas_blackwell)}
+    assert used == [max(tools, key=tools.__getitem__) if wanted else own.ptxas.path]
+    if block_n == 192:
+        assert re.search(r"m64n128k32(?:(?!wait_group).)*m64n64k32.*?wait_group\.sync\.aligned 1;", after, re.DOTALL)

@@ -33,7 +33,7 @@ FIRST_SHARE = 0.25
 # A search has so many batches; each is a barrier between compiling and timing.
 ROUNDS = 6
 # The search ends after so many batches in a row that each gain less than this share of the best time.
-PATIENCE_BATCHES, LEAST_GAIN = 3, 0.003
+PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
 # The neighbours of so many of the fastest are looked at.
 LEADERS = 4
 # These neighbours get this share of a batch.

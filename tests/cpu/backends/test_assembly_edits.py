@@ -202,3 +202,21 @@ def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
     assert used == [max(tools, key=tools.__getitem__) if wanted else own.ptxas.path]
     if block_n == 192:
         assert re.search(r"m64n128k32(?:(?!wait_group).)*m64n64k32.*?wait_group\.sync\.aligned 1;", after, re.DOTALL)
+
+
+def test_without_another_assembler_triton_s_own_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import triton
+
+    knobs = type(triton.knobs.nvidia)
+    own, used = triton.knobs.nvidia.ptxas.path, list[str]()
+
+    def missing() -> Any:
+        raise RuntimeError("Cannot find ptxas-blackwell")
+
+    def note(assembly: str, metadata: Any) -> bytes:
+        used.append(triton.knobs.nvidia.ptxas.path)
+        return b""
+
+    monkeypatch.setattr(knobs.__dict__["ptxas_blackwell"], "get", missing)
+    assembly_edits._assemble("// by the newest assembler\n", None, note)
+    assert used == [own] and triton.knobs.nvidia.ptxas.path == own

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tritongemm.core.errors import UnavailableError
@@ -133,7 +133,9 @@ def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes
         return assemble(assembly, metadata)
     with knobs.scope():
         # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations.
-        tools = (knobs.ptxas, knobs.ptxas_blackwell)
+        tools = [knobs.ptxas]
+        with suppress(RuntimeError):  # a build of Triton may come without the other
+            tools.append(knobs.ptxas_blackwell)
         newest = max(tools, key=lambda tool: tuple(int(n) for n in tool.version.split(".")))
         knobs.ptxas = knobs.ptxas_blackwell = newest.path
         return assemble(assembly, metadata)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from triton.backends.compiler import GPUTarget
 
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
@@ -177,46 +178,49 @@ def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pair
 
 @pytest.mark.parametrize(("block_m", "block_n", "warps"), [(128, 192, 8), (192, 64, 12), (128, 128, 8), (128, 256, 8)])
 def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
-    block_m: int, block_n: int, warps: int, monkeypatch: pytest.MonkeyPatch
+    block_m: int, block_n: int, warps: int
 ) -> None:
     """Both parts' products of 128 and 64 columns are on their way before the first part's sum is waited for."""
-    used: list[str] = []
-
-    def note(assembly: str, metadata: Any, assemble: Any) -> bytes:
-        def look(text: str, given: Any) -> bytes:
-            used.append(triton.knobs.nvidia.ptxas.path)
-            return bytes(assemble(text, given))
-
-        return assemble_by(assembly, metadata, look)
-
-    import triton
-
-    assemble_by = assembly_edits._assemble
-    monkeypatch.setattr(assembly_edits, "_assemble", note)
     config = Config("ws_tma", block_m, block_n, 128, 4, num_warps=warps, num_stages=3, options=(("epilogue_parts", 2),))
     built, before, after = compiled(config, scaled())
+    assert built.spills == 0
     wanted = block_n == 192 or warps == 12
-    assert ("// tritongemm: newest assembler" in before) == wanted and built.spills == 0
-    own = triton.knobs.nvidia
-    tools = {t.path: tuple(int(n) for n in t.version.split(".")) for t in (own.ptxas, own.ptxas_blackwell)}
-    assert used == [max(tools, key=tools.__getitem__) if wanted else own.ptxas.path]
+    assert ("// tritongemm: newest assembler" in before) == ("// by the newest assembler" in after) == wanted
     if block_n == 192:
         assert re.search(r"m64n128k32(?:(?!wait_group).)*m64n64k32.*?wait_group\.sync\.aligned 1;", after, re.DOTALL)
 
 
-def test_without_another_assembler_triton_s_own_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "other", "used"),
+    [
+        ("12.8", "12.9", "12.9"),
+        ("12.8", "12.10", "12.10"),  # no decimal fraction
+        ("12.8", "13.1", "12.8"),  # a driver of CUDA 12 may refuse it
+        ("13.4", "12.9", "13.4"),
+        ("12.8", "", "12.8"),
+    ],
+)
+def test_the_newest_assembler_is_of_the_same_major_version(
+    own: str, other: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import triton
+    from triton.backends.nvidia import compiler
+    from triton.knobs import NvidiaTool
 
-    knobs = type(triton.knobs.nvidia)
-    own, used = triton.knobs.nvidia.ptxas.path, list[str]()
+    def find(path: str) -> Any:
+        return NvidiaTool(path, path) if path else missing()
 
     def missing() -> Any:
         raise RuntimeError("Cannot find ptxas-blackwell")
 
     def note(assembly: str, metadata: Any) -> bytes:
-        used.append(triton.knobs.nvidia.ptxas.path)
-        return b""
+        return str(triton.knobs.nvidia.ptxas.path).encode()
 
-    monkeypatch.setattr(knobs.__dict__["ptxas_blackwell"], "get", missing)
-    assembly_edits._assemble("// by the newest assembler\n", None, note)
-    assert used == [own] and triton.knobs.nvidia.ptxas.path == own
+    knobs = vars(type(triton.knobs.nvidia))
+    monkeypatch.setattr(compiler, "get_ptxas", lambda arch: NvidiaTool(own, own))
+    for name, version in (("ptxas", own), ("ptxas_blackwell", other)):
+        monkeypatch.setattr(knobs[name], "get", lambda version=version: find(version))
+        monkeypatch.setattr(knobs[name], "transform", find)
+    metadata = {"target": GPUTarget("cuda", 90, 32)}
+    assert assembly_edits._assemble("// by the newest assembler\n", metadata, note).decode() == used
+    assert triton.knobs.nvidia.ptxas.path == own

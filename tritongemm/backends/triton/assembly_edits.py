@@ -10,8 +10,9 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   memory of both programs, and tells both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
-- ``newest assembler``: the kernel is assembled by the newest assembler that Triton has. From CUDA 12.9 on, one lets the
-  additions of one warp alternate with the products of others, from which not all kernels gain.
+- ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
+  CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
+  of others, from which not all kernels gain.
 
 The kernel is told by the constant EDITED that its marks count; without edits it is right too, and a little slower.
 """
@@ -127,18 +128,25 @@ def edit(assembly: str) -> str:
 def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes]) -> bytes:
     """The code object of edited assembly, by the assembler that it asks for."""
     import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
     knobs = triton.knobs.nvidia
     if _NEWEST not in assembly:
         return assemble(assembly, metadata)
     with knobs.scope():
-        # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations.
-        tools = [knobs.ptxas]
+        # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations. A driver may
+        # refuse what is made by one of CUDA's next major version.
+        own = get_ptxas(metadata["target"].arch)
+        tools = [own, knobs.ptxas]
         with suppress(RuntimeError):  # a build of Triton may come without the other
             tools.append(knobs.ptxas_blackwell)
-        newest = max(tools, key=lambda tool: tuple(int(n) for n in tool.version.split(".")))
+        newest = max((t for t in tools if _version(t)[0] == _version(own)[0]), key=_version)
         knobs.ptxas = knobs.ptxas_blackwell = newest.path
         return assemble(assembly, metadata)
+
+
+def _version(tool: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in tool.version.split("."))
 
 
 @contextmanager

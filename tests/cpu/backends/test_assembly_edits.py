@@ -224,3 +224,20 @@ def test_the_newest_assembler_is_of_the_same_major_version(
     metadata = {"target": GPUTarget("cuda", 90, 32)}
     assert assembly_edits._assemble("// by the newest assembler\n", metadata, note).decode() == used
     assert triton.knobs.nvidia.ptxas.path == own
+
+
+def test_where_the_newest_assembler_fails_triton_s_own_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where TRITON_PTXAS_PATH or TRITON_PTXAS_BLACKWELL_PATH names one that is broken."""
+    import triton
+    from triton.backends.nvidia import compiler
+
+    own = triton.knobs.nvidia.ptxas
+    broken = tmp_path / "ptxas"
+    newer = f"{own.version.split('.')[0]}.99"
+    broken.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release {newer}, V{newer}.0" && exit 0\nexit 255\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(broken))
+    monkeypatch.setattr(compiler, "get_ptxas", lambda arch: triton.knobs.nvidia.ptxas)
+    config = Config("ws_tma", 192, 64, 128, 4, num_warps=12, num_stages=3)
+    built, _, after = compiled(config, scaled())
+    assert "// by the newest assembler" in after and built.status == "ok"

@@ -129,11 +129,12 @@ def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes
     """The code object of edited assembly, by the assembler that it asks for."""
     import triton
     from triton.backends.nvidia.compiler import get_ptxas
+    from triton.runtime.errors import PTXASError
 
     knobs = triton.knobs.nvidia
     if _NEWEST not in assembly:
         return assemble(assembly, metadata)
-    with knobs.scope():
+    with suppress(PTXASError), knobs.scope():
         # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations. A driver may
         # refuse what is made by one of CUDA's next major version.
         own = get_ptxas(metadata["target"].arch)
@@ -143,6 +144,7 @@ def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes
         newest = max((t for t in tools if _version(t)[0] == _version(own)[0]), key=_version)
         knobs.ptxas = knobs.ptxas_blackwell = newest.path
         return assemble(assembly, metadata)
+    return assemble(assembly, metadata)  # a kernel that is a little slower is better than none
 
 
 def _version(tool: Any) -> tuple[int, ...]:

@@ -58,6 +58,8 @@ class KernelFacts:
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         narrow: assembly that turns a result into C's type; "" where the compiler converts.
+        unpack: assembly that turns bytes of two numbers each and their factors into numbers; "" where the compiler does
+            it or matrix units read them.
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
@@ -91,6 +93,7 @@ class KernelFacts:
     store_wait: str
     sum_elements: int
     narrow: str
+    unpack: str
     overlap: Mapping[str, str]
 
     @property
@@ -139,6 +142,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
     if long_sum:
         dot_options = ", max_num_imprecise_acc=BLOCK_K"
     several_l2 = target.xcds > 1
+    unpacked = problem.microscaled and problem.a == problem.b and not target.has("scaled_matrix")
     return KernelFacts(
         acc=acc,
         widen=f".to({acc})" if integer and acc == TL["fp32"] else "",
@@ -164,6 +168,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         store_wait=target.store_wait,
         sum_elements=target.sum_elements,
         narrow=target.narrow.get(problem.c.name, ""),
+        unpack=target.unpack.get(problem.dtype_a, "") if unpacked else "",
         overlap=target.overlap,
     )
 

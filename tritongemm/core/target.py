@@ -44,6 +44,9 @@ class Target:
             what the last one wrote; empty where the hardware keeps them apart.
         narrow: assembly that turns a float within range into a type of eight bits, in the lowest bits of a register, by
             the type's name; where there is none the compiler converts.
+        unpack: assembly that turns four bytes of two numbers each, the bf16 factors of these bytes, and 2 ** 126 into
+            products in bf16, four of the low halves and four of the high ones, by the type's name; where there is none
+            the compiler takes them apart.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -79,6 +82,7 @@ class Target:
     sum_elements: int
     overlap: Mapping[str, str] = field(hash=False)
     narrow: Mapping[str, str] = field(hash=False)
+    unpack: Mapping[str, str] = field(hash=False)
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

@@ -14,7 +14,7 @@ import torch
 from tests.support import emulated, interpreted
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
-from tritongemm.codegen import modules
+from tritongemm.codegen import modules, render
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -67,11 +67,15 @@ def _interpreted() -> bool:
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-def test_kernels_apply_powers_of_two(interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "dtype", "scales"), [*(("sm100", *form) for form in FORMS), ("sm90", FP4, "mx")], ids=str
+)
+def test_kernels_apply_powers_of_two(
+    interpreter: WorkerProcess, tmp_path: Path, arch: str, dtype: str, scales: str
+) -> None:
     """By the generated module's own inputs and reference, and by the family's."""
     problem = of(dtype, scales)
-    target = target_files.load_target("sm100")
+    target = target_files.load_target(arch)
     configs = [c for c in CONFIGS if TRITON.check(c, problem, target)]
     assert len(configs) == len(CONFIGS)
     text = modules.write_candidates(problem, configs, target, tmp_path).read_text()
@@ -220,6 +224,16 @@ def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, 
     problem = of(*form, 64, 2112, 7168, **more)
     assert registry.get(Family, problem.family).supports(problem, target)
     assert TRITON.candidates(problem, target)
+
+
+@pytest.mark.parametrize(("config", "more"), [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
+    *((c, {"groups": 8, "group_form": "masked", "room": 64}) for c in MX_GROUPED)], ids=str)  # fmt: skip
+def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any]) -> None:
+    """By the target's assembly, into two products of half the depth."""
+    problem, target = of(FP4, "mx", 64, 96, 352, **more), target_files.load_target("sm90")
+    assert render.kernel_alone(problem, config.template, target).count("inline_asm_elementwise(UNPACK") == 2
+    built, _, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
+    assert built.status == "ok", built.reason
 
 
 EMULATED = {

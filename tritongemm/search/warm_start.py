@@ -42,10 +42,21 @@ class WarmStart:
         self._first_batches: dict[Problem, Sequence[Config]] = {}
         self._kernels: defaultdict[Problem, set[str]] = defaultdict(set)  # by what problems have in common
         self._passed = 0  # problems whose kernels are among these
+        self._built: defaultdict[Problem, set[str]] = defaultdict(set)  # likewise
 
     def note_batch(self, problem: Problem, configs: Sequence[Config]) -> None:
         """Note which configs a problem of the run asks for first."""
         self._first_batches[problem] = configs
+
+    def note_built(self, problem: Problem, config: Config) -> None:
+        """Note that a problem of the run has had the kernel of a config compiled."""
+        self._built[_without_size(problem)].add(config.kernel_name)
+
+    def built_kernels(self, problem: Problem) -> Collection[str]:
+        """Names of the kernels that problems of the run have had compiled, where they differ from this one in size
+        alone: a set that grows with the run.
+        """
+        return self._built[_without_size(problem)]
 
     def winners(self, problem: Problem, backend: str) -> list[Config]:
         """Configs of a backend that won the problems nearest to one.

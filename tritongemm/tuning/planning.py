@@ -73,7 +73,8 @@ def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStar
         task.search = no_search()
     else:
         watcher.planned(task.problem, planned.total, planned.kept, planned.pruned)
-        task.search, task.jobs = planned.begin(warm_start.compiled_kernels(task.problem)), planned.jobs
+        known = warm_start.compiled_kernels(task.problem), warm_start.built_kernels(task.problem)
+        task.search, task.jobs = planned.begin(*known), planned.jobs
     task.batch = next(task.search)
     warm_start.note_batch(task.problem, task.batch)
     watcher.step("plan")

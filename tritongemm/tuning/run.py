@@ -248,6 +248,8 @@ class TuningRun:
         """Hand an artifact to all who wait for it; configs that differ in their arguments alone share a binary."""
         for task, config in self._to_compile.take(artifact.digest):
             self.watcher.step("compile")
+            if artifact.status == "ok":
+                self._warm_start.note_built(task.problem, config)
             self._take_artifact(task, replace(artifact, config=config), in_batch=True)
             self._go_on(task)
 

@@ -68,12 +68,12 @@ class SearchJob:
         kept = len(planned.pruned.kept)
         return PlannedSearch(len(planned.space), kept, planned.pruned, partial(self.search, planned))
 
-    def search(self, planned: PlannedProblem, compiled: Collection[str] = frozenset()) -> Search:
-        """The search of the problem, in this process; `compiled` as of `SearchPlan`."""
+    def search(self, planned: PlannedProblem, compiled: Collection[str], built: Collection[str]) -> Search:
+        """The search of the problem, in this process; `compiled` and `built` as of `SearchPlan`."""
         if not planned.order.configs:
             return no_search()  # no template computes it; other backends may
         seeds = (*self.limits.first, *self.seeds)
-        plan = SearchPlan(planned.space, planned.order, seeds, compiled, self.population)
+        plan = SearchPlan(planned.space, planned.order, seeds, compiled, built, self.population)
         return registry.get(Strategy, self.strategy).search(plan, self.budget)
 
 
@@ -112,10 +112,11 @@ class BegunSearch:
 
 @dataclass(frozen=True)
 class TriedBatch:
-    """The trials of the batch that a problem's search asked for last."""
+    """The trials of the batch that a problem's search asked for last, and the kernels built by now."""
 
     problem: Problem
     trials: list[Trial]
+    built: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,14 @@ class PlannedSearch:
     Attributes:
         total, kept: configs before and after pruning.
         pruned: what each rule removed; it may lack the kept configs.
-        begin: gives the search, here or in another process, given the `compiled` of its `SearchPlan`.
+        begin: gives the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
         jobs: what to compile for the configs of a batch, by config name, as far as another process has made it ready.
     """
 
     total: int
     kept: int
     pruned: Pruned
-    begin: Callable[[Collection[str]], Search]
+    begin: Callable[[Collection[str], Collection[str]], Search]
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
 
 
@@ -143,7 +144,7 @@ class SearchWorker:
     """What a planning process does."""
 
     def __init__(self) -> None:
-        self._searches: dict[Problem, tuple[Search, Target]] = {}
+        self._searches: dict[Problem, tuple[Search, Target, set[str]]] = {}
 
     def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
         """One answer: the first batch of a search, or the plan where it is searched elsewhere; then its next batches.
@@ -157,14 +158,16 @@ class SearchWorker:
         if not registry.get(Strategy, request.strategy).independent:
             yield planned
             return
-        search = request.search(planned)
-        self._searches[request.problem] = search, request.target
+        built: set[str] = set()
+        search = request.search(planned, (), built)
+        self._searches[request.problem] = search, request.target, built
         first = PreparedBatch.of(next(search), request.problem, request.target)
         pruned = replace(planned.pruned, kept=())
         yield BegunSearch(len(planned.space), len(planned.pruned.kept), pruned, first)
 
     def _go_on(self, tried: TriedBatch) -> PreparedBatch | None:
-        search, target = self._searches[tried.problem]
+        search, target, built = self._searches[tried.problem]
+        built.update(tried.built)
         try:
             return PreparedBatch.of(search.send(tried.trials), tried.problem, target)
         except StopIteration:
@@ -219,7 +222,12 @@ class SearchProcess:
         return None
 
     def search(
-        self, job: SearchJob, begun: BegunSearch, jobs: dict[str, CompileJob | Support], compiled: Collection[str]
+        self,
+        job: SearchJob,
+        begun: BegunSearch,
+        jobs: dict[str, CompileJob | Support],
+        compiled: Collection[str],
+        built: Collection[str],
     ) -> Search:
         """A search that the process has begun; where the process is lost, or meets an error, it goes on in this one.
 
@@ -228,6 +236,7 @@ class SearchProcess:
             begun: what the process answered.
             jobs: is given what to compile for the configs of each batch.
             compiled: as of `SearchPlan`.
+            built: likewise.
         """
         told: list[list[Trial]] = []
         batch: PreparedBatch | None = begun.first
@@ -238,10 +247,10 @@ class SearchProcess:
                 with self._turn(for_batch=True):
                     if self.closed:
                         return
-                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1]), inf)
+                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1], tuple(built)), inf)
             except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
                 if not self.closed:
-                    yield from _resumed(job.search(job.plan(), compiled), told)
+                    yield from _resumed(job.search(job.plan(), compiled, built), told)
                 return
 
     def close(self) -> None:

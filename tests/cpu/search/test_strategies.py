@@ -78,9 +78,10 @@ def play(
     budget: int = 0,
     seeds: tuple[Config, ...] = (),
     compiled: Collection[str] = frozenset(),
+    built: Collection[str] = frozenset(),
 ) -> list[list[Config]]:
     """The batches a strategy asks for."""
-    search = registry.get(Strategy, name).search(SearchPlan(on.space, on.expected, seeds, compiled), budget)
+    search = registry.get(Strategy, name).search(SearchPlan(on.space, on.expected, seeds, compiled, built), budget)
     batches = [next(search)]
     try:
         while True:
@@ -172,6 +173,20 @@ def test_seeds_come_first_and_pruned_ones_are_replaced(name: str, hopper: Case) 
     assert foreign not in tried and unknown not in tried
     if name != "exhaustive":
         assert (tried[0].template, tried[0].tile) == ("tma", (64, 128, 64))
+
+
+def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) -> None:
+    """So fewer are compiled for this size, and it ends as near the best."""
+    alone = play("guided", hopper, separable, budget=96)
+    there = {c.kernel_name for c in hopper.expected.configs[::3]}
+    shared = play("guided", hopper, separable, budget=96, built=there)
+    assert shared[0] == alone[0], "the first batch is the best predicted"
+    assert all(sum(c.kernel_name in there for c in batch) >= 8 for batch in shared[1:3])
+    compiled = [len({c.kernel_name for c in flat(batches)} - there) for batches in (alone, shared)]
+    assert compiled[1] <= 0.75 * compiled[0]
+    assert min(map(separable, flat(shared))) <= 1.02 * min(map(separable, flat(alone)))
+    few = play("guided", hopper, separable, budget=96, built=set(sorted(there)[:3]))
+    assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
 
 
 def test_a_budget_that_is_too_small_prefers_what_others_have_compiled(hopper: Case) -> None:

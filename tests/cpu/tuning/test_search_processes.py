@@ -131,17 +131,20 @@ def test_a_process_that_is_killed_costs_no_problem(
 
 @pytest.mark.parametrize("strategy", ["guided", "genetic", "exhaustive"])
 @pytest.mark.parametrize("worker", [SearchWorker, WorkerKilledLater])
+@pytest.mark.parametrize("shares", [False, True])
 def test_a_search_asks_for_the_same_wherever_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type, shares: bool
 ) -> None:
     """In this process, in another one, or begun again where that one is lost; and brings what is to be compiled."""
     if worker is not SearchWorker:
         work_as(monkeypatch, worker)
     wanted = jobs(tmp_path, strategy)
-    here = [asked_of(job.search(job.plan())) for job in wanted]
+    plans = [job.plan() for job in wanted]
+    built = {c.kernel_name for plan in plans for c in plan.order.configs[::7]} if shares else set()
+    here = [asked_of(job.search(plan, (), built)) for job, plan in zip(wanted, plans, strict=True)]
     with closing(Planner(2)) as planning:
         found = list(planning.plan(wanted))
-        there = [asked_of(one.begin(())) for one in found]
+        there = [asked_of(one.begin((), built)) for one in found]
     assert there == here and all(map(len, here))
     if strategy == "guided":
         assert len(here[0]) > 3, "the process is killed before the search ends"
@@ -151,8 +154,8 @@ def test_a_search_asks_for_the_same_wherever_it_runs(
 
 
 def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size the same configs; with the same times, as later batches follow from those."""
-    sizes = [Problem(16, 16, k) for k in (64, 32)]
+    """Each size the same configs; with the same times, as later batches follow from those. They share no kernels."""
+    sizes = [Problem(16, 16, 64), Problem(16, 16, 32, row_major_b=False)]
     limits = SearchLimits(templates=("tile",), axes=(("num_stages", (1, 2)),))
     options = TuningOptions(tmp_path, "guided", budget=5, library="", limits=limits)
     tried = list[dict[Problem, list[str]]]()
@@ -180,7 +183,7 @@ def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.Monk
     made.clear()
     planning = Planner(len(PROBLEMS))
     found = next(planning.plan(jobs(tmp_path)))
-    search = found.begin(())
+    search = found.begin((), ())
     next(search)
     planning.close()
     assert len(made) == len(PROBLEMS) and not any(child.alive for child in made), "who wants no more leaves none"
@@ -208,7 +211,7 @@ def test_who_waits_for_a_batch_goes_before_who_plans(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(search_processes, "WorkerProcess", lambda role: SlowProcess())
     process, job = SearchProcess(), jobs(tmp_path)[0]
-    search = process.search(job, signature(""), {}, ())
+    search = process.search(job, signature(""), {}, (), ())
     next(search)
     unchecked: Any = process.begin
     threads = [threading.Thread(target=unchecked, args=(name,)) for name in ("slow", "plan", "plan")]
@@ -242,7 +245,7 @@ def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> 
     limits = SearchLimits(templates=("stream_k",))  # which computes no batches
     with closing(Planner(1)) as planning:
         (found,) = planning.plan([SearchJob(Problem(16, 64, 128, batch=2), GFX942, tmp_path, "triton", limits)])
-        assert asked_of(found.begin(())) == [[]] and not found.kept
+        assert asked_of(found.begin((), ())) == [[]] and not found.kept
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ class SearchPlan:
         expected: kept configs with their predictions, the best first; at least one.
         seeds: winners of similar problems, to be tried first.
         compiled: names of kernels that other problems of the run ask for, which cost no compile.
+        built: names of kernels that the run has compiled for problems which differ from this one in size alone; they
+            become more while the search goes on.
         population: configs of a generation, for a strategy that has generations; 0 for its own number.
     """
 
@@ -34,6 +36,7 @@ class SearchPlan:
     expected: Predictions
     seeds: tuple[Config, ...] = ()
     compiled: Collection[str] = field(default=frozenset())
+    built: Collection[str] = field(default=frozenset())
     population: int = 0
 
 
@@ -43,8 +46,8 @@ class Strategy(Plugin, abstract=True):
     Attributes:
         population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
             none.
-        independent: whether a search asks for the same configs whatever other problems of the run ask for, so that
-            another process may run it; False where it reads `SearchPlan.compiled`.
+        independent: whether another process may run a search, which is told there of the kernels built meanwhile;
+            False where it reads `SearchPlan.compiled`.
     """
 
     package = "tritongemm.search.strategies"
@@ -56,7 +59,7 @@ class Strategy(Plugin, abstract=True):
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """A generator that yields batches of configs and is sent their trials; it ends where it wants no more.
 
-        The same plan and trials give the same batches.
+        The same plan and trials give the same batches, where the kernels built meanwhile are the same.
 
         Args:
             plan: what there is to try.

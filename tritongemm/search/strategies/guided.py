@@ -1,5 +1,8 @@
 """Strategy: a few large batches, each where a learned correction of the model expects the fastest.
 
+Kernels that other sizes of a run have had compiled cost milliseconds, others half a second of a core. So a batch brings
+the most promising of them as well, and compiles a third as many others.
+
 Of configs that differ only in how many rows of tiles are walked together and how programs are launched the best
 predicted stands for all; those like the fastest are tried at the end.
 """
@@ -7,8 +10,9 @@ predicted stands for all; those like the fastest are tried at the end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +36,8 @@ FEWEST_CONFIGS, MOST_CONFIGS = 48, 128
 FIRST_SHARE = 0.25
 # A search has so many batches; each is a barrier between compiling and timing.
 ROUNDS = 6
+# A batch has so many configs whose kernels are built already, and with half as many this share of others.
+MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
 # The search ends after so many batches in a row that each gain less than this share of the best time.
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
 # The neighbours of so many of the fastest are looked at.
@@ -61,26 +67,33 @@ class Guided(Strategy):
         searched = budget - round(LAUNCH_VARIANT_SHARE * budget) * (kept.has_launch_variants and budget < count)
         each = max(1, cdiv(searched - first, ROUNDS - 1))
         trials = {t.config: t for t in (yield batch)}
+        paid = len(trials)
         surrogate: Surrogate | None = None
         stale = 0
         for number in range(searched):
-            room = min(each, searched - len(trials))
+            room = min(each, searched - paid)
             if room <= 0 or (stale >= PATIENCE_BATCHES and len(trials) >= FEWEST_CONFIGS):
                 break
             before = best_seconds(trials.values())
             if before == np.inf:
                 # Nothing to learn from yet: on along the order.
                 batch = [c for c in kept.spread(len(trials) + room) if c not in trials][:room]
+                paid += len(batch)
             else:
                 surrogate = surrogate or _surrogate(space, kept, plan.expected)
                 exploration = EXPLORATION_DEVIATIONS[min(number, len(EXPLORATION_DEVIATIONS) - 1)]
                 # Compilers hold the other cores, and threads that spin for them cost tenfold.
                 with _blas().limit(limits=1):
+                    built = _built(kept, trials, plan.built)
+                    room = ceil(SHARE_BESIDE_BUILT * room) if 2 * len(built) >= MOST_BUILT else room
                     batch = _refine(space, kept, surrogate, trials, room, exploration)
+                    paid += len(batch)
+                    if len(built := np.setdiff1d(built, [kept.place[c] for c in batch])):
+                        batch += [kept.order[i] for i in surrogate.choose(built, MOST_BUILT, exploration)]
             trials |= {t.config: t for t in (yield batch)}
             gained = best_seconds(trials.values()) < before * (1 - LEAST_GAIN) or before == np.inf
             stale = 0 if gained else stale + 1
-        if last := _launch_variants(kept, trials)[: budget - len(trials)]:
+        if last := _launch_variants(kept, trials)[: max(budget - searched, budget - len(trials))]:
             yield last
 
 
@@ -125,6 +138,15 @@ def _refine(
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), exploration)
     return [kept.order[i] for i in chosen]
+
+
+def _built(kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str]) -> Ints:
+    """Places of the configs that have not been tried in any launch, and whose kernels are among those named."""
+    tried = {kept.first[kept.place[c]] for c in trials}
+    names = set(names)
+    firsts = np.unique(kept.first).tolist() if names else ()
+    found = [i for i in firsts if i not in tried and kept.order[i].kernel_name in names]
+    return np.array(found, dtype=np.intp)
 
 
 def _rivals(kept: CandidateSet, trials: dict[Config, Trial]) -> list[Ints]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import log2
 from typing import Protocol
 
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -48,9 +49,10 @@ class WarmStart:
         """Note which configs a problem of the run asks for first."""
         self._first_batches[problem] = configs
 
-    def note_built(self, problem: Problem, config: Config) -> None:
-        """Note that a problem of the run has had the kernel of a config compiled."""
-        self._built[_without_size(problem)].add(config.kernel_name)
+    def note_built(self, problem: Problem, artifact: Artifact) -> None:
+        """Note what came of a compile that a problem of the run asked for."""
+        if artifact.status == "ok":
+            self._built[_without_size(problem)].add(artifact.config.kernel_name)
 
     def built_kernels(self, problem: Problem) -> Collection[str]:
         """Names of the kernels that problems of the run have had compiled, where they differ from this one in size

@@ -248,8 +248,6 @@ class TuningRun:
         """Hand an artifact to all who wait for it; configs that differ in their arguments alone share a binary."""
         for task, config in self._to_compile.take(artifact.digest):
             self.watcher.step("compile")
-            if artifact.status == "ok":
-                self._warm_start.note_built(task.problem, config)
             self._take_artifact(task, replace(artifact, config=config), in_batch=True)
             self._go_on(task)
 
@@ -306,6 +304,7 @@ class TuningRun:
     def _take_artifact(self, task: Task, artifact: Artifact, in_batch: bool) -> None:
         """Screen an artifact that has not been; one that was not built has its trial without a device."""
         task.artifacts[artifact.config.name] = artifact
+        self._warm_start.note_built(task.problem, artifact)
         known = artifact.config.name in task.trials or bool(task.failure)
         if not known and artifact.status == "ok" and not self.options.stop:
             self._send(task, ScreenWork(artifact, in_batch))
@@ -397,6 +396,5 @@ class TuningRun:
 
     def _store(self, problem: Problem, trials: Sequence[Trial], record: Record | None = None) -> None:
         """Keep trials on disk, but for those that a resumed run shall try again, and the record of their race."""
-        passing = [trial for trial in trials if trial.try_again]
-        self.unstored.setdefault(problem, []).extend(passing)
+        self.unstored.setdefault(problem, []).extend(trial for trial in trials if trial.try_again)
         self.store.add_trials(problem, [trial for trial in trials if not trial.try_again], record)

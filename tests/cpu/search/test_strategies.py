@@ -177,16 +177,18 @@ def test_seeds_come_first_and_pruned_ones_are_replaced(name: str, hopper: Case) 
 
 def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) -> None:
     """So fewer are compiled for this size, and it ends as near the best."""
-    alone = play("guided", hopper, separable, budget=96)
+    alone = play("guided", hopper, separable)
     there = {c.kernel_name for c in hopper.expected.configs[::3]}
-    shared = play("guided", hopper, separable, budget=96, built=there)
+    shared = play("guided", hopper, separable, built=there)
     assert shared[0] == alone[0], "the first batch is the best predicted"
     assert all(sum(c.kernel_name in there for c in batch) >= 8 for batch in shared[1:3])
     compiled = [len({c.kernel_name for c in flat(batches)} - there) for batches in (alone, shared)]
     assert compiled[1] <= 0.75 * compiled[0]
     assert min(map(separable, flat(shared))) <= 1.02 * min(map(separable, flat(alone)))
-    few = play("guided", hopper, separable, budget=96, built=set(sorted(there)[:3]))
+    few = play("guided", hopper, separable, built=set(sorted(there)[:3]))
     assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
+    asked = play("guided", hopper, separable, budget=40, built=there)
+    assert asked == play("guided", hopper, separable, budget=40), "a budget that is asked for is of all configs"
 
 
 def test_a_budget_that_is_too_small_prefers_what_others_have_compiled(hopper: Case) -> None:

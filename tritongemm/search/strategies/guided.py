@@ -1,7 +1,7 @@
 """Strategy: a few large batches, each where a learned correction of the model expects the fastest.
 
 Kernels that other sizes of a run have had compiled cost milliseconds, others half a second of a core. So a batch brings
-the most promising of them as well, and compiles a third as many others.
+the most promising of them as well, and compiles a third as many others, unless a budget is asked for.
 
 Of configs that differ only in how many rows of tiles are walked together and how programs are launched the best
 predicted stands for all; those like the fastest are tried at the end.
@@ -61,6 +61,7 @@ class Guided(Strategy):
         """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128."""
         space, kept = plan.space, CandidateSet(plan.expected.configs)
         count = len(kept.order)
+        names = () if budget else plan.built  # of a budget that is asked for, what others have built would be a part
         budget = min(count, budget or default_budget(count))
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
         batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(first)]))[:first]
@@ -84,7 +85,7 @@ class Guided(Strategy):
                 exploration = EXPLORATION_DEVIATIONS[min(number, len(EXPLORATION_DEVIATIONS) - 1)]
                 # Compilers hold the other cores, and threads that spin for them cost tenfold.
                 with _blas().limit(limits=1):
-                    built = _built(kept, trials, plan.built)
+                    built = _built(kept, trials, names)
                     room = ceil(SHARE_BESIDE_BUILT * room) if 2 * len(built) >= MOST_BUILT else room
                     batch = _refine(space, kept, surrogate, trials, room, exploration)
                     paid += len(batch)

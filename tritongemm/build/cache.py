@@ -48,13 +48,18 @@ class ArtifactCache:
     def put(self, built: Artifact, code: bytes, name: str) -> Artifact:
         """Store an artefact; readers see all of it or nothing.
 
+        Returns:
+            What is there: two processes may have compiled the same to different bytes, and both get the first one's.
+
         Raises:
             OutputError: it can't be kept in the folder, or anybody could replace it there.
             InputError: TRITONGEMM_CACHE_TRUST names nobody.
         """
         stored = replace(built, path=name, sha256=sha256(code).hexdigest()) if code else replace(built, path="")
         entry = self._files.keep(built.digest, {name: code} if code else {}, stored.to_json(), _artifact)
-        return replace(stored, path=str(entry.path / name) if code else "")
+        kept = _artifact(entry)
+        assert kept is not None, "what is kept is usable"
+        return replace(kept, config=built.config)
 
 
 def _artifact(entry: CompiledEntry) -> Artifact | None:

@@ -86,6 +86,9 @@ class CompiledFiles:
     ) -> CompiledEntry:
         """Keep files under a key; readers see all of them or nothing.
 
+        Returns:
+            What is there, which another process may have kept.
+
         Args:
             key: of the entry; one that is damaged or not usable is replaced, any other stays.
             files: content by plain name.
@@ -101,8 +104,7 @@ class CompiledFiles:
             if self._places.write is None and self._default is not None:
                 return self._default.keep(key, files, facts, usable)
             place = _place(self._places.write or self.folder, key)
-            self._write(place, key, files, facts, usable)
-            return CompiledEntry(place, facts, files)
+            return self._write(place, key, files, facts, usable)
         except (OSError, OutputError) as error:
             fault = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(fault, OSError):
@@ -177,7 +179,8 @@ class CompiledFiles:
         files: Mapping[str, bytes],
         facts: dict[str, Any],
         usable: Callable[[CompiledEntry], object],
-    ) -> None:
+    ) -> CompiledEntry:
+        """Write an entry; returns what is there then, which is another process's where that was first."""
         _make(place.parent, self._folder_mode)
         own = place.parents[1]
         if own != self.folder and not Owners(frozenset([os.geteuid()])).may_use(os.lstat(own)):
@@ -193,9 +196,11 @@ class CompiledFiles:
                 os.rename(fresh, place)
             except OSError:  # another process was first, or what can't be used is in the way
                 entry = _read(place, key, self._places.owners)
-                if entry is None or not usable(entry):
-                    _remove(place)
-                    os.rename(fresh, place)
+                if entry is not None and usable(entry):
+                    return entry
+                _remove(place)
+                os.rename(fresh, place)
+        return CompiledEntry(place, facts, files)
 
 
 def _user(uid: int | str) -> str:

@@ -174,6 +174,14 @@ def put(cache: ArtifactCache, number: int = 0) -> Artifact:
     )
 
 
+def test_who_compiles_the_same_later_gets_what_is_there(tmp_path: Path) -> None:
+    """Two processes may have compiled one kernel at once, not bit by bit the same; both record the file that is kept."""
+    first = put(ArtifactCache(tmp_path))
+    second = ArtifactCache(tmp_path).put(replace(first, path="", sha256=""), b"other machine code", "kernel.toy")
+    assert second == first and Path(second.path).read_bytes() == b"machine code"
+    assert hashlib.sha256(Path(second.path).read_bytes()).hexdigest() == second.sha256
+
+
 def edited(text: str, **changes: object) -> bytes:
     """Facts of an entry with other values, whose own hash is right."""
     built = {**json.loads(text), **changes}

@@ -86,14 +86,14 @@ class CompiledFiles:
     ) -> CompiledEntry:
         """Keep files under a key; readers see all of them or nothing.
 
-        Returns:
-            What is there, which another process may have kept.
-
         Args:
             key: of the entry; one that is damaged or not usable is replaced, any other stays.
             files: content by plain name.
             facts: JSON values to keep with them.
             usable: whether an entry that is there can be used, if it is whole.
+
+        Returns:
+            What is there, which another process may have kept.
 
         Raises:
             OutputError: they can't be kept, or anybody could replace them.

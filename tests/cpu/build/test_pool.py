@@ -175,7 +175,7 @@ def put(cache: ArtifactCache, number: int = 0) -> Artifact:
 
 
 def test_who_compiles_the_same_later_gets_what_is_there(tmp_path: Path) -> None:
-    """Two processes may have compiled one kernel at once, not bit by bit the same; both record the file that is kept."""
+    """Two processes may have compiled one kernel at once, to different bytes; both record the file that is kept."""
     first = put(ArtifactCache(tmp_path))
     second = ArtifactCache(tmp_path).put(replace(first, path="", sha256=""), b"other machine code", "kernel.toy")
     assert second == first and Path(second.path).read_bytes() == b"machine code"

@@ -112,11 +112,11 @@ class BegunSearch:
 
 @dataclass(frozen=True)
 class TriedBatch:
-    """The trials of the batch that a problem's search asked for last, and the kernels built by now."""
+    """The trials of the batch that a problem's search asked for last, and names of the kernels compiled by now."""
 
     problem: Problem
     trials: list[Trial]
-    built: tuple[str, ...] = ()
+    built: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class SearchProcess:
                 with self._turn(for_batch=True):
                     if self.closed:
                         return
-                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1], tuple(built)), inf)
+                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1], frozenset(built)), inf)
             except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
                 if not self.closed:
                     yield from _resumed(job.search(job.plan(), compiled, built), told)

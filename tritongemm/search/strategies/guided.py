@@ -36,7 +36,8 @@ FEWEST_CONFIGS, MOST_CONFIGS = 48, 128
 FIRST_SHARE = 0.25
 # A search has so many batches; each is a barrier between compiling and timing.
 ROUNDS = 6
-# A batch has so many configs whose kernels are built already, and with half as many this share of others.
+# A batch adds up to so many configs whose kernels other sizes have had compiled. Where there are half as many, it has
+# only this share of the configs that it would have had without them.
 MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
 # The search ends after so many batches in a row that each gain less than this share of the best time.
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
@@ -53,15 +54,18 @@ EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 
 
 class Guided(Strategy):
-    """A few large batches where a learned correction of the model expects the fastest; equal trials, equal batches."""
+    """A few large batches where a learned correction of the model expects the fastest; and kernels of other sizes."""
 
     independent = True
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128."""
+        """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128.
+
+        Kernels that are compiled already come on top of the 3 %; a budget that is asked for bounds all configs.
+        """
         space, kept = plan.space, CandidateSet(plan.expected.configs)
         count = len(kept.order)
-        names = () if budget else plan.built  # of a budget that is asked for, what others have built would be a part
+        names = () if budget else plan.built
         budget = min(count, budget or default_budget(count))
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
         batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(first)]))[:first]
@@ -144,7 +148,7 @@ def _refine(
 def _built(kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str]) -> Ints:
     """Places of the configs that have not been tried in any launch, and whose kernels are among those named."""
     tried = {kept.first[kept.place[c]] for c in trials}
-    names = set(names)
+    names = set(names)  # of this moment: the run adds to them in another thread
     firsts = np.unique(kept.first).tolist() if names else ()
     found = [i for i in firsts if i not in tried and kept.order[i].kernel_name in names]
     return np.array(found, dtype=np.intp)

@@ -51,9 +51,9 @@ from tritongemm.workloads import sizes
 
 MEASURED = ("alone", "at_once", "tiles")
 ROUNDS = 11
-TILES = (  # rows, columns, depth, warps, stages: those that multiply fastest, and those that move the most to multiply
-    (128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4), (128, 128, 64, 4, 6), (64, 256, 64, 4, 4),
-    (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (64, 64, 128, 4, 6), (64, 64, 64, 4, 8),
+TILES = (  # rows, columns, bytes along K, warps, stages: those that multiply fastest, and those that move the most
+    (128, 256, 128, 8, 4), (256, 128, 128, 8, 4), (128, 128, 128, 8, 4), (128, 128, 128, 4, 6), (64, 256, 128, 4, 4),
+    (64, 128, 256, 4, 4), (128, 64, 256, 4, 4), (64, 64, 256, 4, 6), (64, 64, 128, 4, 8),
 )  # fmt: skip
 ROWS = 64  # of a matrix instruction
 MOST_ROWS, MOST_COLUMNS, MOST_SUMS = 256, 256, 128 * 256  # of a tile, whose sums are held in registers
@@ -66,7 +66,7 @@ MOST_BROUGHT = 24  # tiles of a size whose blocks are brought in; what the other
 STEPS = 64  # of a launch that measures a rate
 PACED = 300  # of one that measures the clock, 0.2 ms long
 REST = 0.02  # seconds before it
-DEPTH = 64  # of blocks that are brought in
+ROW_BYTES = 128  # of blocks that are brought in
 BLOCKS = 4  # of K, that are fetched in turn
 
 
@@ -163,10 +163,11 @@ class Rates:
 def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKernel) -> Rates:
     """The best of `TILES` at each, with a program on every compute unit, fed by the copy engine from L2."""
     dtype, units = getattr(torch, problem.a.torch), target.compute_units
-    x = torch.randn(MOST_ROWS, BLOCKS * 128, device="cuda").to(dtype)
+    x = torch.randn(MOST_ROWS, BLOCKS * 256 // problem.a.bytes, device="cuda").to(dtype)
     out = torch.empty(MOST_ROWS * MOST_COLUMNS, dtype=torch.float32, device="cuda")
     found: list[Rates] = []
-    for rows, cols, depth, warps, stages in TILES:
+    for rows, cols, row_bytes, warps, stages in TILES:
+        depth = row_bytes // problem.a.bytes
         wide = x[:, : BLOCKS * depth].contiguous()
         blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
 
@@ -187,7 +188,8 @@ def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKern
 
 def clocks(problem: Problem, target: Target, head: LeadInKernel) -> Iterator[str]:
     """What the clock is while matrix instructions run without pause, and how many clocks they take."""
-    (rows, cols, depth, warps, _), units = TILES[0], target.compute_units
+    (rows, cols, row_bytes, warps, _), units = TILES[0], target.compute_units
+    depth = row_bytes // problem.a.bytes
     out = torch.empty(rows * cols, dtype=torch.float32, device="cuda")
     times = torch.empty(units, 2, dtype=torch.int64, device="cuda")
     noise = torch.randn(MOST_ROWS, depth, device="cuda").to(getattr(torch, problem.a.torch))
@@ -222,7 +224,7 @@ def brought(bench: OperandSets, problem: Problem, rate: Rates, units: int, head:
 def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> Iterator[Callable[[int], None]]:
     """Launches that bring a tile's blocks in, for each number of rows of tiles walked together."""
     parts = [*tile.parts(), 0, 0][:PARTS]
-    slots = min(MOST_SLOTS, RING_BYTES // ((tile.rows + tile.columns) * DEPTH * problem.a.bytes))
+    slots = min(MOST_SLOTS, RING_BYTES // ((tile.rows + tile.columns) * ROW_BYTES))
     boxes = (tile.rows, *(n or parts[0] for n in parts))
     sets = []
     for operands in bench.sets:
@@ -237,14 +239,15 @@ def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> It
 
         def launch(i: int, group: int = group) -> None:
             where = sets[i % len(sets)]
-            bring[grid](*where, m, n, problem.k, tile.split, group, tile.rows, *parts, DEPTH, slots)
+            bring[grid](*where, m, n, problem.k, tile.split, group, tile.rows, *parts, ROW_BYTES // problem.a.bytes, slots)
 
         yield launch
 
 
 def _described(tensor: torch.Tensor, rows: int) -> GluonDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for([rows, DEPTH], gl.bfloat16)
-    return GluonDescriptor.from_tensor(tensor, [rows, DEPTH], layout)
+    block = [rows, ROW_BYTES // tensor.element_size()]
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.int8 if tensor.element_size() == 1 else gl.bfloat16)
+    return GluonDescriptor.from_tensor(tensor, block, layout)
 
 
 def seconds(bench: OperandSets, launch: Callable[[int], None], head: LeadInKernel) -> float:
@@ -306,13 +309,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def fits(problem: Problem) -> bool:
-    """Whether the kernels here stand for those of a size: whole words of 32 bits, and 16-bit matrix instructions."""
+    """Whether the kernels here stand for those of a size: whole words of 32 bits, and instructions of 16 or 8 bits."""
     shapes = (
         (problem.m * problem.k, problem.a),
         (problem.k * problem.n, problem.b),
         (problem.m * problem.n, problem.c),
     )
-    return problem.dtype_a == problem.dtype_b in ("bf16", "fp16") and all(n * d.bytes % 4 == 0 for n, d in shapes)
+    return problem.dtype_a == problem.dtype_b in ("bf16", "fp16", "fp8e4m3fn") and all(n * d.bytes % 4 == 0 for n, d in shapes)
 
 
 def main() -> int:
@@ -338,7 +341,7 @@ def main() -> int:
     for record in records:
         problem = record.problem
         if not fits(problem):
-            print(f"{problem.key:<28} is not of whole words of bf16 or fp16")
+            print(f"{problem.key:<28} is not of whole words of bf16, fp16 or fp8")
             continue
         row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here, known)}
         row["tuned"] = min(record.seconds, record.library_seconds or record.seconds)

@@ -112,7 +112,7 @@ def bring(
             arrived = ready.index(slot)
             if count >= SLOTS:
                 mbarrier.wait(arrived, (count // SLOTS - 1) & 1)
-            mbarrier.expect(arrived, (ROWS + WIDTH) * DEPTH * 2)
+            mbarrier.expect(arrived, (ROWS + WIDTH) * DEPTH * (x_desc.dtype.primitive_bitwidth // 8))
             fetch(x_desc, [m0, k * DEPTH], arrived, x_ring.index(slot))
             fetch(y_desc, [n0, k * DEPTH], arrived, y_ring.index(slot))
             if COLS1 > 0:

@@ -239,7 +239,9 @@ def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> It
 
         def launch(i: int, group: int = group) -> None:
             where = sets[i % len(sets)]
-            bring[grid](*where, m, n, problem.k, tile.split, group, tile.rows, *parts, ROW_BYTES // problem.a.bytes, slots)
+            bring[grid](
+                *where, m, n, problem.k, tile.split, group, tile.rows, *parts, ROW_BYTES // problem.a.bytes, slots
+            )
 
         yield launch
 
@@ -315,7 +317,9 @@ def fits(problem: Problem) -> bool:
         (problem.k * problem.n, problem.b),
         (problem.m * problem.n, problem.c),
     )
-    return problem.dtype_a == problem.dtype_b in ("bf16", "fp16", "fp8e4m3fn") and all(n * d.bytes % 4 == 0 for n, d in shapes)
+    return problem.dtype_a == problem.dtype_b in ("bf16", "fp16", "fp8e4m3fn") and all(
+        n * d.bytes % 4 == 0 for n, d in shapes
+    )
 
 
 def main() -> int:

@@ -33,6 +33,10 @@ HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` s
 LONG_FP8_SUM = 8192
 # Warps that issue a matrix instruction of Hopper together.
 WARPS_OF_A_GROUP = 4
+DERIVED = {"tail", "padded"}  # constants that follow from a config's columns, and that it can't name
+# Columns of a tile that lies in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
+# instruction has at most 256.
+PADDED_STEP, MOST_PADDED = 16, 256
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -80,7 +84,8 @@ class KernelTemplate:
         name: stem of its file, and of the function in it.
         summary: one line on what it does.
         constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
-            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller.
+            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller. One that names ``padded`` takes
+            other multiples of 16 too, and is told the power of two that their columns lie in.
         launch_options: those of them that say how programs are launched; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
@@ -128,8 +133,12 @@ class KernelTemplate:
             option: the name.
             halved: whether wide tiles are multiplied in halves.
         """
+        if option == "padded":
+            return padded_columns(config)
         if option == "tail":
             columns = self.columns(config)
+            if padded_columns(config):
+                return 0
             return columns // 2 if halved and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
         if option in ("num_warps", "num_stages"):
             return int(getattr(config, option))
@@ -159,6 +168,24 @@ def adds_blocks(problem: Problem, target: Target) -> bool:
 def tail(block: int) -> int:
     """The smallest of the powers of two that add up to a block; 0 where it is one."""
     return (block & -block) % block
+
+
+@cache
+def _pads(template: str) -> bool:
+    """Whether a kernel's tiles may be padded; False for other backends' templates."""
+    return template in names() and "padded" in kernel_template(template).constexprs
+
+
+def padded_columns(config: Config) -> int:
+    """Columns of the block, a power of two, of which matrix instructions take only as many as a tile has.
+
+    Returns:
+        0 for a tile that is multiplied as wide as its blocks are, of any template.
+    """
+    if not _pads(config.template):
+        return 0
+    columns = kernel_template(config.template).columns(config)
+    return 1 << columns.bit_length() if columns.bit_count() > 2 else 0
 
 
 def operands(problem: Problem) -> tuple[str, ...]:
@@ -277,12 +304,17 @@ def odd_block(config: Config) -> str | None:
     template = kernel_template(config.template)
     swapped = template.value(config, "swap_ab") == 1
     with_roles = "tail" in template.constexprs
+    padded = padded_columns(config)
     for axis, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
         value = getattr(config, axis)
         if with_roles and axis != "block_k" and not wide:
             groups = max(1, config.num_warps // WARPS_OF_A_GROUP)
             if value < 1 or value % groups or (value // groups).bit_count() > 1:
                 return f"{axis} must be a power of two for each of the {groups} groups of 4 warps, not {value}"
+        elif padded and wide:
+            if value % PADDED_STEP or value > MOST_PADDED:
+                others = f"the sum of two, or a multiple of {PADDED_STEP} up to {MOST_PADDED}"
+                return f"{axis} must be a power of two, {others}, not {value}"
         elif value < 1 or value.bit_count() > 1 + (with_roles and wide):
             return f"{axis} must be a power of two{' or the sum of two' if with_roles and wide else ''}, not {value}"
     return None
@@ -303,7 +335,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
     for axis in ("group_m", "split_k", "num_stages"):
         if getattr(config, axis) < 1:
             return f"{axis} must be at least 1, not {getattr(config, axis)}"
-    usable = {*template.constexprs, *known}
+    usable = {*template.constexprs, *known} - DERIVED
     unknown = [name for name, _ in config.options if name not in usable]
     if unknown:
         return f"nothing reads {', '.join(unknown)}; its options can be {', '.join(sorted(usable)) or 'none'}"

@@ -67,6 +67,7 @@ if TMA:
             Config("tma", 64, 64, 128, 1, 1, 4, 4, (("ahead", 2), ("early", 1))),
         ),
         "two powers of two": (problem(1000, 776, 1032, "n"), Config("ws_tma", 128, 192, 64, 8, 1, 8, 3)),
+        "padded": (problem(1000, 784, 1032, "n"), Config("ws_tma", 128, 112, 64, 8, 1, 8, 4)),
         "a pair of programs": (
             problem(904, 776, 1032, "n"),
             Config("ws_tma", 128, 64, 64, 8, 1, 8, 3, (("pair", 1),)),

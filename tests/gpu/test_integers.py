@@ -29,6 +29,7 @@ CONFIGS = (
     Config("ws_tma", 128, 192, 64, 4, 1, 8, 3, (("share", 1),)),
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 4, (("epilogue_parts", 4),)),
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
+    Config("ws_tma", 128, 112, 128, 2, 1, 8, 5, (("pair", 1),)),
     Config("ws_tma", 64, 32, 128, 1, 8, 4, 8),
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
     Config("ws_tma_swapped", 40, 64, 128, 1, 3, 4, 3, SWAPPED),

@@ -37,6 +37,11 @@ CONFIGS = (
     Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
     Config("ws_tma", 128, 192, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),  # tiles of two powers of two
     Config("ws_tma", 128, 288, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),
+    Config("ws_tma", 128, 224, 64, 8, 1, 8, 4, (("epilogue_parts", 2),)),  # in blocks of 256 columns
+    Config("ws_tma", 128, 112, 64, 2, 1, 8, 6, (("pair", 1),)),
+    Config("ws_tma", 256, 112, 64, 2, 1, 8, 4, (("epilogue_parts", 4), ("pair", 1))),
+    Config("ws_tma", 64, 176, 64, 1, 1, 4, 4, (("epilogue_parts", 4),)),
+    Config("ws_tma", 128, 208, 64, 4, 1, 8, 4, (("epilogue_parts", 2),)),
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
     Config("ws_tma", 64, 64, 64, 1, 2, 4, 12, (("ahead", 8),)),
     Config("ws_tma", 128, 128, 64, 4, 1, 8, 4, (("alternate", 1),)),  # a tile for each group of warps

@@ -108,7 +108,7 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
     assert edit(text) == text
 
 
-@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2"])
+@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112"])
 def test_what_is_not_there_is_told(what: str) -> None:
     with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
@@ -118,6 +118,23 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
     text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetched\n"
     with pytest.raises(UnknownAssemblyError):
         edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (Config("ws_tma", 64, 112, 64, num_warps=4, num_stages=3), "bf16"),
+        (Config("ws_tma", 64, 112, 128, num_warps=4, num_stages=3), "int8"),
+    ],
+)
+def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str) -> None:
+    """A thread has half as many sums of a product as that has columns, of the 64 that the wider block has."""
+    problem = Problem(300, 1120, 512, kind, kind, "int32" if kind == "int8" else kind, row_major_b=False)
+    _, before, after = compiled(config, problem)
+    products = re.compile(r"wgmma\.mma_async\S*m64n(\d+)k\d+\S*\s+\{([^}]*)\}")
+    made, narrowed = products.findall(before), products.findall(after)
+    assert {n for n, _ in made} == {"128"} and {n for n, _ in narrowed} == {"112"}
+    assert [sums.split(",")[:56] for _, sums in made] == [sums.split(",") for _, sums in narrowed]
 
 
 @pytest.mark.parametrize("along_k", [False, True])

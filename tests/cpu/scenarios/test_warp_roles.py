@@ -12,7 +12,7 @@ import triton
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen.template_facts import fault, tail
+from tritongemm.codegen.template_facts import fault, padded_columns, tail
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -32,8 +32,10 @@ SWAPPED = (("epilogue_parts", 4), ("swap_ab", 1))
 WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=4, options=SWAPPED)
 WS_SWAPPED_SPLIT = Config("ws_tma_swapped", 72, 64, 64, 1, 3, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 TMA = Config("tma", 16, 32, 16, 2, 2)
+WS_PADDED = Config("ws_tma", 128, 224, 64, 2, num_warps=8, num_stages=4, options=(("epilogue_parts", 2),))
+NOT_PADDED = "block_n must be a power of two, the sum of two, or a multiple of 16 up to 256"
 OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
-GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
+GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias:
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
-    assert [built[c].status for c in GLUON] == ["ok"] * 5, [built[c].reason for c in GLUON]
-    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32]
+    assert [built[c].status for c in GLUON] == ["ok"] * 6, [built[c].reason for c in GLUON]
+    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32, 12 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
     launch = registry.get(KernelBackend, "triton").launch(built[WS], problem, SM90)
     assert isinstance(launch, Launch)
@@ -69,10 +71,12 @@ def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias:
     ("config", "size", "boxes", "programs"),
     [
         (WS_TWO_PARTS, (1000, 776, 1032), "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2),
+        (WS_PADDED, (1000, 776, 1032), "a 64x64, b 256x64, b 256x64, c 64x32, c 64x64", 8 * 4),
+        (replace(WS_PADDED, block_n=112), (1000, 776, 1032), "a 64x64, b 128x64, b 128x64, c 64x16, c 64x64", 8 * 7),
         (WS_SWAPPED, (777, 5120, 5120), "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40),
     ],
 )
-def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
+def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_that_are(
     config: Config, size: tuple[int, int, int], boxes: str, programs: int, session_cache: Path
 ) -> None:
     """Columns of the matrix unit: those of B, or swapped the rows of A."""
@@ -101,7 +105,13 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (replace(WS_TWO_PARTS, block_n=224), "block_n must be a power of two or the sum of two, not 224"),
+        (replace(WS_TWO_PARTS, block_n=232), f"{NOT_PADDED}, not 232"),
+        (replace(WS_TWO_PARTS, block_n=336), f"{NOT_PADDED}, not 336"),
+        (
+            replace(WS, options=(("padded", 1),)),
+            "nothing reads padded; its options can be"
+            " ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share",
+        ),
         (
             replace(WS_TWO_PARTS, block_m=192),
             f"block_m must be {OF_EACH_GROUP}, not 192",
@@ -242,9 +252,13 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     assert 10 < sum(not c.option("pair") for c in kept) < 400
     assert sum(c.option("pair") for c in kept) <= len(kept) / 2, "each may have its pair once"
     for c in kept:
-        slot = 2 * (c.block_m + c.block_n) * c.block_k
-        body, parts = c.block_n - tail(c.block_n), c.option("epilogue_parts")
+        padded, parts = padded_columns(c), c.option("epilogue_parts")
+        slot = 2 * (c.block_m + (padded or c.block_n)) * c.block_k
+        body = c.block_n - tail(c.block_n)
         stored = body // parts + (tail(c.block_n) if tail(c.block_n) * parts != body else 0)
+        if padded:
+            step = tail(c.block_n)
+            stored = step * -(-c.block_n // step // parts)
         room = SM90.lds_bytes - 2 * c.block_m * stored * (1 + c.option("alternate"))
         assert c.num_stages * slot < room, c.name
         halved = room - SM90.lds_bytes // 2 if c.num_warps == 4 and c.split_k > 1 else room

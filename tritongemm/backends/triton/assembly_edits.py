@@ -9,6 +9,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
   memory of both programs, and tells both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
+- ``columns N``: all products have so many columns, of the wider block that Triton has them on.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
 - ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
@@ -22,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from tritongemm.core.errors import UnavailableError
@@ -91,6 +93,14 @@ def _alone(found: re.Match[str]) -> str:
     return _GROUP_BARRIER.sub("", found["between"]) + found["instruction"]
 
 
+def _narrow(found: re.Match[str], columns: int) -> str:
+    # A thread has two numbers of each eight columns and each of two rows, in the order of the columns.
+    sums = found["sums"].split(",")[: columns // 2]
+    return f"{found['begin']}n{columns}{found['middle']}{{{','.join(sums)}}}"
+
+
+_COLUMNS = re.compile(rf"{_MARK}columns (\d+)\n")
+_PRODUCT = re.compile(r"(?P<begin>wgmma\.mma_async\S*m64)n\d+(?P<middle>k\d+\S*\s+)\{(?P<sums>[^}]*)\}")
 _ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
 _FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
@@ -117,6 +127,9 @@ def edit(assembly: str) -> str:
     """
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
+    if columns := _COLUMNS.search(assembly):
+        narrowed, products = _PRODUCT.subn(partial(_narrow, columns=int(columns[1])), assembly)
+        assembly = _COLUMNS.sub("", narrowed) if products else assembly
     met = assembly.replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
     begin = (_OTHERS if met != assembly else "") + (_FIND_FIRST if _FIRST in met else "")
     met = _ENTRY.sub(lambda found: found[0] + begin, met)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from tritongemm.codegen.template_facts import adds_blocks, kernel_template, search_facts
+from tritongemm.codegen.template_facts import adds_blocks, kernel_template, padded_columns, search_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -62,7 +62,7 @@ def async_matrix(config: Config, target: Target) -> bool:
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
     a = int(config.block_m * config.block_k * problem.a.width)
-    b = int(config.block_n * config.block_k * problem.b.width)
+    b = int((padded_columns(config) or config.block_n) * config.block_k * problem.b.width)
     if without_matrix_units(config):
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:

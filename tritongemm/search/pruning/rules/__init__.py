@@ -36,6 +36,9 @@ class Rule:
 
 # Cheap and strong ones first.
 RULES = (
+    Rule("sides", persistent.sides, "warp_roles"),
+    Rule("groups", persistent.groups, "warp_roles"),
+    Rule("two_parts", persistent.two_parts, "warp_roles"),
     Rule("group_m", tiles.group_m),
     Rule("split_k", split_k.split_k),
     Rule("poll", split_k.polled_reduction),
@@ -50,11 +53,9 @@ RULES = (
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),
-    Rule("groups", persistent.groups, "warp_roles"),
     Rule("needs", persistent.needs, "warp_roles", persistent.each_need),
     Rule("factors", persistent.factors, "warp_roles"),
     Rule("swapped", persistent.swapped, "swapped"),
-    Rule("two_parts", persistent.two_parts, "warp_roles"),
     Rule("share", persistent.share, "warp_roles"),
     Rule("ring", persistent.ring, "warp_roles"),
     Rule("pair", persistent.pair, "warp_roles"),

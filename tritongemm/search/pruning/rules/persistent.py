@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
-from tritongemm.codegen.template_facts import in_halves, kernel_template, tail
+from tritongemm.codegen.template_facts import in_halves, kernel_template, odd_block, padded_columns, tail
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -22,6 +22,9 @@ SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # time, which come in faster the more of them are under way. Beyond the first, search spaces name every other depth.
 RING_SLOTS_LIMIT, DEEP_RING_LIMIT = 8, 16
 FEW_ROWS = 128
+# The same of a padded tile, that has no factors: 128 x 224 with two sums of all was a tenth faster than any other on an
+# H200, at 1024x7168x16384 in fp8.
+PADDED_SUMS_LIMIT = 224
 # Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
 PAIRED_ROWS, PAIRED_TILES = 128, 9
 # Bytes of LDS that hold barriers, and what warps are told at the start.
@@ -31,12 +34,16 @@ RING_BARRIER_BYTES = 512
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
     rows, width = matrix_sides(config)
-    rest = kernel_template(config.template).value(config, "tail", in_halves(problem))
+    template = kernel_template(config.template)
+    rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
 
     def used(slots: int, parts: int) -> int:
-        slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
+        slot = (config.block_m * problem.a.bytes + (padded or config.block_n) * problem.b.bytes) * config.block_k
         columns = (width - rest) // parts
-        if rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
+        if padded:
+            step = width & -width  # columns of a piece of C
+            columns = cdiv(width // step, parts) * step
+        elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         slot += factor_bytes(config, problem)
         groups = 2 if config.option("alternate") else 1  # with a tile each
@@ -80,6 +87,11 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
     return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
 
 
+def sides(config: Config, problem: Problem, target: Target) -> str | None:
+    """Sides that no tile of the kernel can have: of two powers of two, or padded to one."""
+    return odd_block(config)
+
+
 def needs(config: Config, problem: Problem, target: Target) -> str | None:
     """What the kernel itself asks for, such as columns that share scales."""
     return unmet_need(config, problem, target.compute_units)
@@ -104,9 +116,11 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", in_halves(problem))
     of_columns = problem.scale_a if config.option("swap_ab") else problem.scale_b
-    each = of_columns is not None and of_columns.rows == 1
+    each = of_columns is not None and of_columns.depth > 0 and of_columns.rows == 1
     held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
+    if padded_columns(config):
+        limit = max(limit, PADDED_SUMS_LIMIT)
     return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
 
@@ -118,6 +132,7 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     rest = tail(width)
     if not rest:
         return None
+    padded = padded_columns(config)
     small = problem.groups == 1 and not config.option("swap_ab") and (rows < 128 or width < 192)
     if small and problem.scale_depth:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
@@ -133,11 +148,11 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
         tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
         return cdiv(tiles, target.compute_units) * width
 
-    body = width - rest
-    if rounds(width) > rounds(body):
-        return f"rounds of tiles {width} wide are longer than of {body} wide"
-    if 10 * rounds(width) > 9 * rounds(2 * body):
-        return f"rounds of tiles {width} wide are no shorter than of {2 * body} wide"
+    narrower, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
+    if rounds(width) > rounds(narrower):
+        return f"rounds of tiles {width} wide are longer than of {narrower} wide"
+    if 10 * rounds(width) > 9 * rounds(wider):
+        return f"rounds of tiles {width} wide are no shorter than of {wider} wide"
     return None
 
 

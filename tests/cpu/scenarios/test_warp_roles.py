@@ -71,8 +71,8 @@ def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias:
     ("config", "size", "boxes", "programs"),
     [
         (WS_TWO_PARTS, (1000, 776, 1032), "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2),
-        (WS_PADDED, (1000, 776, 1032), "a 64x64, b 256x64, b 256x64, c 64x32, c 64x64", 8 * 4),
-        (replace(WS_PADDED, block_n=112), (1000, 776, 1032), "a 64x64, b 128x64, b 128x64, c 64x16, c 64x64", 8 * 7),
+        (WS_PADDED, (1000, 776, 1032), "a 64x64, b 224x64, b 256x64, c 64x32, c 64x64", 8 * 4),
+        (replace(WS_PADDED, block_n=112), (1000, 776, 1032), "a 64x64, b 112x64, b 128x64, c 64x16, c 64x64", 8 * 7),
         (WS_SWAPPED, (777, 5120, 5120), "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40),
     ],
 )

@@ -262,6 +262,8 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         rows *= problem.operands[name].batch or 1  # one map covers the batch: its products lie one after the other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
+        if descriptor == "b" and not problem.row_major_b and built.launch.get("edited"):
+            box = (min(box[0], config.block_n), box[1])  # of a padded tile only what its products take
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]

@@ -136,7 +136,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    built = _artifact(job, compiled.metadata, code, cluster=edited and bool(constants.get("PAIR")))
+    built = _artifact(job, compiled.metadata, code, edited, cluster=edited and bool(constants.get("PAIR")))
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 
@@ -150,13 +150,14 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
     return attributes
 
 
-def _artifact(job: CompileJob, meta: Any, code: bytes, cluster: bool) -> Artifact:
+def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: bool) -> Artifact:
     """The artifact of a code object, whose status says whether the target has the memory that it needs.
 
     Args:
         job: what was compiled.
         meta: what Triton says of the code object.
         code: the code object.
+        edited: marks in its assembly were carried out.
         cluster: two programs each are launched as a cluster.
     """
     found, limit = code_object.read(code)[0], job.identity["lds"]
@@ -171,6 +172,7 @@ def _artifact(job: CompileJob, meta: Any, code: bytes, cluster: bool) -> Artifac
         threads=meta.num_warps * job.identity["wave"],
         launch={
             "dynamic_shared": int(meta.shared),
+            "edited": edited,
             "cluster": assembly_edits.PROGRAMS if cluster else 1,
             "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],

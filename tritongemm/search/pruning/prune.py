@@ -20,6 +20,9 @@ from tritongemm.search.typical import typical
 
 Mask = npt.NDArray[np.bool_]
 _ALL = slice(None)
+SPARSE = (
+    32  # Axes get shorter each time that so many times fewer candidates are left: finding them takes time too.
+)
 
 
 def prune(
@@ -53,7 +56,7 @@ def prune(
         if dropped:
             reasons[rule.name] = next(example for _, example in answers if example)
             for grid, (drops, _) in zip(grids, answers, strict=True):
-                grid.left &= ~drops
+                grid.drop(drops)
             left -= dropped
     return Pruned(tuple(c for g in grids for c in g.kept()), removed, reasons, tuple(skipped))
 
@@ -66,6 +69,10 @@ class _Listed:
 
     def kept(self) -> list[Config]:
         return [self.configs[i] for i in np.flatnonzero(self.left)]
+
+    def drop(self, drops: Mask) -> None:
+        """Those marked are no longer left."""
+        self.left &= ~drops
 
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """Which of those left `rule` drops, and the first of them with the reason."""
@@ -81,18 +88,28 @@ class _Listed:
 
 
 class _Product:
-    """Candidates that are the product of axes; `left` has a dimension for each."""
+    """Candidates that are the product of axes; `left` has a dimension for each, as long as the values that are left."""
 
     def __init__(self, axes: TemplateSpace) -> None:
-        extents = [len(values) for _, values in axes.values]
-        self.axes, self.left = axes, np.ones(extents, bool)
-        self._steps = [prod(extents[i + 1 :]) for i in range(len(extents))]  # from a value to the axis's next one
+        self.axes, self._values = axes, [values for _, values in axes.values]
+        self.left = np.ones([len(values) for values in self._values], bool)
+        self._few = self.left.size // SPARSE  # so many left are worth shorter axes
 
     def _config(self, place: Sequence[int]) -> Config:
-        return self.axes.config(tuple([values[i] for (_, values), i in zip(self.axes.values, place, strict=True)]))
+        return self.axes.config(tuple([values[i] for values, i in zip(self._values, place, strict=True)]))
 
     def kept(self) -> list[Config]:
         return [self._config(place) for place in np.argwhere(self.left).tolist()]
+
+    def drop(self, drops: Mask) -> None:
+        """Those marked are no longer left, nor values that none of the others has, once these are few."""
+        self.left &= ~drops
+        count = np.count_nonzero(self.left)
+        if 0 < count <= self._few:
+            self._few = count // SPARSE
+            used = [np.flatnonzero(np.bincount(indices)) for indices in np.nonzero(self.left)]
+            self.left = np.ascontiguousarray(self.left[np.ix_(*used)])
+            self._values = [tuple(values[i] for i in few) for values, few in zip(self._values, used, strict=True)]
 
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """As `_Listed.apply`, asking once for all that agree in what the rule reads."""
@@ -105,9 +122,11 @@ class _Product:
     def _drop(self, check: Check, problem: Problem, target: Target, drops: Mask) -> str:
         """Mark in `drops` what a check drops of those left that are not marked; the first of them with the reason."""
         todo, example = self.left & ~drops, ""
+        extents = self.left.shape
+        steps = [prod(extents[i + 1 :]) for i in range(len(extents))]  # from a value to the axis's next one
         flat, first = todo.reshape(-1), 0
         while len(flat) and flat[first := first + int(flat[first:].argmax())]:
-            place = [first // step % extent for step, extent in zip(self._steps, self.left.shape, strict=True)]
+            place = [first // step % extent for step, extent in zip(steps, extents, strict=True)]
             config = RecordingConfig.watch(self._config(place))
             reason = check(config, problem, target)
             read = config.read

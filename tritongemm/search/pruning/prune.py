@@ -20,9 +20,8 @@ from tritongemm.search.typical import typical
 
 Mask = npt.NDArray[np.bool_]
 _ALL = slice(None)
-SPARSE = (
-    32  # Axes get shorter each time that so many times fewer candidates are left: finding them takes time too.
-)
+# Axes get shorter each time that so many times fewer candidates are left: to find those takes time too.
+SPARSE = 32
 
 
 def prune(
@@ -104,7 +103,7 @@ class _Product:
     def drop(self, drops: Mask) -> None:
         """Those marked are no longer left, nor values that none of the others has, once these are few."""
         self.left &= ~drops
-        count = np.count_nonzero(self.left)
+        count = int(np.count_nonzero(self.left))
         if 0 < count <= self._few:
             self._few = count // SPARSE
             used = [np.flatnonzero(np.bincount(indices)) for indices in np.nonzero(self.left)]

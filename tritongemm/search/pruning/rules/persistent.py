@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
-from tritongemm.codegen.template_facts import in_halves, kernel_template, odd_block, padded_columns, tail
+from tritongemm.codegen.template_facts import (
+    PADDED_STEP,
+    in_halves,
+    kernel_template,
+    odd_block,
+    padded_columns,
+    tail,
+)
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -148,9 +155,10 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
         tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
         return cdiv(tiles, target.compute_units) * width
 
-    narrower, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
-    if rounds(width) > rounds(narrower):
-        return f"rounds of tiles {width} wide are longer than of {narrower} wide"
+    body, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
+    for narrower in range(body, width, PADDED_STEP) if padded else (body,):
+        if rounds(width) > rounds(narrower):
+            return f"rounds of tiles {width} wide are longer than of {narrower} wide"
     if 10 * rounds(width) > 9 * rounds(wider):
         return f"rounds of tiles {width} wide are no shorter than of {wider} wide"
     return None

@@ -113,7 +113,7 @@ def test_libraries_hold_while_their_version_is_the_recorded_one(
         ("unchecked", "it needs a GPU: no CUDA or HIP driver with a device is here"),
     ]
     backend = registry.get(LibraryBackend, "blaslt")
-    monkeypatch.setattr(type(backend), "available", lambda self: SUPPORTED)
+    monkeypatch.setattr(backend, "available", lambda: SUPPORTED)
     for version, state in (("130200", ("holds", "")), ("130300", ("moved", "cublaslt 130200 → 130300"))):
-        monkeypatch.setattr(type(backend), "version", lambda self, version=version: version)
+        monkeypatch.setattr(backend, "version", lambda version=version: version)
         assert states(pool, algorithm, here=HERE) == [state]

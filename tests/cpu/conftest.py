@@ -21,6 +21,7 @@ import triton
 
 from tests.support import FAKES
 from tests.support.lent_processes import LentProcess
+from tests.support.plugins import forget_plugins
 from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
@@ -132,8 +133,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 
     def add(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
-        importlib.invalidate_caches()
-        registry.forget()
+        forget_plugins(tmp_path)
 
     yield add
     registry.forget()

@@ -38,13 +38,13 @@ def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.Mo
     shutil.copy(path, place)
     package = importlib.import_module(kind.package)
     patch.setattr(package, "__path__", [*package.__path__, str(place)])
-    forget_plugins()
+    forget_plugins(place)
     try:
         yield path.stem
     finally:
         sys.modules.pop(f"{kind.package}.{path.stem}", None)
         vars(package).pop(path.stem, None)
-        forget_plugins()
+        forget_plugins(place)
 
 
 def tell_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,17 @@ def tell_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -
     patch.syspath_prepend(str(site))
 
 
-def forget_plugins() -> None:
-    """Let the registry look for plug-ins anew."""
-    importlib.invalidate_caches()
+def forget_plugins(folder: Path) -> None:
+    """Let the registry look for plug-ins anew, in a folder whose files changed too."""
+    rescan(folder)
     registry.forget()
+
+
+def rescan(folder: Path) -> None:
+    """Have imports see what was just put into a folder.
+
+    `importlib.invalidate_caches` would do so for all folders, and fails where a thread imports something meanwhile.
+    """
+    finder = sys.path_importer_cache.get(str(folder))
+    if finder is not None:
+        finder.invalidate_caches()

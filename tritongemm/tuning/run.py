@@ -135,7 +135,7 @@ class TuningRun:
         # Of a search without a budget it isn't known how many kernels it takes.
         most = len(self._tasks) * self.options.budget or self.pool.jobs
         self.pool.start(self.options.backends, self._target, most)
-        threading.Thread(target=choose.load_statistics, daemon=True).start()
+        stack.enter_context(ThreadPoolExecutor(1)).submit(choose.load_statistics)
         stack.callback(self._devices.close, abandon=True)
         for number, evaluator in enumerate(self.evaluators):
             evaluator.start()

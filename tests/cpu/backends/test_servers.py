@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from tests.support import ROOT, scaled_operands
 from tests.support.fakes import server_kernels
+from tests.support.plugins import rescan
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
@@ -136,7 +136,7 @@ def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch
             patch.setattr(_server_kernels, "find_spec", lambda top, found=found: found)
             assert "not installed" in backend(name).available().reason
     (tmp_path / name / "__init__.py").write_text("raise ImportError('its CUDA is too old')\n", encoding="utf-8")
-    invalidate_caches()
+    rescan(tmp_path)
     assert backend(name).available(), "it is there; whether it loads is seen when it is asked for"
     for libtype in (None, "all"):
         roster = choose_roster(libtype, runs=True)

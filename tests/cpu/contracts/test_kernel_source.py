@@ -23,6 +23,7 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
+from tests.support.plugins import rescan
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
@@ -56,7 +57,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     package = importlib.import_module(KernelSource.package)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     shutil.copy(ROOT / "tests" / "support" / "toys" / f"{TOY}.py", tmp_path)
-    importlib.invalidate_caches()
+    rescan(tmp_path)
     yield
     sys.modules.pop(f"{KernelSource.package}.{TOY}", None)
     vars(package).pop(TOY, None)

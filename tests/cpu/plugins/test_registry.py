@@ -129,7 +129,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
         (tmp_path / "Timer" / "toy_empty.py").write_text("")
         (tmp_path / "Timer" / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
-        forget_plugins()
+        forget_plugins(tmp_path / "Timer")
         assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(registry.names(Timer))
         assert "_toy_helper" not in registry.names(Timer)
         assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"
@@ -140,7 +140,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
             registry.get(Timer, "toy_empty")
         (tmp_path / "Timer" / "toy_empty.py").unlink()
-        forget_plugins()
+        forget_plugins(tmp_path / "Timer")
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import FileFinder
 from pathlib import Path
 
 import pytest
@@ -67,5 +68,5 @@ def rescan(folder: Path) -> None:
     `importlib.invalidate_caches` would do so for all folders, and fails where a thread imports something meanwhile.
     """
     finder = sys.path_importer_cache.get(str(folder))
-    if finder is not None:
+    if isinstance(finder, FileFinder):
         finder.invalidate_caches()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.integrations.aiter_scaled import require_plain
 
 if TYPE_CHECKING:
     import torch
@@ -17,9 +18,10 @@ def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
 
     Raises:
         TypeError: they are no tensor.
-        InputError: they have not three dimensions.
+        InputError: they have not three dimensions, or are in AITER's order.
     """
     _require_tensors(**{name: WQ})
+    require_plain(**{name: WQ})
     if WQ.dim() != 3:
         raise InputError(f"{name} is {tuple(WQ.shape)}; it is [B, N, K]")
     return WQ.transpose(1, 2)

@@ -159,6 +159,8 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         raise InputError(f"alpha is {alpha}, beta {beta}, apreshuffle {apreshuffle}; served are 1, 0 and False")
     _require_matrices(B=B, A_scale=A_scale, B_scale=B_scale)
     _require_tensors(A=A)
+    if not bpreshuffle:
+        require_plain(B=B)
     m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
     if out is None and _is_memory(bias, m, dtype):
         bias, dtype, out = dtype, None, bias  # as older AITER's are called
@@ -248,9 +250,22 @@ def _flat(w_scale: Tensor) -> Tensor:
 
     Raises:
         TypeError: it is no tensor.
+        InputError: they are not of rows.
     """
-    _require_tensors(w_scale=w_scale)
-    return w_scale.reshape(-1)
+    return _one_row("w_scale", w_scale)
+
+
+def _one_row(name: str, values: Tensor) -> Tensor:
+    """Values that lie along one dimension, as a vector.
+
+    Raises:
+        TypeError: they are no tensor.
+        InputError: they lie along two, as factors for groups along K do.
+    """
+    _require_tensors(**{name: values})
+    if sum(size != 1 for size in values.shape) > 1:
+        raise InputError(f"{name} is {tuple(values.shape)}; here it lies along one dimension, a value for each of N")
+    return values.reshape(-1)
 
 
 def _whole_blocks(scales: Tensor, rows: int) -> Tensor:
@@ -269,8 +284,8 @@ def _row(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
     Raises:
         TypeError: it is no tensor.
+        InputError: it has two dimensions of more than one value.
     """
     if bias is None:
         return None
-    _require_tensors(bias=bias)
-    return bias.reshape(-1).to(_result(dtype))
+    return _one_row("bias", bias).to(_result(dtype))

@@ -168,7 +168,9 @@ def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
             f"weight_scale is {weight_scale.dtype} {tuple(weight_scale.shape)} with strides {weight_scale.stride()}; "
             f"it may be {describe_known(n, k, 'N')}"
         )
-    return found[0].depth > 0
+    # Of a weight [16, 2048], [1, 16] is of blocks: factors of rows are [N], or [N, 1].
+    in_groups = weight_scale.dim() == 2 and weight_scale.shape[1] > 1
+    return in_groups and any(way.depth for way in found)
 
 
 def _fake(

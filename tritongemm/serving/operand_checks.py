@@ -52,7 +52,7 @@ def check_values(**scales: Tensor) -> None:
         InputError: names the operand.
     """
     for name, factors in scales.items():
-        looked_at = type(factors) is Tensor and factors.is_cpu and not is_mapped(factors)
+        looked_at = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
         if looked_at and not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
 

@@ -153,4 +153,4 @@ def numbers(tensor: Tensor) -> Tensor:
         return tensor.float()
     values = torch.tensor([*_FP4_VALUES, *(-value for value in _FP4_VALUES)], device=tensor.device)
     packed = tensor.view(torch.uint8)
-    return values[torch.stack((packed & 15, packed >> 4), -1).reshape(packed.shape[0], -1).long()]
+    return values[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()]

@@ -194,7 +194,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         {"XQ": q(M, K), "WQ": q(N, K), "x_scale": ONE(M, 1), "w_scale": ONE(1, N)},
         {
             "shape": ({"x_scale": ONE(M + 1, 1)}, "scale_a is"),
-            "shape of b": ({"w_scale": ONE(2, N)}, "scale_b is"),
+            "shape of b": ({"w_scale": ONE(2, N)}, "w_scale is"),
             "nan": ({"x_scale": ONE(M, 1) * NAN}, "holds NaN"),
             "bias": ({"bias": ONE(N + 1)}, "bias is"),
             "no bias": ({"bias": 1.0}, "bias must be a tensor"),

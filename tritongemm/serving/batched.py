@@ -305,9 +305,9 @@ def _traced(operands: BatchOperands) -> Tensor:
     """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
     *given, out = operands
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
-    if wants_gradient or (operands.scale_a is None and torch.is_autocast_enabled("cuda")):
+    if operands.scale_a is None and (wants_gradient or torch.is_autocast_enabled("cuda")):
         return torch_bmm(check_shapes(operands))
-    result: Tensor = torch.ops.tritongemm.bmm(*given)
+    result: Tensor = _trace(*given)
     if out is None:
         return result
     check_out(operands)
@@ -318,6 +318,10 @@ def _operation(*given: Any, **named: Any) -> Tensor:
     return run(default_dispatcher(), BatchOperands(*given, **named)).contiguous()
 
 
+def _differentiable(*given: Any) -> Tensor:
+    return torch_bmm(check_shapes(BatchOperands(*given)))
+
+
 def _fake(*given: Any, **named: Any) -> Tensor:
     operands = BatchOperands(*given, **named)
     a, b = operands.a, operands.b
@@ -325,9 +329,10 @@ def _fake(*given: Any, **named: Any) -> Tensor:
     return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, operands.out_dtype))
 
 
-define_operation(
+_trace = define_operation(
     "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
     "Tensor? scale_b=None, str scale_layout='') -> Tensor",
     _operation,
     _fake,
+    _differentiable,
 )

@@ -61,7 +61,7 @@ def grouped_mm(
         plain = scale_a is None and torch.overrides.is_tensor_like(a)
         out_dtype = output_dtype(a, None) if plain else torch.bfloat16
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+        result: Tensor = _trace(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
         return result
     return _run_checked(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
 
@@ -143,6 +143,10 @@ def _operation(
     return _run_checked(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
 
 
+def _differentiable(*given: Any, **named: Any) -> Tensor:
+    return grouped(GroupedOperands(*given, **named))
+
+
 def _fake(
     a: Tensor,
     b: Tensor,
@@ -155,9 +159,10 @@ def _fake(
     return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=out_dtype)
 
 
-define_operation(
+_trace = define_operation(
     "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
     "str scale_layout='') -> Tensor",
     _operation,
     _fake,
+    _differentiable,
 )

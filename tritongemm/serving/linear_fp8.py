@@ -56,7 +56,7 @@ def linear_fp8(
     check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     wanted = x.dtype if out_dtype is None else out_dtype
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted, unquantized)
+        result: Tensor = _trace(x, weight, weight_scale, bias, wanted, unquantized)
         return result
     return _linear(x, weight, weight_scale, bias, wanted, unquantized)
 
@@ -184,9 +184,10 @@ def _fake(
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
-define_operation(
+_trace = define_operation(
     "linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType out_dtype, "
     "Tensor? unquantized=None) -> Tensor",
     _linear,
     _fake,
+    _linear,
 )

@@ -62,9 +62,7 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
         DriverError: the driver refused a launch.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = torch.ops.tritongemm.fused_moe(
-            x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout
-        )
+        result: Tensor = _trace(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
         return result
     return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
 
@@ -88,7 +86,8 @@ def _operation(  # noqa: PLR0913
         with torch.cuda.device(x.get_device()):
             return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
     dispatcher = default_dispatcher()
-    steps = steps_for(dispatcher, x, w1, w2, topk_weights)
+    factors = (w1_scale, w2_scale) if w1_scale is not None and w2_scale is not None else ()
+    steps = steps_for(dispatcher, x, w1, w2, topk_weights, *factors)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
     rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
@@ -220,9 +219,10 @@ def _fake(  # noqa: PLR0913
     return x.new_empty((x.shape[0], w2.shape[1]))
 
 
-define_operation(
+_trace = define_operation(
     "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, Tensor? w1_scale, "
     "Tensor? w2_scale, str scale_layout='') -> Tensor",
     _operation,
     _fake,
+    _operation,
 )

@@ -65,11 +65,11 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
         InputError: an argument is none of these.
     """
     if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
-        traced: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype or torch.float8_e4m3fn, layout)
+        traced: _Pair = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype or torch.float8_e4m3fn, layout)
         return traced
     dtype = _check(x, granularity, dtype, layout)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        pair: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype, layout)
+        pair: _Pair = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype, layout)
         return pair
     return _quantize(x, granularity, dtype, layout)
 

@@ -62,7 +62,7 @@ def scaled_mm(
         DriverError: the driver refused a launch.
     """
     if _compiling():
-        result: Tensor = torch.ops.tritongemm.scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        result: Tensor = _trace(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
         return result
     if (
         type(a) not in _PLAIN_TENSORS
@@ -121,7 +121,7 @@ def _unusual(operands: ScaledOperands) -> Tensor:
     product = read_product(operands)
     wants_gradient = any(tensor.requires_grad for tensor in (scale_a, scale_b, bias) if tensor is not None)
     if _modes() and not (_grad() and wants_gradient):
-        result: Tensor = torch.ops.tritongemm.scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        result: Tensor = _trace(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
         return result
     return CheckedProduct(TorchScaled(product))(a, b, scale_a, scale_b, bias, out_dtype)
 
@@ -139,6 +139,11 @@ def _operation(
     return _run(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
 
 
+def _differentiable(*given: Any) -> Tensor:
+    operands = ScaledOperands(*given)
+    return TorchScaled(read_product(operands))(*operands[:6])
+
+
 def _fake(
     a: Tensor,
     b: Tensor,
@@ -154,9 +159,10 @@ def _fake(
     return a.new_empty((*a.shape[:-1], b.shape[0] if as_weight else b.shape[1]), dtype=out_dtype)
 
 
-define_operation(
+_trace = define_operation(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType out_dtype=bfloat16, "
     'str order_b="plain", str scale_layout="") -> Tensor',
     _operation,
     _fake,
+    _differentiable,
 )

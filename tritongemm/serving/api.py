@@ -213,7 +213,9 @@ def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torc
 
 
 def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    torch._check(x.shape[-1] == w.shape[1], lambda: f"x {x.shape} and w {w.shape} are not [..., K] and [N, K]")
+    from tritongemm.serving.operand_checks import check_fit  # which `mm` itself does without
+
+    check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
     return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))
 
 

@@ -26,6 +26,7 @@ from tritongemm.serving.batched_operands import (
     BatchOperands,
     BatchProduct,
     Strides,
+    check_extents,
     check_out,
     check_shapes,
     read_batch,
@@ -325,7 +326,7 @@ def _differentiable(*given: Any) -> Tensor:
 def _fake(*given: Any, **named: Any) -> Tensor:
     operands = BatchOperands(*given, **named)
     a, b = operands.a, operands.b
-    torch._check(a.shape[2] == b.shape[1], lambda: f"a {a.shape} and b {b.shape} are not [B, M, K] and [B, K, N]")
+    check_extents(a, b)
     return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, operands.out_dtype))
 
 

@@ -15,7 +15,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
-from tritongemm.serving.operand_checks import check_bias
+from tritongemm.serving.operand_checks import check_bias, check_fit
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.scaled_operands import known_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
@@ -142,8 +142,7 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
         InputError: shapes that do not belong together; names them.
     """
     a, b, bias, _, scale_a, scale_b, layout, _ = operands
-    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise InputError(f"a {tuple(a.shape)} and b {tuple(b.shape)} are not [B, M, K] and [B, K, N]")
+    check_extents(a, b)
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]
     check_out(operands)
     if (scale_a is None) != (scale_b is None):
@@ -156,6 +155,16 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
         scale_a=_factors("scale_a", scale_a, batch, m, operands.k, layout),
         scale_b=_factors("scale_b", scale_b, batch, n, operands.k, layout, turned=True),
     )
+
+
+def check_extents(a: Tensor, b: Tensor) -> None:
+    """Refuse operands that are no batches of matrices with one K.
+
+    Raises:
+        InputError: says what they are.
+    """
+    fit = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    check_fit(fit, "[B, M, K] and [B, K, N]", a=a, b=b)
 
 
 def check_out(operands: BatchOperands) -> None:

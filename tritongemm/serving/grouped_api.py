@@ -13,7 +13,7 @@ from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
-from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
+from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, check_extents, problem_of
 from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped
 from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
@@ -156,6 +156,7 @@ def _fake(
     out_dtype: torch.dtype,
     scale_layout: str = "",
 ) -> Tensor:
+    check_extents(a, b)
     return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=out_dtype)
 
 

@@ -16,7 +16,7 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_unmapped
+from tritongemm.serving.operand_checks import check_eight_bits, check_fit, check_tensors, check_unmapped
 from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -94,13 +94,9 @@ def check(operands: GroupedOperands) -> None:
     a, b, offs, scale_a, scale_b, out_dtype, _ = operands
     check_tensors(operands.tensors)
     check_unmapped("grouped_mm", operands.tensors)
-    if b.dim() != 3 or a.dim() not in (2, 3) or a.shape[-1] != b.shape[1]:
-        shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
-        raise InputError(f"{shapes} must be [M, K] or [groups, rows, K], and [groups, K, N]")
+    check_extents(a, b)
     if not b.numel() or not a.shape[-1]:
         raise InputError(f"b {tuple(b.shape)} is empty: there is nothing to multiply by")
-    if operands.masked and a.shape[0] != b.shape[0]:
-        raise InputError(f"a has {a.shape[0]} groups, b {b.shape[0]}")
     if tuple(offs.shape) != (b.shape[0],) or offs.dtype != torch.int32:
         raise InputError(
             f"offs must be int32 ({b.shape[0]},), a number for each group; it is {offs.dtype} {tuple(offs.shape)}"
@@ -119,6 +115,17 @@ def check(operands: GroupedOperands) -> None:
             check_eight_bits(a, b, out_dtype)
     if not (a.is_cuda or a.is_meta):
         _check_rows(operands)
+
+
+def check_extents(a: Tensor, b: Tensor) -> None:
+    """Refuse operands that are no rows, or groups of rows, and a matrix for each group, with one K.
+
+    Raises:
+        InputError: says what they are.
+    """
+    masked = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]
+    fit = b.dim() == 3 and (a.dim() == 2 or masked) and a.shape[-1] == b.shape[1]
+    check_fit(fit, "[M, K] or [groups, rows, K], and [groups, K, N]", a=a, b=b)
 
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:

@@ -11,7 +11,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
-from tritongemm.serving.operand_checks import check_tensors, check_values
+from tritongemm.serving.operand_checks import check_fit, check_tensors, check_values
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scale_factors import EXPONENTS, describe_known, find_scalings
 from tritongemm.serving.scaled_api import multiply_quantized
@@ -181,6 +181,8 @@ def _fake(
     out_dtype: torch.dtype,
     unquantized: Tensor | None = None,
 ) -> Tensor:
+    fit = x.dim() > 0 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] * microscaling.packed(weight)
+    check_fit(fit, "[..., K] and [N, K]", x=x, weight=weight)
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 

@@ -36,6 +36,11 @@ def layouts() -> tuple[str, ...]:
     return "rows", *(layout.name for layout in registry.every(ScaleLayout))
 
 
+def packed(w: Tensor) -> int:
+    """Numbers that an element of a weight holds; bytes are fp4."""
+    return DTYPES[FORMATS[w.dtype]].packed if w.dtype in FORMATS else 1
+
+
 def padded_shape(rows: int, k: int, layout: str) -> tuple[int, int]:
     """Extents of the powers of [rows, K] in memory."""
     of_rows, of_groups = (1, 1) if layout == "rows" else registry.get(ScaleLayout, layout).pad

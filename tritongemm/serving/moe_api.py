@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
-from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
 from tritongemm.serving import moe_torch
@@ -14,9 +13,16 @@ from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
-from tritongemm.serving.microscaling import FORMATS
+from tritongemm.serving.microscaling import FORMATS, packed
 from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
-from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_unmapped, check_values, is_wrapped
+from tritongemm.serving.operand_checks import (
+    SCALED_RESULTS,
+    check_fit,
+    check_tensors,
+    check_unmapped,
+    check_values,
+    is_wrapped,
+)
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
 
@@ -120,17 +126,7 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         raise InputError(f"activation is {activation!r}; there are: {', '.join(ACTIVATIONS)}")
     if x.dtype not in SCALED_RESULTS:
         raise InputError(f"x must be bfloat16 or float16, or float32 on a CPU, not {x.dtype}")
-    packed = _packed(w1)
-    if x.dim() != 2 or w1.dim() != 3 or w2.dim() != 3 or x.shape[1] != w1.shape[2] * packed:
-        shapes = f"x {tuple(x.shape)}, w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)}"
-        halves = ", of fp4 with two numbers a byte along K" if packed > 1 else ""
-        raise InputError(
-            f"{shapes} must be [tokens, hidden], [experts, 2 * inner, hidden] and [experts, hidden, inner]{halves}"
-        )
-    (experts, both, _), hidden = w1.shape, x.shape[1]
-    if both % (2 * packed) or tuple(w2.shape) != (experts, hidden, both // 2 // packed):
-        wanted = experts, hidden, both // 2 // packed
-        raise InputError(f"w1 {tuple(w1.shape)} wants a w2 {wanted}, not {tuple(w2.shape)}")
+    _check_extents(x, w1, w2)
     if topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape or topk_ids.shape[0] != x.shape[0]:
         shapes = f"topk_ids {tuple(topk_ids.shape)} and topk_weights {tuple(topk_weights.shape)}"
         raise InputError(f"{shapes} must be [{x.shape[0]}, experts of a token]")
@@ -141,12 +137,24 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
     if not w1.numel():
         raise InputError(f"w1 {tuple(w1.shape)} is empty: there is nothing to multiply by")
     if not topk_ids.shape[1]:
-        raise InputError(f"a token can't go to {topk_ids.shape[1]} of {experts} experts")
+        raise InputError(f"a token can't go to {topk_ids.shape[1]} of {w1.shape[0]} experts")
 
 
-def _packed(w: Tensor) -> int:
-    """Numbers that an element of a weight holds; bytes are fp4."""
-    return DTYPES[FORMATS[w.dtype]].packed if w.dtype in FORMATS else 1
+def _check_extents(x: Tensor, w1: Tensor, w2: Tensor) -> None:
+    """Refuse tokens and weights whose shapes do not belong together.
+
+    Raises:
+        InputError: names the argument and what it must be.
+    """
+    each = packed(w1)
+    fit = x.dim() == 2 and w1.dim() == w2.dim() == 3 and x.shape[1] == w1.shape[2] * each
+    halves = ", of fp4 with two numbers a byte along K" if each > 1 else ""
+    wanted = f"[tokens, hidden], [experts, 2 * inner, hidden] and [experts, hidden, inner]{halves}"
+    check_fit(fit, wanted, x=x, w1=w1, w2=w2)
+    (experts, both, _), hidden = w1.shape, x.shape[1]
+    if both % (2 * each) or tuple(w2.shape) != (experts, hidden, both // 2 // each):
+        right = experts, hidden, both // 2 // each
+        raise InputError(f"w1 {tuple(w1.shape)} wants a w2 {right}, not {tuple(w2.shape)}")
 
 
 def _mode(
@@ -198,7 +206,7 @@ def _mode_of_powers(w1: Tensor, w2: Tensor, w1_scale: Tensor, w2_scale: Tensor, 
         raise InputError(f"w1_scale is of powers of two, for OCP's fp8 and fp4, not {w1.dtype}")
     for name, scale, w in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2)):
         experts, rows, depth = w.shape
-        wanted = (experts, *powers_of(mode).shape(rows, depth * _packed(w)))
+        wanted = (experts, *powers_of(mode).shape(rows, depth * packed(w)))
         if tuple(scale.shape) != wanted or scale.dtype not in EXPONENTS:
             raise InputError(f"{name} must be e8m0 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
     check_values(w1_scale=w1_scale, w2_scale=w2_scale)
@@ -216,6 +224,7 @@ def _fake(  # noqa: PLR0913
     w2_scale: Tensor | None,
     scale_layout: str = "",
 ) -> Tensor:
+    _check_extents(x, w1, w2)
     return x.new_empty((x.shape[0], w2.shape[1]))
 
 

@@ -111,6 +111,22 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
             raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
 
 
+def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:
+    """Refuse operands whose shapes do not belong together.
+
+    Args:
+        fit: whether they do.
+        wanted: the shapes of those that do.
+        operands: by their names.
+
+    Raises:
+        InputError: names the operands, their shapes and those wanted.
+    """
+    if not fit:
+        shapes = " and ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in operands.items())
+        raise InputError(f"{shapes} must be {wanted}")
+
+
 def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> None:
     """Refuse operands with a factor for each row, or for blocks, that no family multiplies.
 

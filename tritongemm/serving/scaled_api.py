@@ -11,7 +11,7 @@ from tritongemm.core.problem import PLAIN
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scaled_dispatch import CheckedProduct, resolve
 from tritongemm.serving.scaled_fallback import TorchScaled
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+from tritongemm.serving.scaled_operands import ScaledOperands, is_transposed, read_product
 from tritongemm.serving.traced_operations import define_operation
 
 _BFLOAT16: Final = torch.bfloat16
@@ -154,9 +154,7 @@ def _fake(
     order_b: str = PLAIN,
     scale_layout: str = "",
 ) -> Tensor:
-    as_weight = b.shape[1] == a.shape[-1] and b.stride(1) == 1
-    torch._check(as_weight or b.shape[0] == a.shape[-1], lambda: f"a {a.shape} and b {b.shape} have no K in common")
-    return a.new_empty((*a.shape[:-1], b.shape[0] if as_weight else b.shape[1]), dtype=out_dtype)
+    return a.new_empty((*a.shape[:-1], b.shape[1 if is_transposed(a, b) else 0]), dtype=out_dtype)
 
 
 _trace = define_operation(

@@ -102,7 +102,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     _check_tensors(operands)
     packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
     k = int(a.shape[-1]) * packed if a.dim() else 0  # torch.jit.trace has tensors for sizes
-    transposed = _is_transposed(a, b)
+    transposed = is_transposed(a, b)
     n = int(b.shape[1] if transposed else b.shape[0])
     m = int(a.numel()) * packed // k if k else 0
     if not m or not n or not k:
@@ -213,7 +213,7 @@ def dtype_name(name: str, tensor: Tensor) -> str:
     return DTYPE_NAMES[tensor.dtype]
 
 
-def _is_transposed(a: Tensor, b: Tensor) -> bool:
+def is_transposed(a: Tensor, b: Tensor) -> bool:
     """Whether b is a column-major view [K, N] of the weight [N, K].
 
     Raises:

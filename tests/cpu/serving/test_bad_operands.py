@@ -77,8 +77,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         tritongemm.bmm,
         {"a": torch.ones(B, M, K), "b": torch.ones(B, K, N)},
         {
-            "two dimensions": ({"a": torch.ones(M, K)}, "are not"),
-            "batches": ({"b": torch.ones(3, K, N)}, "are not"),
+            "two dimensions": ({"a": torch.ones(M, K)}, "must be"),
+            "batches": ({"b": torch.ones(3, K, N)}, "must be"),
             "bias": ({"bias": ONE(N + 1)}, "bias is"),
             "out": ({"out": torch.empty(B, M, N + 1)}, "out is"),
             "elsewhere": ({"b": torch.ones(B, K, N, device="meta")}, "b is on meta"),

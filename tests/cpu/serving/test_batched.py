@@ -139,9 +139,9 @@ def test_batches_of_nothing_have_empty_results() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"a": torch.zeros(5, 9)}, r"a \(5, 9\) and b \(3, 9, 7\) are not \[B, M, K\] and \[B, K, N\]"),
-        ({"b": torch.zeros(2, 9, 7)}, "are not"),
-        ({"b": torch.zeros(3, 7, 9)}, "are not"),
+        ({"a": torch.zeros(5, 9)}, r"a \(5, 9\) and b \(3, 9, 7\) must be \[B, M, K\] and \[B, K, N\]"),
+        ({"b": torch.zeros(2, 9, 7)}, "must be"),
+        ({"b": torch.zeros(3, 7, 9)}, "must be"),
         ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\] or \[3, 7\]"),
         ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
         ({"scale_a": torch.ones(3, 5)}, "go together"),

@@ -1,4 +1,4 @@
-"""Gradients of products that torch.compile traces as one operation are those of the same call without it."""
+"""What a tracer can't see of a product: its gradients are those of the call itself, and wrong operands are refused."""
 
 from __future__ import annotations
 
@@ -93,3 +93,37 @@ def test_operands_that_lie_apart_are_refused(call: Callable[[Callable[[Tensor], 
     torch._dynamo.reset()
     with pytest.raises(Exception, match="operands are on cpu and meta; move them"):
         torch.compile(lambda: call(lambda t: t.to("meta")), backend="eager", fullgraph=True)()
+
+
+def bare(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype, device="meta")
+
+
+def bytes_of(*shape: int) -> Tensor:
+    return bare(*shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("scaled_mm", (bytes_of(M, K), bytes_of(K), OF_A, OF_W), "row-major, or its transposed view"),
+        ("scaled_mm", (bytes_of(M, K), bytes_of(N, K + 1), OF_A, OF_W), "row-major, or its transposed view"),
+        ("grouped_mm", (bare(M, K), bare(K, N), ENDS, None, None, torch.float32), r"must be \[M, K\] or"),
+        ("grouped_mm", (bare(K), bare(2, K, N), ENDS, None, None, torch.float32), r"a \(32,\) and b"),
+        ("grouped_mm", (bare(M, K), bare(2, K + 1, N), ENDS, None, None, torch.float32), r"must be \[M, K\] or"),
+        ("grouped_mm", (bare(3, M, K), bare(2, K, N), ENDS, None, None, torch.float32), r"must be \[M, K\] or"),
+        ("fused_moe", (bare(K), bare(2, N, K), bare(2, K, N // 2), OF_A, ENDS, "silu", None, None), "x .* w1 .* must"),
+        ("fused_moe", (bare(M, K), bare(2, N, K), bare(2), OF_A, ENDS, "silu", None, None), "x .* w1 .* must be"),
+        ("fused_moe", (bare(M, K), bare(2, N, K), bare(2, K, N), OF_A, ENDS, "silu", None, None), "wants a w2"),
+        ("linear_fp8", (bare(M, K), bytes_of(K), OF_W, None, torch.float32), r"must be \[..., K\] and \[N, K\]"),
+        ("linear_fp8", (bare(M, K), bytes_of(N, K), OF_W, None, torch.float32), r"must be \[..., K\] and \[N, K\]"),
+        ("bmm", (bare(M, K), bare(K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
+        ("bmm", (bare(2, M, K), bare(3, K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
+        ("mm", (bare(M, K), bare(K)), r"must be \[..., K\] and \[N, K\]"),
+        ("mm", (bare(M, K), bare(N, K + 1)), r"must be \[..., K\] and \[N, K\]"),
+    ],
+)
+def test_shapes_that_do_not_belong_together_are_named(name: str, given: tuple[object, ...], says: str) -> None:
+    given = tuple(one.to("meta") if isinstance(one, Tensor) else one for one in given)
+    with pytest.raises(InputError, match=says):
+        getattr(torch.ops.tritongemm, name)(*given)

@@ -37,7 +37,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
         result: Tensor = _bmm(a, b, **given) if added is None else _baddbmm(added, a, b, **given)
         return result
     wanted = output_dtype(a, out_dtype)
-    wide = wide_dtype(a, wanted)
+    wide = wide_dtype(a, b, wanted)
     product = _bmm(a.to(wide), b.to(wide))
     product = converted(product if added is None else product + added, wanted)
     return product if out is None else out.copy_(product)
@@ -50,8 +50,9 @@ def _scaled(operands: BatchOperands) -> Tensor:
     check_values(scale_a=scale_a, scale_b=scale_b)
     (batch, m, _), n = a.shape, b.shape[2]
     wanted = output_dtype(a, out_dtype)
-    if not a.numel() or not b.numel():
-        return a.new_zeros((batch, m, n), dtype=wanted)
+    if not a.numel() or not b.numel():  # sums of nothing, to which a bias is added all the same
+        nothing = torch.zeros((batch, m, n), device=a.device)
+        return (nothing if bias is None else nothing + bias.unsqueeze(-2)).to(wanted)
     of_b = scale_b.mT if scale_b.dim() > 2 else scale_b
     products = []
     for i in range(batch):

@@ -147,11 +147,14 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     check_out(operands)
     if (scale_a is None) != (scale_b is None):
         raise InputError("scale_a and scale_b go together")
-    if bias is not None and bias.dim() == 3 and bias.shape[1] != 1:
-        raise InputError(f"bias is {tuple(bias.shape)}; it may be [{n}], [{batch}, {n}] or [{batch}, 1, {n}]")
+    added = None if bias is None or (bias.dim() == 3 and bias.shape[1] != 1) else _vector(bias, batch, n)
+    if bias is not None and added is None:
+        raise InputError(
+            f"bias is {bias.dtype} {tuple(bias.shape)}; it may be [{n}], [{batch}, {n}] or [{batch}, 1, {n}]"
+        )
     check_bias(bias)
     return operands._replace(
-        bias=_vector("bias", bias, batch, n, None),
+        bias=added,
         scale_a=_factors("scale_a", scale_a, batch, m, operands.k, layout),
         scale_b=_factors("scale_b", scale_b, batch, n, operands.k, layout, turned=True),
     )
@@ -188,17 +191,20 @@ def _factors(
     name: str, scales: Tensor | None, batch: int, rows: int, k: int, layout: str, turned: bool = False
 ) -> Tensor | None:
     """Factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
-    if scales is not None and scales.dim() == 3 and scales.shape[0] == batch > 0:
+    if scales is None:
+        return None
+    if scales.dim() == 3 and scales.shape[0] == batch:
         of_rows = scales.mT if turned else scales
         if any(scaling.depth for scaling in read_factors(of_rows, rows, k, layout)):
             return scales
-        if tuple(scales.shape[1:]) not in ((rows, 1), (1, rows)):
-            known = describe_known(rows, k, "N" if turned else "M", turned)
-            raise InputError(
-                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "
-                f"may be {known}"
-            )
-    return _vector(name, scales, batch, rows, torch.float32)
+    flat = _vector(scales, batch, rows)
+    if flat is None or flat.dtype != torch.float32 or layout:
+        known = describe_known(rows, k, "N" if turned else "M", turned, layout).removeprefix("one factor, ")
+        raise InputError(
+            f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "
+            f"may be {known}"
+        )
+    return flat
 
 
 def read_factors(scales: Tensor, rows: int, k: int, layout: str = "") -> tuple[Scaling, ...]:
@@ -210,22 +216,20 @@ def read_factors(scales: Tensor, rows: int, k: int, layout: str = "") -> tuple[S
         k: elements along K.
         layout: "" for what strides tell, or the name of a plug-in of numerics/scale_layouts.
     """
-    one = scales.select(0, 0) if scales.dim() > 1 else scales
+    one = scales
+    if scales.dim() > 1:  # of no product there is memory like that of one
+        sizes, strides = scales.shape[1:], scales.stride()[1:]
+        one = scales.select(0, 0) if scales.shape[0] else scales.new_empty_strided(sizes, strides)
     return tuple(find_scalings(one, rows, k, layout, known_scalings() if layout else ()))
 
 
-def _vector(name: str, vector: Tensor | None, batch: int, length: int, dtype: torch.dtype | None) -> Tensor | None:
-    """A vector for each product, [B, length], or one for all, [length]."""
-    if vector is None:
-        return None
+def _vector(vector: Tensor, batch: int, length: int) -> Tensor | None:
+    """A vector for each product, [B, length], or one for all, [length]; None where it is neither."""
     flat = vector
     if vector.dim() == 3 and 1 in vector.shape[1:]:
         flat = vector.squeeze(1) if vector.shape[2] == length else vector.squeeze(2)
-    if tuple(flat.shape) not in ((length,), (batch, length)) or (dtype is not None and flat.dtype != dtype):
-        kind = f"{dtype}, " if dtype else ""
-        raise InputError(
-            f"{name} is {vector.dtype} {tuple(vector.shape)}; it may be {kind}[{length}] or [{batch}, {length}]"
-        )
+    if tuple(flat.shape) not in ((length,), (batch, length)):
+        return None
     return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
 
 

@@ -75,7 +75,7 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     """
     a, b, _, scale_a, scale_b, out_dtype, _ = operands
     if scale_a is None or scale_b is None:
-        sums = wide_dtype(a, out_dtype)
+        sums = wide_dtype(a, b, out_dtype)
         return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))
     wide = torch.bfloat16 if a.is_cuda else torch.float32
     if operands.granularity == "mx":

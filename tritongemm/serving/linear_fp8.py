@@ -97,6 +97,8 @@ def _linear(
     out_dtype: torch.dtype,
     unquantized: Tensor | None = None,
 ) -> Tensor:
+    if not x.numel():
+        return _of_no_tokens(x, weight, weight_scale, bias, out_dtype)
     operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
     if unquantized is not None:
         _check_unquantized(x, weight, unquantized)
@@ -111,6 +113,18 @@ def _linear(
     q, scale = quantize(x, "row", weight.dtype)
     factors = _factors_of_rows(weight, weight_scale)
     return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
+
+
+def _of_no_tokens(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """The empty result of a step that brings no token: that of one token without its row, so that all is checked.
+
+    Raises:
+        InputError: operands that do not belong together, or no K.
+    """
+    row = _linear(x.new_zeros((1, x.shape[-1])), weight, weight_scale, bias, out_dtype)
+    return row[:0].view(*x.shape[:-1], row.shape[1])
 
 
 def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:

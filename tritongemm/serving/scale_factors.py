@@ -101,7 +101,7 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
     return factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows > 1 else factors
 
 
-def describe_known(rows: int, k: int, name: str, transposed: bool = False) -> str:
+def describe_known(rows: int, k: int, name: str, transposed: bool = False, layout: str = "") -> str:
     """The shapes that factors of an operand may have, for messages.
 
     Args:
@@ -109,7 +109,12 @@ def describe_known(rows: int, k: int, name: str, transposed: bool = False) -> st
         k: its elements along K.
         name: what its rows are called.
         transposed: whether K comes first in the factors, as it does in the operand.
+        layout: "" for those that strides tell, or the name of a plug-in of numerics/scale_layouts.
     """
+    if layout:
+        powers = Scaling("e8m0", depth=MX_GROUP, layout=layout, pad=registry.get(ScaleLayout, layout).pad)
+        extents = powers.shape(rows, k)[:: -1 if transposed else 1]
+        return f"{extents} in e8m0 for groups of {MX_GROUP} along K, padded and dense, in the layout {layout}"
 
     def shape(across: int, group: int) -> str:
         extents = (across, cdiv(k, group))

@@ -123,7 +123,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         ("scale_b", scale_b, found_b, n, "N"),
     ):
         if not found:
-            known = describe_known(rows, k, which, transposed and name == "scale_b")
+            known = describe_known(rows, k, which, transposed and name == "scale_b", scale_layout)
             raise InputError(
                 f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; it may be {known}"
             )

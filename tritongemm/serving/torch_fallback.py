@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
 from tritongemm.core.torch_limits import takes_fp8, takes_int8
 
 DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
@@ -20,8 +21,14 @@ _read_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # It ex
 
 
 def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    """Dtype of the result: the one asked for, else x's; fp16 for fp8 and int32 for int8 operands, as tuned."""
+    """Dtype of the result: the one asked for, else x's; fp16 for fp8 and int32 for int8 operands, as tuned.
+
+    Raises:
+        InputError: what is asked for is none.
+    """
     if out_dtype is not None:
+        if not isinstance(out_dtype, torch.dtype):
+            raise InputError(f"out_dtype is {out_dtype!r}; give a dtype such as torch.bfloat16, or None")
         return out_dtype
     return torch.float16 if x.dtype in _FP8 else torch.int32 if x.dtype == torch.int8 else x.dtype
 
@@ -31,21 +38,34 @@ def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
     return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
 
 
-def wide_dtype(x: Tensor, wanted: torch.dtype) -> torch.dtype:
+def wide_dtype(x: Tensor, w: Tensor, wanted: torch.dtype) -> torch.dtype:
     """Dtype in which PyTorch computes what it has no product for.
 
     Integers go through float64, which holds every sum of int8 products exactly.
+
+    Raises:
+        InputError: complex numbers, or integers by fractions for an integer result: it would be cut.
     """
+    cut = w.dtype.is_floating_point and not x.dtype.is_floating_point and not wanted.is_floating_point
+    if cut or x.dtype.is_complex or w.dtype.is_complex:
+        raise InputError(
+            f"the operands are {x.dtype} and {w.dtype}, the result {wanted}; convert them to one type first"
+        )
     if not x.dtype.is_floating_point:
         return torch.float64
     return torch.float32 if wanted in _FP8 else torch.promote_types(torch.float32, wanted)
 
 
 def converted(product: Tensor, wanted: torch.dtype) -> Tensor:
-    """A product in the dtype of the result; what eight bits can't hold becomes their largest, as in tuned kernels."""
+    """A product in the dtype of the result; what eight bits can't hold becomes their largest, as in tuned kernels.
+
+    Sums beyond int32 go round, as theirs do.
+    """
     if wanted in _NARROW:
         limits = torch.iinfo(wanted) if wanted == torch.int8 else torch.finfo(wanted)
         product = product.clamp(limits.min, limits.max)
+    if wanted == torch.int32:
+        product = product.long()  # PyTorch's own conversion from floats to int32 gives any number beyond its limits
     return product.to(wanted)
 
 
@@ -64,6 +84,9 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         w: [N, K], any strides.
         bias: [N] or None.
         out_dtype: see `output_dtype`; a wider one is accumulated and stored without rounding in between.
+
+    Raises:
+        InputError: types without a product; names them.
     """
     if is_plain(x, w, out_dtype):
         return torch_linear(x, w, bias)
@@ -73,7 +96,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         product = _mixed_product(rows, w, bias, wanted)
         if product is not None:
             return product.view(*x.shape[:-1], w.shape[0])
-    wide = wide_dtype(x, wanted)
+    wide = wide_dtype(x, w, wanted)
     summand = None if bias is None else bias.to(wide)
     return converted(torch_linear(x.to(wide), w.to(wide), summand), wanted)
 

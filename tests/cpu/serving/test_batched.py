@@ -142,7 +142,7 @@ def test_batches_of_nothing_have_empty_results() -> None:
         ({"a": torch.zeros(5, 9)}, r"a \(5, 9\) and b \(3, 9, 7\) must be \[B, M, K\] and \[B, K, N\]"),
         ({"b": torch.zeros(2, 9, 7)}, "must be"),
         ({"b": torch.zeros(3, 7, 9)}, "must be"),
-        ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\] or \[3, 7\]"),
+        ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\], \[3, 7\] or \[3, 1, 7\]"),
         ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
         ({"scale_a": torch.ones(3, 5)}, "go together"),
         ({"scale_a": torch.ones(5).double(), "scale_b": torch.ones(7)}, "scale_a is torch.float64"),

@@ -27,6 +27,7 @@ from tritongemm.integrations.aiter_scaled import (
     gemm_a8w8_CK,
     is_shuffled,
     require_plain,
+    require_tensors,
 )
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
     others |= dict(zip(_FURTHER, further, strict=False))
     if expert_mask is not None or doweight_stage1:
         raise InputError("expert_mask and doweight_stage1 are not served; call AITER's own fused_moe for them")
+    if "dtype" in others:
+        require_tensors(hidden_states=hidden_states)
     for name, value in others.items():
         says_nothing = value is None or (isinstance(value, (int, str)) and value in _NOTHING)
         if not says_nothing and name not in _HOW and not (name == "dtype" and value == hidden_states.dtype):
@@ -183,7 +186,8 @@ def _of_experts(*given: tuple[Tensor | None, Tensor]) -> list[Tensor | None]:
     """Factors of weights as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and one for each too."""
     import torch
 
-    if not all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair):
+    whole = all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair)
+    if not whole or any(w.dim() != 3 for _, w in given):  # which `tritongemm.fused_moe` names
         return [scale for scale, _ in given]
     pairs = [(scale, w) for scale, w in given if scale is not None]
     if all(scale.numel() == scale.shape[0] == w.shape[0] for scale, w in pairs):

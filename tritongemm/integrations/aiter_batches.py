@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tritongemm
 from tritongemm.core.errors import InputError
-from tritongemm.integrations.aiter_scaled import require_plain
+from tritongemm.integrations.aiter_scaled import require_plain, require_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -20,22 +20,11 @@ def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
         TypeError: they are no tensor.
         InputError: they have not three dimensions, or are in AITER's order.
     """
-    _require_tensors(**{name: WQ})
+    require_tensors(**{name: WQ})
     require_plain(**{name: WQ})
     if WQ.dim() != 3:
         raise InputError(f"{name} is {tuple(WQ.shape)}; it is [B, N, K]")
     return WQ.transpose(1, 2)
-
-
-def _require_tensors(**operands: Tensor) -> None:
-    """Refuse what is no tensor.
-
-    Raises:
-        TypeError: names it.
-    """
-    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
-
-    check_tensors(operands)
 
 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
@@ -51,7 +40,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None =
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
-    _require_tensors(out=out)
+    require_tensors(out=out)
     return tritongemm.bmm(XQ, _turned(WQ), bias, out.dtype, out=out)
 
 
@@ -85,7 +74,7 @@ def batched_gemm_a8w8(
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
-    _require_tensors(out=out)
+    require_tensors(out=out)
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
 
 
@@ -117,6 +106,6 @@ def batched_gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scal
     Raises:
         InputError: as `tritongemm.scaled_bmm` says.
     """
-    _require_tensors(Y=Y)
+    require_tensors(Y=Y)
     of_w = _turned(w_scale, "w_scale")
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, of_w, None, Y.dtype, out=Y)

@@ -104,14 +104,13 @@ def gemm_a8w8_blockscale_bpreshuffle(
     """
     _require_matrices(x_scale=x_scale)
     rows, groups = x_scale.shape
+    if out is not None:
+        _require_matrices(XQ=XQ, WQ=WQ, out=out)
+        shape = XQ.shape[0], WQ.shape[0]
+        _check_memory(out, shape, _result(dtype), XQ=XQ, WQ=WQ, x_scale=x_scale, w_scale=w_scale)
     m_major = x_scale.as_strided((rows, groups), (1, rows)) if x_scale.is_contiguous() else x_scale
     result = tritongemm.scaled_mm(XQ, WQ, m_major, w_scale, None, _result(dtype), order_b=SHUFFLED)
-    if out is None:
-        return result
-    _require_matrices(out=out)
-    if (out.shape, out.dtype) != (result.shape, result.dtype):
-        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {result.dtype} {tuple(result.shape)}")
-    return out.copy_(result)
+    return result if out is None else out.copy_(result)
 
 
 def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
@@ -158,7 +157,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     if alpha not in (None, 1) or beta not in (None, 0) or apreshuffle:
         raise InputError(f"alpha is {alpha}, beta {beta}, apreshuffle {apreshuffle}; served are 1, 0 and False")
     _require_matrices(B=B, A_scale=A_scale, B_scale=B_scale)
-    _require_tensors(A=A)
+    require_tensors(A=A)
     if not bpreshuffle:
         require_plain(B=B)
     m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
@@ -169,6 +168,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         if out.shape[0] < m or out.shape[1] != n:
             raise InputError(f"out is {tuple(out.shape)}; it has {m} or more rows, and {n} columns")
         dtype = dtype or out.dtype
+        _check_memory(out, (out.shape[0], n), dtype, A=A, B=B, A_scale=A_scale, B_scale=B_scale, bias=bias)
     wanted = dtype or torch.bfloat16
     result = tritongemm.scaled_mm(
         A, B, _whole_blocks(A_scale, m), _whole_blocks(B_scale, n), _row(bias, wanted), wanted,
@@ -178,6 +178,19 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         return result
     out[:m].copy_(result)
     return out
+
+
+def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **operands: Tensor | None) -> None:
+    """Refuse memory that is none for the result, before there is one.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: names it, and what the result is.
+    """
+    from tritongemm.serving.operand_checks import check_memory, check_tensors  # which import torch
+
+    check_tensors({name: tensor for name, tensor in operands.items() if tensor is not None} | {"out": out})
+    check_memory(out, shape, dtype, *operands.values())
 
 
 def _is_memory(given: object, m: int, then: object) -> bool:
@@ -221,7 +234,7 @@ def require_plain(**weights: object) -> None:
             raise InputError(f"{name} is shuffled, and read as it was before; tritongemm.unpack_weight is the way back")
 
 
-def _require_tensors(**operands: object) -> None:
+def require_tensors(**operands: object) -> None:
     """Refuse what is no tensor.
 
     Raises:
@@ -239,7 +252,7 @@ def _require_matrices(**operands: Tensor) -> None:
         TypeError: one is no tensor.
         InputError: names it.
     """
-    _require_tensors(**operands)
+    require_tensors(**operands)
     for name, tensor in operands.items():
         if tensor.dim() != 2:
             raise InputError(f"{name} is {tuple(tensor.shape)}; it has two dimensions")
@@ -262,7 +275,7 @@ def _one_row(name: str, values: Tensor) -> Tensor:
         TypeError: they are no tensor.
         InputError: they lie along two, as factors for groups along K do.
     """
-    _require_tensors(**{name: values})
+    require_tensors(**{name: values})
     if sum(size != 1 for size in values.shape) > 1:
         raise InputError(f"{name} is {tuple(values.shape)}; here it lies along one dimension, a value for each of N")
     return values.reshape(-1)

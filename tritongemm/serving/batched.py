@@ -162,11 +162,15 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
     """
     a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
     places = a.get_device(), b.get_device()
-    key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype, layout)
-    key += (float32_precision(),) if a.dtype is torch.float32 else ()
-    for name, t in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
-        if t is not None:
-            key += (name, t.shape, t.stride(), t.dtype, t.get_device())
+    try:
+        key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype, layout)
+        key += (float32_precision(),) if a.dtype is torch.float32 else ()
+        for name, t in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
+            if t is not None:
+                key += (name, t.shape, t.stride(), t.dtype, t.get_device())
+    except RuntimeError:  # sparse tensors have no strides
+        _checked(operands)
+        raise
     call = dispatcher.calls.table.get(key)
     if call is None or not a.is_cuda:
         _checked(operands)

@@ -15,7 +15,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
-from tritongemm.serving.operand_checks import check_bias, check_fit
+from tritongemm.serving.operand_checks import check_bias, check_fit, check_memory
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.scaled_operands import known_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
@@ -176,15 +176,10 @@ def check_out(operands: BatchOperands) -> None:
     Raises:
         InputError: names it, and what the result is.
     """
-    a, b, out = operands.a, operands.b, operands.out
-    shape, dtype = (a.shape[0], a.shape[1], b.shape[2]), output_dtype(a, operands.out_dtype)
-    if out is not None and (tuple(out.shape) != shape or out.dtype != dtype):
-        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
-    if out is not None and any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
-        raise InputError(f"out has strides {out.stride()}: several numbers would lie in one place")
-    operands_and_out = (a, b, operands.bias, operands.scale_a, operands.scale_b, out)
-    if out is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands_and_out):
-        raise InputError("a gradient is wanted, and what is written to out has none; call it under torch.no_grad()")
+    a, b, bias, out_dtype, scale_a, scale_b, _, out = operands
+    dtype = output_dtype(a, out_dtype)
+    if out is not None:
+        check_memory(out, (a.shape[0], a.shape[1], b.shape[2]), dtype, a, b, bias, scale_a, scale_b)
 
 
 def _factors(

@@ -79,12 +79,16 @@ def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
     if any(type(tensor) not in _PLAIN or is_wrapped(tensor) for tensor in given.values()):
         check(operands)
         return grouped(operands)
-    key: tuple[Any, ...] = (
-        "grouped_mm",
-        operands.out_dtype,
-        operands.scale_layout,
-        *((t.shape, t.stride(), t.dtype, t.device) for t in given.values()),
-    )
+    try:
+        key: tuple[Any, ...] = (
+            "grouped_mm",
+            operands.out_dtype,
+            operands.scale_layout,
+            *((t.shape, t.stride(), t.dtype, t.device) for t in given.values()),
+        )
+    except RuntimeError:  # sparse tensors have no strides
+        check(operands)
+        raise
     table: dict[Any, Any] = dispatcher.calls.table
     ready: Callable[[GroupedOperands], Tensor] | None = table.get(key)
     if ready is None:

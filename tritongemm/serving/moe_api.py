@@ -167,13 +167,14 @@ def _mode(
     """
     if w1.dtype != w2.dtype or (w1_scale is None) != (w2_scale is None):
         raise InputError("w1 and w2 must be of one type, both with scale factors or both without")
+    if w1_scale is not None:
+        check_tensors({"x": x, "w1_scale": w1_scale, "w2_scale": w2_scale})
     if scale_layout and (w1_scale is None or w1_scale.dtype not in EXPONENTS):
         raise InputError(f"scale_layout is {scale_layout!r}; it is of factors that are powers of two (e8m0)")
     if w1_scale is None or w2_scale is None:
         if w1.dtype != x.dtype:
             raise InputError(f"x is {x.dtype}, w1 is {w1.dtype}: without scale factors they are of one type")
         return ""
-    check_tensors({"x": x, "w1_scale": w1_scale, "w2_scale": w2_scale})
     if w1_scale.dtype in EXPONENTS:
         return _mode_of_powers(w1, w2, w1_scale, w2_scale, scale_layout)
     if w1.element_size() != 1 or not w1.dtype.is_floating_point:

@@ -53,7 +53,7 @@ def check_values(**scales: Tensor) -> None:
     """
     for name, factors in scales.items():
         looked_at = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
-        if looked_at and not _are_numbers(factors):
+        if looked_at and factors.layout == torch.strided and not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
 
 
@@ -125,6 +125,26 @@ def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:
     if not fit:
         shapes = " and ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in operands.items())
         raise InputError(f"{shapes} must be {wanted}")
+
+
+def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *operands: Tensor | None) -> None:
+    """Refuse memory for a result that is none for it.
+
+    Args:
+        out: the memory.
+        shape: of the result.
+        dtype: of the result.
+        operands: of the product.
+
+    Raises:
+        InputError: names it, and what the result is.
+    """
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
+    if any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
+        raise InputError(f"out has strides {out.stride()}: several numbers would lie in one place")
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*operands, out)):
+        raise InputError("a gradient is wanted, and what is written to out has none; call it under torch.no_grad()")
 
 
 def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> None:

@@ -139,8 +139,10 @@ def patch(
 
     Raises:
         InputError: the file can't be read, or holds no tuned result; or an fp8 layer's factors are no numbers.
-        TypeError: the source is neither a path nor records.
+        TypeError: the model is no module, or the source neither a path nor records.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if source is None:
         default_dispatcher().add_configured()
     else:

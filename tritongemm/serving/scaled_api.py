@@ -90,10 +90,14 @@ def _run(
     scale_layout: str,
 ) -> Tensor:
     """The result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
-    key: tuple[Any, ...] = (
-        a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(), scale_a.dtype,
-        scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
-    )  # fmt: skip
+    try:
+        key: tuple[Any, ...] = (
+            a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
+            scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
+        )  # fmt: skip
+    except RuntimeError:  # sparse tensors have no strides; to ask each operand first would cost every call
+        read_product(ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout))
+        raise
     if bias is not None:
         key = (*key, bias.shape, bias.dtype)
     dispatcher = default_dispatcher()

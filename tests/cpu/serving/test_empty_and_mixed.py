@@ -97,8 +97,5 @@ def test_factors_in_an_order_are_told_its_shape() -> None:
         tritongemm.scaled_mm(q(5, K), q(N, K), powers(5, 8), powers(N, 8), scale_layout="e8m0_32x8")
     with pytest.raises(InputError, match=r"scale_b is .* it may be \(8, 64\) in e8m0 .* in the layout e8m0_32x8"):
         tritongemm.scaled_bmm(q(2, 5, K), q(2, K, 33), powers(2, 32, 8), powers(2, 8, 33), scale_layout="e8m0_32x8")
-    with pytest.raises(
-        InputError,
-        match=r"scale_a is .* with strides \(7, 1\); of each product it may be one for each of M=5, .* \(5, 8\) in e8m0",
-    ):
+    with pytest.raises(InputError, match=r"strides \(7, 1\); of each product it may be one for .* \(5, 8\) in e8m0"):
         tritongemm.scaled_bmm(q(2, 5, K), q(2, K, N), ONE(2, 7), ONE(2, N))

@@ -32,7 +32,7 @@ def linear_fp8(
 
     Where the weight's factors change along K, activations have a factor for each 128 elements along K, in the layout
     that the tuned kernel of this size reads, or a power of two for each 32 where the weight has that (OCP MX); else
-    they have one for each row. Under torch.compile both kernels are one operation. There is no gradient. NaN and
+    they have one for each row. Under torch.compile both kernels are one operation. There is no gradient for x. NaN and
     infinity in x are no error: they make their row of the result NaN.
 
     Given `unquantized` too, the loaded rows decide at each M: where quantisation and quantised product together take no

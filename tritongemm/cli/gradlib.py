@@ -16,8 +16,6 @@ from tritongemm.cli import arguments, door, options, tune
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.formats import read_text
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 
@@ -212,14 +210,17 @@ def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
     if not (args.indtype or args.outdtype or args.all_bias):
         return source
     changed = output.with_name(f"{output.stem}_sizes.csv")
-    aiters = registry.get(Format, _FORMAT)
-    files.check_place(
-        changed, lambda start: aiters.recognises(changed, start.decode(errors="replace")), "a file of sizes", "move it"
-    )
+    files.check_place(changed, _names_sizes, "a file of sizes", "move it")
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(_changed(read_text(source), source, args))
     files.atomic_write(changed, lines.getvalue())
     return changed
+
+
+def _names_sizes(start: bytes) -> bool:
+    """Whether a file that begins so has columns of sizes, in any order."""
+    columns = start.partition(b"\n")[0].split(b",")
+    return {b"M", b"N", b"K"} <= {name.strip() for name in columns}
 
 
 def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[Sequence[str]]:

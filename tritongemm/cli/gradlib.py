@@ -161,6 +161,9 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
     """
     if (args.untune_file is None) == (args.model_dir is None):
         raise InputError("name a file of sizes with -i, or a model with --model_dir, one of them")
+    of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
+    if of_model and args.model_dir is None:
+        raise InputError(f"--{of_model[0]} says what sizes --model_dir gives, and -i names a file of them instead")
     words = [
         "-o",
         str(output),
@@ -207,17 +210,23 @@ def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
     if not (args.indtype or args.outdtype or args.all_bias):
         return source
     changed = output.with_name(f"{output.stem}_sizes.csv")
-    files.check_place(
-        changed, lambda start: start.startswith((b"M,", b"gfx,", b"cu_num,")), "a file of sizes", "move it"
-    )
-    files.atomic_write(changed, "\n".join(_changed(read_text(source), source, args)) + "\n")
+    files.check_place(changed, _names_sizes, "a file of sizes", "move it")
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(_changed(read_text(source), source, args))
+    files.atomic_write(changed, lines.getvalue())
     return changed
 
 
-def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[str]:
-    """The lines of a file of sizes with other types, and with and without a bias."""
-    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-    columns = [name.strip() for name in rows.fieldnames or ()]
+def _names_sizes(start: bytes) -> bool:
+    """Whether a file that begins so has columns of sizes, in any order."""
+    columns = start.partition(b"\n")[0].split(b",")
+    return {b"M", b"N", b"K"} <= {name.strip() for name in columns}
+
+
+def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[Sequence[str]]:
+    """The lines of a file of sizes with other types, and with and without a bias, the names of columns first."""
+    rows = _cells(text, source)
+    columns = next(rows, [])
     wanted = {"dtype": args.indtype, "outdtype": args.outdtype or args.indtype}
     types = {name: _COLUMN_DTYPES.get(value, value) for name, value in wanted.items() if value}
     missing = [name for name in (*types, *(["bias"] if args.all_bias else [])) if name not in columns]
@@ -225,26 +234,34 @@ def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[str]
         raise InputError(
             f"{source} has no column {', '.join(missing)} that --indtype, --outdtype or --all_bias could change"
         )
-    seen = set[str]()
-    yield ",".join(columns)
-    for row in _checked(rows, source):
-        for bias in ("False", "True") if args.all_bias else (row.get("bias"),):
-            line = ",".join((row | types | {"bias": bias}).get(name) or "" for name in columns)
+    seen = set[tuple[str, ...]]()
+    yield columns
+    for cells in rows:
+        row = dict(zip(columns, cells, strict=True)) | types
+        for biased in ({"bias": "False"}, {"bias": "True"}) if args.all_bias else ({},):
+            line = tuple((row | biased).values())
             if line not in seen:
                 seen.add(line)
                 yield line
 
 
-def _checked(rows: csv.DictReader[str], source: Path) -> Iterator[dict[str, str]]:
-    """The rows of a file, none of which may have more values than there are columns.
+def _cells(text: str, source: Path) -> Iterator[list[str]]:
+    """The cells of each line that is not blank, without the blanks around them; as many as the first line has.
 
     Raises:
-        InputError: one has, or is no CSV.
+        InputError: a line has more or fewer, names a column twice, or is no CSV.
     """
+    lines, columns = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True), list[str]()
     try:
-        for row in rows:
-            if None in row:
-                raise InputError(f"{source}: line {rows.line_num} has more values than there are columns")
-            yield row
+        for line in lines:
+            cells = [cell.strip() for cell in line]
+            if not any(cells):
+                continue
+            columns = columns or cells
+            if len({*columns}) != len(columns):
+                raise InputError(f"{source}: line {lines.line_num} does not name the columns of a CSV, each once")
+            if len(cells) != len(columns):
+                raise InputError(f"{source}: line {lines.line_num} has {len(cells)} values for {len(columns)} columns")
+            yield cells
     except csv.Error as error:
-        raise InputError(f"{source}: line {rows.line_num} is no CSV: {error}") from None
+        raise InputError(f"{source}: line {lines.line_num} is no CSV: {error}") from None

@@ -61,7 +61,7 @@ class Lines:
 
     def keep(self, line: CsvLine) -> None:
         """Add a line that nobody can read, unless it is there."""
-        if all(line.text != other.text for other in self._lines):
+        if all(line.text.rstrip() != other.text.rstrip() for other in self._lines):
             self._lines.append(line)
 
     def text(self, arranged: bool = False) -> str:
@@ -138,7 +138,7 @@ def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
     for line in table.lines:
         if line.cells is None:
             if line.row and same:
-                lines.keep(line)
+                lines.keep(lines.table.with_end(line))
             counts[_WRONG] += bool(line.row and not same)
             continue
         told = {_name_in(lines.table, name): cell for name, cell in line.cells.items()}
@@ -148,7 +148,7 @@ def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
             counts[_SHADOWED] += 1
             continue
         counts[_FASTER] += told in lines
-        lines.put(line if same else lines.table.line_of(told), told)
+        lines.put(lines.table.with_end(line) if same else lines.table.line_of(told), told)
     return counts
 
 

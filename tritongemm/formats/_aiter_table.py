@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
@@ -80,11 +80,17 @@ class CsvTable:
         csv.writer(out, lineterminator="").writerow(held.values())
         return CsvLine(out.getvalue() + self.line_end, cells=held)
 
+    def with_end(self, line: CsvLine) -> CsvLine:
+        """A line of another file, which ends as the lines of this one."""
+        return replace(line, text=line.text.removesuffix("\r") + self.line_end)
+
     def with_lines(self, lines: Sequence[CsvLine]) -> str:
         """The file's text with other lines; the last one has an end where the file is not as it was."""
-        same = [line.text for line in lines] == [line.text for line in self.lines]
-        text = "\n".join([self.header, *(line.text for line in lines)])
-        return text if same and not self.ended else text + "\n"
+        if [line.text for line in lines] == [line.text for line in self.lines]:
+            return "\n".join([self.header, *(line.text for line in lines)]) + ("\n" if self.ended else "")
+        unended = () if self.ended else self.lines[-1:]
+        texts = ((self.with_end(line) if line in unended else line).text for line in lines)
+        return "\n".join([self.header, *texts]) + "\n"
 
 
 def cells_of(line: str) -> list[str] | None:

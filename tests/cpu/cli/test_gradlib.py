@@ -144,6 +144,17 @@ def test_types_and_biases_go_before_the_files(untuned: Path, words: list[str]) -
     assert "bf16_tuned_gemm_sizes.csv" in words
 
 
+def test_columns_in_any_order_keep_their_cells(untuned: Path, words: list[str]) -> None:
+    """Also where a spreadsheet has put blanks and quotes; the command may then be given again."""
+    untuned.write_text(
+        'cu_num , N,M ,K,bias,dtype ,outdtype\n"a,b",64 ,16,64, False,torch.bfloat16,torch.float32\n,,,\n'
+    )
+    for _ in range(2):
+        assert gradlib.main(["-i", str(untuned), "--indtype", "f16", "--family", "bf16"]) == 0
+        lines = Path("bf16_tuned_gemm_sizes.csv").read_text().splitlines()
+        assert lines == ["cu_num,N,M,K,bias,dtype,outdtype", '"a,b",64,16,64,False,torch.float16,torch.float16']
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -152,7 +163,9 @@ def test_types_and_biases_go_before_the_files(untuned: Path, words: list[str]) -
         ("-i a.csv -o out.csv", "say its family with --family"),
         ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
         ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
-        ("-i bf16_long.csv --indtype bf16", "line 2 has more values than there are columns"),
+        ("-i bf16_long.csv --indtype bf16", "line 2 has 9 values for 8 columns"),
+        ("-i bf16_short.csv --indtype bf16", "line 3 has 3 values for 8 columns"),
+        ("-i bf16_long.csv --nsets 16", "--nsets says what sizes --model_dir gives"),
     ],
 )
 def test_what_can_not_be_meant(
@@ -160,6 +173,7 @@ def test_what_can_not_be_meant(
 ) -> None:
     Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
     Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
+    Path("bf16_short.csv").write_text(f"{HEADER}\n{LINE}\n16,64,64\n")
     assert gradlib.main(flags.split()) == 2 and not words
     assert complaint in capsys.readouterr().err
 

@@ -328,6 +328,16 @@ def test_files_are_merged_by_key() -> None:
     assert (plugin().merge(paths[:1] * 3) or merged).text == text
 
 
+@pytest.mark.parametrize(("ended", *"ab"), [(True, "\n", "\r\n"), (False, "\r\n", "\n"), (False, "\r\n", "\r\n")])
+def test_lines_of_a_merged_file_end_alike(ended: bool, a: str, b: str) -> None:
+    """As the first file's do, wherever a line comes from."""
+    first, row = TUNED["a8w8_tuned_gemm.csv"].splitlines()
+    rows = [row.replace(",80,1,", f",80,{m},") for m in (1, 8)]
+    texts = [end.join([first, row, "torn"]) + end * ended for end, row in zip((a, b), rows, strict=True)]
+    merged = plugin().merge([(Path("a8w8_tuned.csv"), text) for text in texts])
+    assert merged and merged.text.split(a) == [first, rows[0], "torn", rows[1], ""]
+
+
 def test_generations_are_merged_in_the_columns_of_all() -> None:
     name = "older_bf16_tuned_gemm.csv"
     merged = plugin().merge([(Path(name), TUNED[name]), (Path("new.csv"), TUNED["bf16_tuned_gemm.csv"])])

@@ -36,18 +36,15 @@ class Geometry:
 
 def constants(config: Config, problem: Problem) -> dict[str, Any]:
     """Compile-time constants of a config's kernel, by parameter name."""
-    template = kernel_template(config.template)
-    values: dict[str, Any] = {
+    return {
         "CONFIG": config.kernel_name,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "SPLIT_K": config.split_k,
         "EVEN_K": problem.k % config.block_k == 0,
+        **kernel_template(config.template).constants(config, in_halves(problem)),
     }
-    for option in template.constexprs:
-        values[option.upper()] = template.value(config, option, in_halves(problem))
-    return values
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:

@@ -218,10 +218,7 @@ def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
     """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
-        template = kernel_template(config.template)
-        constants = {
-            option.upper(): template.value(config, option, in_halves(problem)) for option in template.constexprs
-        }
+        constants = kernel_template(config.template).constants(config, in_halves(problem))
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
     for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
@@ -255,7 +252,7 @@ def module(
     configs: list[Config],
     target: Target,
     tolerance: float,
-    scale: float,
+    input_deviation: float,
     typical_scale: float = 1.0,
     library: str = "",
 ) -> str:
@@ -266,13 +263,13 @@ def module(
         configs: the candidates, Triton's only.
         target: where they run.
         tolerance: largest error that passes, as the family measures it.
-        scale: standard deviation of the random operands.
+        input_deviation: standard deviation of the random operands.
         typical_scale: middle of the random scale factors.
         library: PyTorch's function for the problem, or "" where it has none.
     """
     more = {
         "tolerance": tolerance,
-        "scale": scale,
+        "input_deviation": input_deviation,
         "typical_scale": typical_scale,
         "library": library,
         "rotating_mb": 3 * target.llc_bytes >> 20,

@@ -144,6 +144,15 @@ class KernelTemplate:
             return int(getattr(config, option))
         return config.option(option, self.defaults.get(option, 0))
 
+    def constants(self, config: Config, halved: bool = False) -> dict[str, int]:
+        """The values of all `constexprs` by the names that a kernel has for them, in capitals.
+
+        Args:
+            config: of this template.
+            halved: whether wide tiles are multiplied in halves.
+        """
+        return {option.upper(): self.value(config, option, halved) for option in self.constexprs}
+
     def columns(self, config: Config) -> int:
         """Of a config's tile, as matrix instructions see them."""
         swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
@@ -247,7 +256,7 @@ def kernel_template(name: str) -> KernelTemplate:
     """The facts of one template.
 
     Raises:
-        InputError: no such template.
+        InputError: no such template, or its header has a key that nothing reads; says which.
     """
     path = TEMPLATES / "kernels" / f"{name}.j2"
     if name not in names():
@@ -256,6 +265,10 @@ def kernel_template(name: str) -> KernelTemplate:
     if not match:
         raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
     facts: dict[str, Any] = yaml.safe_load(match.group(1))
+    known = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names"}
+    if unknown := sorted(set(facts) - known):
+        told = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
+        raise InputError(f"templates/kernels/{path.name}: the header has {told}")
     named: dict[str, str] = facts.get("names", {})
 
     def spelled_out(expression: object) -> str:
@@ -346,8 +359,7 @@ def compiler_options(config: Config) -> dict[str, int]:
     """Options of a config that go to the compiler rather than into the kernel's text."""
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
-    scope = {option.upper(): template.value(config, option) for option in template.constexprs}
-    scope |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    scope = template.constants(config) | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     fixed = {k: int(eval(_code(v), {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
 

@@ -81,7 +81,7 @@ def _unknown(name: str) -> TargetError:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: maps merge, except that rates and options replace what they inherit."""
+    """`over` laid on `base`: maps merge, but peak_tflops and devices replace what they inherit, as lists do."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("peak_tflops", "devices")

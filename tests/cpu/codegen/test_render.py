@@ -44,11 +44,11 @@ from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
-FAMILY = types.SimpleNamespace(tolerance=0.01, scale=1.0)
+FAMILY = types.SimpleNamespace(tolerance=0.01, input_deviation=1.0)
 
 
 def text_of(problem: Problem, configs: list[Config], target: target.Target = GFX942) -> str:
-    return render.module(problem, configs, target, FAMILY.tolerance, FAMILY.scale)
+    return render.module(problem, configs, target, FAMILY.tolerance, FAMILY.input_deviation)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -58,6 +58,16 @@ def environment(**more: str) -> dict[str, str]:
 
 def test_every_template_is_tried_here() -> None:
     assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED)} == set(template_facts.names())
+
+
+def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the file, the key, and those that a header can have."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "toy.j2").write_text("{#---\nsummary: a toy\ngrid: [1, 1, 1]\noverlap: [ahead]\n---#}\n")
+    monkeypatch.setattr(template_facts, "TEMPLATES", tmp_path)
+    told = r"^templates/kernels/toy\.j2: the header has overlap, which nothing reads; it can have .*launch_options, "
+    with pytest.raises(InputError, match=told):
+        template_facts.kernel_template("toy")
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])

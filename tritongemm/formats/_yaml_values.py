@@ -20,6 +20,7 @@ import yaml
 from tritongemm.formats._rows import EXAMPLE
 
 _DEEPEST = 100  # Levels of lists and maps in a row; ours have two.
+_TOO_DEEP = f"has lists and maps nested more than {_DEEPEST} deep"
 _MOST_VALUES = 10_000  # Values of a row, where one that an alias repeats counts each time; ours have some fifty.
 _LONGEST_KEY = 500  # Characters of a key; libyaml reads no key of more than 1024 that is written as ours are.
 _LONGEST_SHOWN = 100  # Characters of a file's text that a message repeats.
@@ -213,8 +214,10 @@ def _events(text: str) -> Iterator[_Event]:
     try:
         yield from yaml.parse(text, Loader=_LOADER)
     except yaml.YAMLError as error:
-        what = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise YamlFault(f"is not YAML: {what}", getattr(error, "problem_mark", None)) from None
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        # The libyaml of PyYAML 6.0.4 has a limit of its own, 1000, and reads ahead to it before it tells of any level.
+        what = _TOO_DEEP if "nesting depth" in problem else f"is not YAML: {problem}"
+        raise YamlFault(what, getattr(error, "problem_mark", None)) from None
 
 
 def _read_row(first: _Event, events: Iterator[_Event], lines: list[str], anchors: _Anchors) -> YamlRow:
@@ -275,7 +278,7 @@ class _RowBuilder:
         """
         self._depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if self._depth > _DEEPEST:
-            raise YamlFault(f"has lists and maps nested more than {_DEEPEST} deep", event.start_mark)
+            raise YamlFault(_TOO_DEEP, event.start_mark)
         if not self.fault:
             try:
                 self._add(event)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritongemm.core.integers import cdiv, round_up
+from tritongemm.core.scaling import SCALED_BLOCK
 
-DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
 Pair = tuple[Tensor, "Tensor | None"]
 
 
@@ -67,7 +67,7 @@ def make_mixture(
         if not mode:
             made.append((w.mul_(k**-0.5), None))
             continue
-        shape = (experts, n) if mode == "row" else (experts, cdiv(n, DEPTH), cdiv(k, DEPTH))
+        shape = (experts, n) if mode == "row" else (experts, cdiv(n, SCALED_BLOCK), cdiv(k, SCALED_BLOCK))
         made.append((w.to(fp8), (0.5 + torch.rand(shape, device=device)) * k**-0.5))
     (w1, scale1), (w2, scale2) = made
     return Mixture(x, w1, w2, weights, ids, scale1, scale2, mode)
@@ -94,7 +94,7 @@ def _wide(w: Tensor, scale: Tensor | None, expert: int) -> Tensor:
     if of_it.dim() == 1:
         return wide * of_it[:, None]
     rows, depth = wide.shape
-    return wide * of_it.repeat_interleave(DEPTH, 0)[:rows].repeat_interleave(DEPTH, 1)[:, :depth]
+    return wide * of_it.repeat_interleave(SCALED_BLOCK, 0)[:rows].repeat_interleave(SCALED_BLOCK, 1)[:, :depth]
 
 
 def deviation(result: Tensor, exact: Tensor) -> float:
@@ -192,7 +192,7 @@ class PaddedCalls:
         q = torch.zeros(*shape, k, dtype=m.w1.dtype, device=m.x.device)
         if not m.mode:
             return q, None
-        return q, torch.ones(*shape[:-1], cdiv(k, DEPTH), shape[-1], device=m.x.device)
+        return q, torch.ones(*shape[:-1], cdiv(k, SCALED_BLOCK), shape[-1], device=m.x.device)
 
     def __call__(self) -> Tensor:
         """The result in new memory."""

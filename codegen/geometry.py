@@ -21,7 +21,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
 Need = Callable[[Config, Problem, int], "str | None"]
-MX_BLOCK = 128  # elements along K of the widest matrix instruction that applies powers of two
+MX_INSTRUCTION_DEPTH = 128  # elements along K of the widest matrix instruction that applies powers of two
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def _told_need(words: str, holds: str) -> Need:
 def _whole_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Blocks of K hold whole scales, or scales whole blocks."""
     matrix = kernel_template(config.template).search.matrix
-    if problem.microscaled and matrix and config.block_k % MX_BLOCK:
-        return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
+    if problem.microscaled and matrix and config.block_k % MX_INSTRUCTION_DEPTH:
+        least = MX_INSTRUCTION_DEPTH
+        return f"block_k must be a multiple of {least} where matrix units apply scales, not {config.block_k}"
     if problem.microscaled and config.block_k % problem.scale_depth:
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
     if matrix and not problem.microscaled and problem.scale_depth % config.block_k:

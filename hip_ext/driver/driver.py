@@ -180,18 +180,6 @@ class Device:
         self.make_current()
         self.api.calls["free"](address)
 
-    def copy_to_device(self, address: int, data: bytes) -> None:
-        """Copy `data` to the device; returns when it is there."""
-        self.make_current()
-        self.api.calls["copy_in"](address, data, len(data))
-
-    def copy_from_device(self, address: int, nbytes: int) -> bytes:
-        """The bytes that lie at an address; returns when they are here."""
-        self.make_current()
-        data = ctypes.create_string_buffer(nbytes)
-        self.api.calls["copy_out"](data, address, nbytes)
-        return data.raw
-
     def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
         """Fill memory with one byte value, in the order of the stream with this handle."""
         self.api.calls["memset"](address, byte, nbytes, stream)

@@ -31,8 +31,6 @@ _CALLS: dict[str, tuple[str, str, tuple[Any, ...] | None]] = {
     "memory_info": ("cuMemGetInfo_v2", "hipMemGetInfo", (_OUT, _OUT)),
     "alloc": ("cuMemAlloc_v2", "hipMalloc", (_OUT, c_size_t)),
     "free": ("cuMemFree_v2", "hipFree", (c_void_p,)),
-    "copy_in": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (c_void_p, c_void_p, c_size_t)),
-    "copy_out": ("cuMemcpyDtoH_v2", "hipMemcpyDtoH", (c_void_p, c_void_p, c_size_t)),
     "memset": ("cuMemsetD8Async", "hipMemsetD8Async", (c_void_p, c_ubyte, c_size_t, c_void_p)),
     "module_load": ("cuModuleLoadData", "hipModuleLoadData", (_OUT, c_char_p)),
     "module_unload": ("cuModuleUnload", "hipModuleUnload", (c_void_p,)),

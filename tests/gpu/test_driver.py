@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,10 +116,13 @@ def test_device_facts_agree_with_torch(device: driver.Device) -> None:
 def test_memory_and_streams(device: driver.Device) -> None:
     stream, address = device.stream(), device.alloc(1 << 20)
     data = bytes(range(256)) * 4096
-    device.copy_to_device(address, data)
+    interface = {"shape": (1 << 20,), "typestr": "|u1", "data": (address, False), "version": 2}
+    memory = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
+    memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    torch.cuda.synchronize()
     device.memset(address + 256, 0xEE, 256, stream.handle)
     stream.synchronize()
-    assert device.copy_from_device(address, 1 << 20) == data[:256] + b"\xee" * 256 + data[512:]
+    assert memory.cpu().numpy().tobytes() == data[:256] + b"\xee" * 256 + data[512:]
     device.free(address)
     stream.destroy()
     with pytest.raises(DriverError, match=r"OUT_OF_MEMORY|OutOfMemory"):

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from tritongemm.core.integers import round_up
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import MX_DEPTH, SCALED_BLOCK, Scaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 128  # elements along K, and columns of B, that share a factor where libraries read blocks
-_MX_DEPTH = 32
 _OTHER = "other"
 
 # By the factors of A and of B: their type, the rows that share one, the elements along K that do.
-_ONE, _EACH, _VECTOR = ("fp32", 0, 0), ("fp32", 1, 0), ("fp32", 1, BLOCK)
-_SQUARE, _MX = ("fp32", BLOCK, BLOCK), ("e8m0", 1, _MX_DEPTH)
+_ONE, _EACH, _VECTOR = ("fp32", 0, 0), ("fp32", 1, 0), ("fp32", 1, SCALED_BLOCK)
+_SQUARE, _MX = ("fp32", SCALED_BLOCK, SCALED_BLOCK), ("e8m0", 1, MX_DEPTH)
 _NAMES = {
     (_ONE, _ONE): "tensor",
     (_EACH, _EACH): "row",

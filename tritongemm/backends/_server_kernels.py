@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritongemm.backends._accepted import accepts
-from tritongemm.backends._scales import BLOCK, coverage, dense, factors
+from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core import settings
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.support import SUPPORTED, Support
@@ -46,7 +47,7 @@ _TRIED: dict[str, tuple[int, ...]] = {
 _RESULTS = ("bf16", "fp16", "fp32")
 # The bounds of what is launched of a config from anywhere; numbers of programs, warps and elements are powers of two.
 _BOUNDS = {
-    "block_m": (16, 512), "block_n": (16, 512), "block_k": (16, BLOCK), "split_k": (1, 64), "num_warps": (1, 32),
+    "block_m": (16, 512), "block_n": (16, 512), "block_k": (16, SCALED_BLOCK), "split_k": (1, 64), "num_warps": (1, 32),
 }  # fmt: skip
 _MOST = {"group_m": 1 << 20, "num_stages": 16}
 
@@ -180,7 +181,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     def _depths(self, problem: Problem, target: Target) -> tuple[int, ...]:
         known = dict(self._limits(problem, target).axes).get("block_k", _TRIED["block_k"])
-        return tuple(depth for depth in known if depth <= BLOCK)
+        return tuple(depth for depth in known if depth <= SCALED_BLOCK)
 
     def _today(self, problem: Problem, target: Target) -> list[Config]:
         """What the server runs without a table."""
@@ -256,7 +257,7 @@ def product_arguments(problem: Problem, operands: Operands, out: Tensor | None =
     of_a, of_b = (dense(factors(problem, operands, name)) for name in ("scale_a", "scale_b"))
     return {
         "A": a, "B": b, "C": c if out is None else out, "As": of_a, "Bs": of_b,
-        "M": problem.m, "N": problem.n, "K": problem.k, "group_n": BLOCK, "group_k": BLOCK,
+        "M": problem.m, "N": problem.n, "K": problem.k, "group_n": SCALED_BLOCK, "group_k": SCALED_BLOCK,
         "stride_am": a.stride(0), "stride_ak": a.stride(1), "stride_bk": b.stride(1), "stride_bn": b.stride(0),
         "stride_cm": c.stride(0), "stride_cn": c.stride(1),
         "stride_As_m": of_a.stride(0), "stride_As_k": of_a.stride(1),
@@ -304,7 +305,7 @@ def expert_arguments(problem: Problem, operands: Operands, config: Config) -> di
         "A_scale": dense(factors(problem, operands, "scale_a")), "B_scale": operands["scale_b"].contiguous(),
         "mul_routed_weight": False, "top_k": 1, "config": row(config), "compute_type": compute,
         "use_fp8_w8a8": True, "use_int8_w8a8": False, "use_int8_w8a16": False, "use_int4_w4a16": False,
-        "per_channel_quant": False, "block_shape": [BLOCK, BLOCK],
+        "per_channel_quant": False, "block_shape": [SCALED_BLOCK, SCALED_BLOCK],
     }  # fmt: skip
 
 

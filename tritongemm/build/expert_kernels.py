@@ -16,13 +16,13 @@ from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.integers import cdiv
 from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import GRANULARITIES, Scaling, granularity
+from tritongemm.core.scaling import GRANULARITIES, SCALED_BLOCK, Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.numerics.scale_factors import scale_places
 
 Chosen: TypeAlias = "tuple[HelperKernel, HelperArguments]"
 
-DEPTH = 128  # elements of a row that share a factor of a block
+DEPTH = SCALED_BLOCK  # What kernels of experts call the elements of a row that share a factor of a block.
 ACTIVATIONS = ("silu", "gelu")
 ID_TYPES = ("i32", "i64")
 WEIGHT_TYPES = ("fp32", "bf16", "fp16")

@@ -11,10 +11,9 @@ from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
 from tritongemm.core.integers import cdiv
 from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import SCALED_BLOCK, Scaling
 from tritongemm.numerics.scale_factors import scale_places
 
-GROUP = 128  # elements along K that share a factor of a block
 _MOST_COLUMNS = 16384  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
 _FEW_ROWS = 256  # of which a compute unit has one or two: more warps share each
@@ -67,7 +66,7 @@ def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | No
         return None
     if scaling == Scaling(rows=0):
         return Quantization(m, problem.k, dtype_x, problem.dtype_a, "tensor", (1, 1))
-    if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, GROUP):
+    if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, SCALED_BLOCK):
         return None
     if scaling.layout not in ("rows", "groups"):
         return None
@@ -110,11 +109,11 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
         constants |= {"PARTS": PARTS, "BLOCK": _PART}
         numbers |= {"parts": min(PARTS, blocks)}
     else:
-        groups = cdiv(asked.k, GROUP)
+        groups = cdiv(asked.k, SCALED_BLOCK)
         many = asked.m * groups > _MANY_PROGRAMS * _ROWS
         rows = 1 if asked.m <= _ROWS else _MANY_ROWS if many else _ROWS
         name, grid, warps = "quantize_groups", (cdiv(asked.m, rows), groups, 1), 4 if rows > 1 else 1
-        constants |= {"ROWS": rows, "GROUP": GROUP}
+        constants |= {"ROWS": rows, "GROUP": SCALED_BLOCK}
         numbers |= {"row_stride": asked.strides[0], "group_stride": asked.strides[1]}
     signature = pointers | dict.fromkeys(numbers, "i32")
     divisors = {"K": gcd(asked.k, _DIVISOR)}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.integers import cdiv
+from tritongemm.core.scaling import SCALED_BLOCK
 
-_GROUP = 128  # elements along K, and rows of a weight, that share a factor
 # By how the factors of A, then of the weight, lie over it; where the name is "", it is the family's usual one.
 _FAMILIES = {
     ("one", "one"): ("a8w8", "tensor"),
@@ -41,12 +41,12 @@ def find_family(scale_a: Tensor, scale_b: Tensor, sizes: tuple[int, int, int]) -
 
 def _ways(scales: Tensor, rows: int, k: int) -> Iterator[str]:
     """How factors may lie over an operand [rows, K]: of few rows, or a short K, several ways are one."""
-    shape, groups = tuple(scales.shape), cdiv(k, _GROUP)
+    shape, groups = tuple(scales.shape), cdiv(k, SCALED_BLOCK)
     if scales.numel() == 1:
         yield "one"
     if [size for size in shape if size != 1] in ([rows], [] if rows == 1 else [rows]):
         yield "row"
-    if shape == (cdiv(rows, _GROUP), groups):
+    if shape == (cdiv(rows, SCALED_BLOCK), groups):
         yield "block"
     if shape == (rows, groups):
         yield from ("groups",) * (rows == 1 or scales.stride(0) == 1)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tritongemm.capturing.product import Product, grouped, of_powers, with_factors
 from tritongemm.core.integers import cdiv
+from tritongemm.core.scaling import SCALED_BLOCK
 
 _PLAIN = "plain"  # order of a weight
-_DEPTH = 128  # elements along K that share a factor of a block
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
@@ -55,7 +55,7 @@ def _of_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return [of_powers(operation, m, w, given["out_dtype"] or x.dtype, "", bias=bias)]
     along_k = scale.dim() == 2 and (scale.shape[1] > 1 or scale.shape[0] not in (1, n))
     q = torch.empty((m, k), dtype=w.dtype, device="meta")
-    factors = torch.empty((cdiv(k, _DEPTH), m) if along_k else (m, 1), device="meta")
+    factors = torch.empty((cdiv(k, SCALED_BLOCK), m) if along_k else (m, 1), device="meta")
     if scale.numel() == 1:  # Kernels read a factor for each row.
         scale = torch.empty(n, device="meta")
     of_w = scale.t() if scale.dim() == 2 else scale

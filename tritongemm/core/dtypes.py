@@ -72,6 +72,10 @@ ALIASES = {
     "float8_e5m2fnuz": "fp8e5m2fnuz",
 }  # fmt: skip
 
+E8M0_BIAS = 127  # An e8m0 byte is the exponent of a power of two plus this.
+E8M0_NAN = 255  # The e8m0 byte that is no number.
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # The numbers of fp4 by their bits; the same below zero follow.
+
 # Names without an encoding mean the one the target's matrix units read.
 BY_ENCODING = {
     "fp8": {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"},

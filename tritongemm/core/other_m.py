@@ -6,13 +6,9 @@ one group after another, that takes several times as long as any tuned kernel; e
 
 from __future__ import annotations
 
-from typing import Final
-
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.torch_limits import takes_fp8, takes_int8
-
-_BLOCKS_ARCH: Final = "sm90"  # PyTorch has products with factors along K for it alone
-_BLOCKS_DEPTH: Final = 128
+from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.core.torch_limits import takes_blocks, takes_fp8, takes_int8
 
 
 def serves_other_m(problem: Problem, arch: str) -> bool:
@@ -41,4 +37,4 @@ def _has_fast_call(problem: Problem, arch: str) -> bool:
         return False
     if not (of_a.depth or of_b.depth):
         return True
-    return arch == _BLOCKS_ARCH and of_a.depth == of_b.depth == _BLOCKS_DEPTH and problem.dtype_c == "bf16"
+    return takes_blocks(arch) and of_a.depth == of_b.depth == SCALED_BLOCK and problem.dtype_c == "bf16"

@@ -72,11 +72,13 @@ _KINDS = {
 ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"
 
 NO_SCALES: ScalePair = (None, None)
-_BLOCK = Scaling(rows=128, depth=128)
-_GROUP = Scaling(depth=128)
-_GROUP_BY_DEPTH = Scaling(depth=128, layout="groups")
-_MX = Scaling("e8m0", depth=32)
-_MX_SHUFFLED = Scaling("e8m0", depth=32, layout="e8m0_32x8", pad=(32, 8))
+SCALED_BLOCK = 128  # Elements along K, and columns of B, that share a float32 factor where factors change along K.
+MX_DEPTH = 32  # Elements along K that share a power of two.
+_BLOCK = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
+_GROUP = Scaling(depth=SCALED_BLOCK)
+_GROUP_BY_DEPTH = Scaling(depth=SCALED_BLOCK, layout="groups")
+_MX = Scaling("e8m0", depth=MX_DEPTH)
+_MX_SHUFFLED = Scaling("e8m0", depth=MX_DEPTH, layout="e8m0_32x8", pad=(32, 8))
 # What a command line and a file call a pair; of those along K the first name is for factors that lie [groups, rows].
 GRANULARITIES: dict[str, ScalePair] = {
     "tensor": (Scaling(rows=0), Scaling(rows=0)),

@@ -8,6 +8,7 @@ _FP8_MULTIPLE: Final = 16
 _INT8_MULTIPLE: Final = 8
 _INT8_ROWS: Final = 16  # A has more
 _GROUP_BYTES: Final = 16
+_BLOCK_ARCHS: Final = ("sm90",)  # The library that PyTorch calls has kernels for them alone.
 PADDED_GROUPS: Final = 4  # Of factors of blocks of 128 x 128 the groups along K are padded to a multiple of so many.
 PADDED_ROWS: Final = 4  # cuBLASLt has products with factors along K of a multiple of so many rows.
 
@@ -15,6 +16,11 @@ PADDED_ROWS: Final = 4  # cuBLASLt has products with factors along K of a multip
 def takes_fp8(n: int, k: int) -> bool:
     """Whether ``_scaled_mm`` and ``scaled_mm`` of fp8 take a weight of N rows and depth K."""
     return n % _FP8_MULTIPLE == k % _FP8_MULTIPLE == 0
+
+
+def takes_blocks(arch: str) -> bool:
+    """Whether ``scaled_mm`` takes float32 factors that change along K, for 128 elements each, on an architecture."""
+    return arch in _BLOCK_ARCHS
 
 
 def takes_int8(m: int, n: int, k: int) -> bool:

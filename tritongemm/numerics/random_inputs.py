@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import log2, prod
 from typing import TYPE_CHECKING
 
+from tritongemm.core.dtypes import E8M0_BIAS
 from tritongemm.core.errors import InputError
 from tritongemm.core.operands import Operands, OperandSpec
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.scale_factors import E8M0_BIAS
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -14,16 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-E8M0_BIAS = 127  # of the exponents in e8m0 bytes
-_NO_NUMBER = 255  # the byte that is NaN
-
-
 def exponents_as_numbers(factors: Tensor) -> Tensor:
     """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
     import torch
 
     exponents = factors.contiguous().view(torch.uint8).double()
-    return torch.where(exponents == _NO_NUMBER, torch.nan, (exponents - E8M0_BIAS).exp2())
+    return torch.where(exponents == E8M0_NAN, torch.nan, (exponents - E8M0_BIAS).exp2())
 
 
 def scale_places(layout: str) -> tuple[str, str]:

@@ -246,11 +246,11 @@ def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
     counts = Counter(b.status for b in unique)
     failed = len(unique) - counts["ok"] - counts["out_of_resources"]
     registers = [b.registers for b in good]
-    spread = f"{min(registers)}-{median(registers):.0f}-{max(registers)}" if registers else "-"
+    fewest_to_most = f"{min(registers)}-{median(registers):.0f}-{max(registers)}" if registers else "-"
     seconds = sum(b.seconds for b in unique)
     cached = sum(not b.seconds for b in good)
     numbers = (len(builds), len(unique), len(good) - cached, cached, counts["out_of_resources"], failed)
-    return [problem.key, *map(str, numbers), f"{seconds:.1f}", spread, str(sum(b.spills > 0 for b in good))]
+    return [problem.key, *map(str, numbers), f"{seconds:.1f}", fewest_to_most, str(sum(b.spills > 0 for b in good))]
 
 
 def _cells(record: Record, target: Target) -> dict[str, str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
 from tritongemm.workloads.model_config import ModelConfig, read_config
 from tritongemm.workloads.model_layers import ModelLayer, list_layers
 
-_BLOCKS = [128, 128]  # of a weight, which share a scale factor in `_BLOCK_FAMILY`
+_BLOCKS = [SCALED_BLOCK, SCALED_BLOCK]  # of a weight, which share a scale factor in `_BLOCK_FAMILY`
 _BLOCK_FAMILY = "a8w8_blockscale"
 _FP8 = "fp8"
 DEFAULT_TOKENS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tritongemm.core.other_m import serves_other_m
-from tritongemm.core.torch_limits import takes_fp8, takes_groups, takes_int8
+from tritongemm.core.torch_limits import takes_blocks, takes_fp8, takes_groups, takes_int8
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
@@ -14,6 +14,7 @@ def test_sizes() -> None:
     assert takes_fp8(16, 4096) and not takes_fp8(24, 4096) and not takes_fp8(16, 4104)
     assert takes_int8(17, 24, 8) and not takes_int8(16, 24, 8) and not takes_int8(17, 20, 8)
     assert not takes_int8(17, 24, 12)
+    assert takes_blocks("sm90") and not takes_blocks("sm100") and not takes_blocks("gfx942")
     assert takes_groups(32, 4096) and not takes_groups(32, 4104) and not takes_groups(8)
 
 

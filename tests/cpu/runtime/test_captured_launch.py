@@ -67,8 +67,8 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia: Opened, offsets: tu
     prepared.set_address("c")(c)
     prepared.set_address("workspace")(workspace)
     prepared.launch(5)
-    assert device.copy_from_device(c, 96) == bytes(64) + struct.pack("<4i", *[7] * 4) + bytes(16)
-    assert device.copy_from_device(workspace, 12) == struct.pack("<3i", 9, 9, 0)
+    assert ctypes.string_at(c, 96) == bytes(64) + struct.pack("<4i", *[7] * 4) + bytes(16)
+    assert ctypes.string_at(workspace, 12) == struct.pack("<3i", 9, 9, 0)
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 5
     assert list((ctypes.c_uint * 7).in_dll(library, "fake_last")) == [4, 1, 1, 128, 1, 1, 64]
     assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 211
@@ -91,8 +91,8 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia: Opened) -> None:
     prepared.set_address("c")(c)
     prepared.set_address("workspace")(workspace)
     prepared.launch(6)
-    assert device.copy_from_device(workspace, 64) == bytes([9] * 32 + [0] * 16 + [9] * 16)
-    assert device.copy_from_device(c, 16) == struct.pack("<4i", *[7] * 4)
+    assert ctypes.string_at(workspace, 64) == bytes([9] * 32 + [0] * 16 + [9] * 16)
+    assert ctypes.string_at(c, 16) == struct.pack("<4i", *[7] * 4)
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
 
 

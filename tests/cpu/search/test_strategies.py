@@ -267,7 +267,7 @@ def test_genetic_gets_better_over_generations(hopper: Case) -> None:
 
 
 def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case) -> None:
-    first = CandidateSet(hopper.order).spread(60)
+    first = CandidateSet(hopper.order).pick_varied(60)
     assert len(set(first)) == 60 and first[0] == hopper.order[0]
     for template in {c.template for c in hopper.order}:
         assert sum(c.template == template for c in first) >= 7

@@ -26,7 +26,6 @@ typedef CUfunction_attribute function_attribute;
 typedef CUdevice_attribute device_attribute;
 typedef CUstreamCaptureMode capture_mode;
 #define VALUE CUDA_SUCCESS
-#define COPY_SOURCE const void *
 #define END CU_LAUNCH_PARAM_END
 #else
 #define __HIP_PLATFORM_AMD__
@@ -51,7 +50,6 @@ typedef hipFunction_attribute function_attribute;
 typedef hipDeviceAttribute_t device_attribute;
 typedef hipStreamCaptureMode capture_mode;
 #define VALUE hipSuccess
-#define COPY_SOURCE const void *
 #define END HIP_LAUNCH_PARAM_END
 #endif
 
@@ -139,10 +137,6 @@ status N(cuMemAlloc, hipMalloc)(N(address, void *) * p, size_t n) {
   return *p = N((address), (void *)) aligned_alloc(256, (n + 255) / 256 * 256), VALUE;
 }
 status N(cuMemFree, hipFree)(N(address, void *) p) { return free((void *)p), VALUE; }
-status N(cuMemcpyHtoD, hipMemcpyHtoD)(address to, COPY_SOURCE from, size_t n) {
-  return memcpy((void *)to, from, n), VALUE;
-}
-status N(cuMemcpyDtoH, hipMemcpyDtoH)(void *to, address from, size_t n) { return memcpy(to, (void *)from, n), VALUE; }
 status N(cuMemsetD8Async, hipMemsetD8Async)(address to, unsigned char v, size_t n, stream s) {
   if (capturing) {
     memset(&launched[recorded_count], 0, sizeof *launched), launched[recorded_count].zeroes = 1;

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import MX_DEPTH, SCALED_BLOCK, Scaling
 
 REACH = 2**32  # bytes that 32-bit offsets and sizes reach
 _PLAIN_DEPTH = 512  # the kernel that reads B as it is fetches two steps of K before it looks at K
 
 # Scale factors as the kernels read them.
 _PER_ROW = Scaling()
-_PER_32 = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))
-_PER_1X128, _PER_128X128 = Scaling(depth=128, layout="groups"), Scaling(rows=128, depth=128)
+_PER_32 = Scaling("e8m0", 1, MX_DEPTH, "e8m0_32x8", (32, 8))
+_PER_1X128 = Scaling(depth=SCALED_BLOCK, layout="groups")
+_PER_128X128 = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tritongemm.backends._scales import BLOCK, coverage, dense, factors, has_shape
+from tritongemm.backends._scales import coverage, dense, factors, has_shape
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 
@@ -62,7 +63,9 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
     if problem.batch > 1:
         return Support("its factors are for all products of a batch, where each has its own")
     if target.vendor == "nvidia" and scales in ("block", "group") and target.name != _HOPPER:
-        return Support(f"its kernels with scales for each {BLOCK} numbers along K are for {_HOPPER}, not {target.name}")
+        return Support(
+            f"its kernels with scales for each {SCALED_BLOCK} numbers along K are for {_HOPPER}, not {target.name}"
+        )
     rows = {"M": problem.m} | ({"N": problem.n} if scales == "group" else {})
     for name, extent in rows.items() if scales in ("block", "group") else ():
         if extent % _ALIGNED_FACTORS:
@@ -87,11 +90,11 @@ def reads_as_they_are(problem: Problem) -> Support:
     scales = coverage(problem)
     if scales not in ("block", "group"):
         return SUPPORTED if modes(problem) else Support(f"no scales of the library's are those of {problem.key}")
-    groups = cdiv(problem.k, BLOCK)
+    groups = cdiv(problem.k, SCALED_BLOCK)
     wanted = {"scale_a": (groups, problem.m), "scale_b": (groups, problem.n)}
     if scales == "block":
         padded = round_up(groups, _BLOCK_GROUPS)
-        wanted["scale_b"] = (cdiv(problem.n, BLOCK), padded)
+        wanted["scale_b"] = (cdiv(problem.n, SCALED_BLOCK), padded)
     for name, shape in wanted.items():
         if not has_shape(problem, name, shape):
             have = problem.operands[name].shape

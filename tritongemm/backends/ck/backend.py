@@ -19,7 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object, offload_bundle
@@ -37,7 +37,6 @@ _TYPES = {
     "fp4e2m1": "ck::f4x2_pk_t",
 }  # fmt: skip
 _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",), "fp4e2m1": ("bf16", "fp16")}
-_MX_SCALING = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))  # the scale factors that template mx reads
 _MOST_SCRATCH = 1024  # bytes
 _VECTOR = 16  # bytes
 # Header, class and text of the device operations, by template; those of `universal` with operands in the epilogue last.
@@ -88,7 +87,7 @@ class CkBackend(KernelBackend):
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         scales = {spec.applied for spec in problem.extras if spec.scaling}
-        mx = problem.scale_a == problem.scale_b == _MX_SCALING
+        mx = (problem.scale_a, problem.scale_b) == GRANULARITIES["mx_shuffled"]
         blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.block_scales(problem)
         if "mainloop" in scales and not (mx and problem.a.packed > 1) and not blocks:
             return Support(

@@ -12,7 +12,7 @@ from tritongemm.backends._cpp_instances import power_of_two
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import SCALED_BLOCK, Scaling
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule
 
@@ -23,7 +23,6 @@ PREFETCHED = {1: 0, 3: 2, 4: 3, 5: 3}
 _BUFFERS = {4: 2}
 _MOST_ACCUMULATORS = 256
 _MX_SIDE, _MX_DEPTH = 32, 256
-BLOCK = 128
 SHUFFLED = "_shuffled"  # ends the name of a template whose waves load B in AITER's order, straight into registers
 _SHUFFLED_SIDE, _SHUFFLED_AHEAD = 16, 2  # of its matrix instructions; K blocks that it has under way before its loop
 _SHUFFLED_REPEATS = 4  # instructions of a wave along M over which pipeline v3 spreads its loads, but for fp4
@@ -108,7 +107,7 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
 def block_scales(problem: Problem) -> tuple[Scaling, Scaling]:
     """The scales that template ab_scale applies; those of A lie by groups where B is in AITER's order."""
     layout = "rows" if problem.order_b == PLAIN else "groups"
-    return Scaling(depth=BLOCK, layout=layout), Scaling(rows=BLOCK, depth=BLOCK)
+    return Scaling(depth=SCALED_BLOCK, layout=layout), Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 
 def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
@@ -123,11 +122,11 @@ def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
         Misfit: it can't be one for this problem.
     """
     n, k = config.block_n, config.block_k
-    if k % BLOCK or problem.k % k or config.split_k > 1:
-        raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {BLOCK}, and is not split")
-    if config.option("pipeline", 1) != 1 and max(n, k) > BLOCK:
+    if k % SCALED_BLOCK or problem.k % k or config.split_k > 1:
+        raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {SCALED_BLOCK}, and is not split")
+    if config.option("pipeline", 1) != 1 and max(n, k) > SCALED_BLOCK:
         raise Misfit(f"pipeline v{config.option('pipeline')} has one scale of B for a block, not for {n} x {k}")
-    return _plain_shape(config, problem) | {"scale_block": (1, BLOCK, BLOCK)}
+    return _plain_shape(config, problem) | {"scale_block": (1, SCALED_BLOCK, SCALED_BLOCK)}
 
 
 def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:

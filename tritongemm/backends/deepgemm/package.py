@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tritongemm.backends._scales import BLOCK
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.hip_ext import libraries
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def function(problem: Problem) -> str:
 
 def groups(problem: Problem) -> int:
     """Groups of 128 along K."""
-    return cdiv(problem.k, BLOCK)
+    return cdiv(problem.k, SCALED_BLOCK)
 
 
 def padded_rows(problem: Problem) -> int:

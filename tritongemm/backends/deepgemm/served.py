@@ -11,12 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends._accepted import accepts
-from tritongemm.backends._scales import BLOCK, coverage, has_shape
+from tritongemm.backends._scales import coverage, has_shape
 from tritongemm.backends.deepgemm import package
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.runtime import captured_launch
@@ -110,7 +111,7 @@ def _reads_as_they_are(problem: Problem) -> Support:
         return SUPPORTED
     wanted = {
         "scale_a": (package.groups(problem), package.padded_rows(problem)),
-        "scale_b": (cdiv(problem.n, BLOCK), package.groups(problem)),
+        "scale_b": (cdiv(problem.n, SCALED_BLOCK), package.groups(problem)),
     }
     for name, shape in wanted.items():
         if not has_shape(problem, name, shape):
@@ -133,7 +134,7 @@ def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int
     if coverage(problem):
         groups = package.groups(problem)
         found["scale_a"] = ((m, groups), (1, package.padded_rows(problem)), torch.float32)
-        found["scale_b"] = ((cdiv(n, BLOCK), groups), (groups, 1), torch.float32)
+        found["scale_b"] = ((cdiv(n, SCALED_BLOCK), groups), (groups, 1), torch.float32)
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import log2
 from typing import TYPE_CHECKING, ClassVar
 
+from tritongemm.core.dtypes import FP4_VALUES
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
@@ -23,7 +24,6 @@ from tritongemm.plugins.contracts import FamilyDefaults
 if TYPE_CHECKING:
     from torch import Tensor
 
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
 _TYPICAL = 2.9  # root mean square of numbers whose bits are random
 
 
@@ -79,5 +79,5 @@ def _numbers(packed_bytes: Tensor) -> Tensor:
     """[..., rows, K] in float64 of [..., rows, K / 2] bytes."""
     import torch
 
-    values = torch.tensor([*_VALUES, *(-v for v in _VALUES)], dtype=torch.float64, device=packed_bytes.device)
+    values = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=torch.float64, device=packed_bytes.device)
     return values[torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2).long()]

@@ -82,7 +82,7 @@ class CandidateSet:
         found = [self.nearest(s) for s in seeds if s.template in self.templates]
         return list(dict.fromkeys(c for c in found if c is not None))
 
-    def spread(self, count: int) -> list[Config]:
+    def pick_varied(self, count: int) -> list[Config]:
         """The first of the order, so that no template, tile or value of an axis crowds the others out.
 
         Half are the best predicted of distinct tiles whatever their template. The model errs most between templates, so

@@ -57,8 +57,8 @@ class Surrogate:
     """
 
     def __init__(self, rows: Floats, prior: Floats) -> None:
-        spread = rows.std(axis=0)
-        self.rows = (rows - rows.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+        deviation = rows.std(axis=0)
+        self.rows = (rows - rows.mean(axis=0))[:, deviation > 0] / deviation[deviation > 0]
         self.prior = prior
 
     def fit(self, measured: Ints, logs: Floats) -> None:

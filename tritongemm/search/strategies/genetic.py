@@ -44,7 +44,7 @@ class Genetic(Strategy):
         axes = {a.template: a for a in plan.space.axes}
         budget = min(len(kept.order), budget or (plan.population or POPULATION) * GENERATIONS)
         size = min(plan.population, budget) or max(1, min(POPULATION, cdiv(budget, 4)))
-        first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(size // 2 + 1)][:size])
+        first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(size // 2 + 1)][:size])
         strangers = [c for c in kept.order if c not in first]
         batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]
         tried: set[Config] = set()

@@ -68,7 +68,7 @@ class Guided(Strategy):
         names = () if budget else plan.built
         budget = min(count, budget or default_budget(count))
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
-        batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(first)]))[:first]
+        batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(first)]))[:first]
         searched = budget - round(LAUNCH_VARIANT_SHARE * budget) * (kept.has_launch_variants and budget < count)
         each = max(1, cdiv(searched - first, ROUNDS - 1))
         trials = {t.config: t for t in (yield batch)}
@@ -82,7 +82,7 @@ class Guided(Strategy):
             before = best_seconds(trials.values())
             if before == np.inf:
                 # Nothing to learn from yet: on along the order.
-                batch = [c for c in kept.spread(len(trials) + room) if c not in trials][:room]
+                batch = [c for c in kept.pick_varied(len(trials) + room) if c not in trials][:room]
                 paid += len(batch)
             else:
                 surrogate = surrogate or _surrogate(space, kept, plan.expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritongemm.codegen.geometry import MX_BLOCK, split_piece
+from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -33,7 +33,7 @@ def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
 
 def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A block along K holds at most twice the elements there are, 32 at least: the rest would be empty."""
-    limit = _power_of_two_above(problem.k, MX_BLOCK if problem.microscaled else 32)
+    limit = _power_of_two_above(problem.k, MX_INSTRUCTION_DEPTH if problem.microscaled else 32)
     return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
 
 

@@ -33,10 +33,13 @@ HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` s
 LONG_FP8_SUM = 8192
 # Warps that issue a matrix instruction of Hopper together.
 WARPS_OF_A_GROUP = 4
-DERIVED = {"tail", "padded"}  # constants that follow from a config's columns, and that it can't name
+DERIVED = {"tail", "padded", "exchange"}  # constants that follow from a config's columns, and that it can't name
 # Columns of a tile that lies in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
 # instruction has at most 256.
 PADDED_STEP, MOST_PADDED = 16, 256
+# Splits of a tile whose programs are a cluster and exchange sums; elements of a tile for whose sums shared memory has
+# room beside the blocks under way; and columns, at least, of what each program adds up.
+EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -85,7 +88,8 @@ class KernelTemplate:
         summary: one line on what it does.
         constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
             ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller. One that names ``padded`` takes
-            other multiples of 16 too, and is told the power of two that their columns lie in.
+            other multiples of 16 too, and is told the power of two that their columns lie in. One that names
+            ``exchange`` is told whether the splits of a tile exchange sums through shared memory.
         launch_options: those of them that say how programs are launched; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
@@ -135,6 +139,8 @@ class KernelTemplate:
         """
         if option == "padded":
             return padded_columns(config)
+        if option == "exchange":
+            return int(exchanges_sums(config))
         if option == "tail":
             columns = self.columns(config)
             if padded_columns(config):
@@ -185,6 +191,12 @@ def _pads(template: str) -> bool:
     return template in names() and "padded" in kernel_template(template).constexprs
 
 
+@cache
+def _exchanges(template: str) -> bool:
+    """Whether a kernel's splits may exchange sums; False for other backends' templates."""
+    return template in names() and "exchange" in kernel_template(template).constexprs
+
+
 def padded_columns(config: Config) -> int:
     """Columns of the block, a power of two, of which matrix instructions take only as many as a tile has.
 
@@ -201,6 +213,19 @@ def operands(problem: Problem) -> tuple[str, ...]:
     """Names of a kernel's operands, in order; every kernel has a place for a bias."""
     others = [e.name for e in problem.extras if e.name != "bias"]
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
+
+
+def exchanges_sums(config: Config) -> bool:
+    """Whether the splits of a tile are programs of a cluster, each of which adds up and stores some of its columns.
+
+    Tiles that are stored in parts, in pairs of programs or in two parts add their sums through memory.
+    """
+    if config.split_k not in EXCHANGED_SPLITS or not _exchanges(config.template):
+        return False
+    columns = kernel_template(config.template).columns(config)
+    stored_whole = config.option("epilogue_parts", 1) == 1 and not config.option("pair")
+    room = config.block_m * config.block_n <= EXCHANGED_SUMS and EXCHANGED_COLUMNS * config.split_k <= columns
+    return stored_whole and room and columns <= HALVED_COLUMNS and columns.bit_count() == 1
 
 
 def batch_strides(problem: Problem) -> tuple[str, ...]:

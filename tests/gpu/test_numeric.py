@@ -44,6 +44,11 @@ CONFIGS = (
     Config("ws_tma", 128, 208, 64, 4, 1, 8, 4, (("epilogue_parts", 2),)),
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
     Config("ws_tma", 64, 64, 64, 1, 2, 4, 12, (("ahead", 8),)),
+    Config("ws_tma", 128, 128, 64, 2, 4, 8, 4, (("ahead", 4),)),  # splits that exchange sums
+    Config("ws_tma", 256, 64, 64, 1, 2, 8, 3),
+    Config("ws_tma", 64, 64, 64, 1, 2, 4, 6, (("epilogue_parts", 2),)),  # and others that do not
+    Config("ws_tma_swapped", 16, 64, 64, 1, 2, 4, 14, (("ahead", 8), ("swap_ab", 1))),
+    Config("ws_tma_swapped", 32, 128, 64, 1, 4, 8, 4, (("swap_ab", 1),)),
     Config("ws_tma", 128, 128, 64, 4, 1, 8, 4, (("alternate", 1),)),  # a tile for each group of warps
     Config("ws_tma", 128, 64, 64, 4, 1, 8, 3, (("alternate", 1), ("pair", 1))),
     Config("ws_tma_swapped", 16, 64, 64, 1, 1, 4, 16, (("ahead", 8), ("swap_ab", 1))),

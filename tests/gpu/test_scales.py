@@ -47,6 +47,10 @@ CONFIGS = (
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
     Config("ws_tma_swapped", 16, 64, 128, 1, 1, 4, 16, (("ahead", 8), *SWAPPED)),
     Config("ws_tma_swapped", 32, 128, 128, 1, 1, 8, 7, SWAPPED),
+    Config("ws_tma", 64, 64, 128, 1, 2, 4, 8, (("ahead", 4),)),  # splits that exchange sums
+    Config("ws_tma", 128, 128, 128, 2, 4, 8, 4),
+    Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 14, SWAPPED),
+    Config("ws_tma_swapped", 32, 128, 128, 1, 4, 8, 5, SWAPPED),
     Config("ws_tma", 64, 64, 128, 1, 3, 4, 3),
     Config("ws_tma_swapped", 40, 64, 128, 1, 2, 4, 3, SWAPPED),
     Config("ws_tma_swapped", 96, 128, 128, 1, 1, 8, 4, (("epilogue_parts", 2), *SWAPPED)),

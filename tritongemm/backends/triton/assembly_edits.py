@@ -10,7 +10,9 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   memory of both programs, and tells both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``columns N``: all products have so many columns, of the wider block that Triton has them on.
-- ``meet``: no program of a pair goes on before the other one's barriers are there.
+- ``send``: up to ``sent``, what is stored in shared memory goes to the program of the cluster whose rank ``receiver``
+  holds, and is counted by its barrier, the one that the mark's own arrival names.
+- ``meet``: no program of a cluster goes on before the others' barriers are there.
 - ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
   of others, from which not all kernels gain.
@@ -46,6 +48,8 @@ _OTHERS = (
     f" setp.ge.u32 other, thread, {_MAKERS}; @other barrier.cluster.arrive.relaxed; }}\n"
 )
 _MEET = "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;\n"
+_RECEIVER = "receiver"
+_SEND = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
 _PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 _COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 
@@ -89,6 +93,22 @@ def _fetch_into_cache(found: re.Match[str]) -> str:
     return changed if copies else found[0]
 
 
+def _store_there(found: re.Match[str]) -> str:
+    # A register pair would do for several stores; the assembler finds that they are the same.
+    there = f"mapa.shared::cluster.u32 there, {found['base']}, {_RECEIVER};"
+    return f"{{ .reg .b32 there; {there} {_SEND} [there{found['offset'] or ''}], {found['values']}, [told]; }}"
+
+
+def _send(found: re.Match[str]) -> str:
+    arrival = re.search(_ARRIVE, found["between"])
+    if not arrival:
+        return found[0]
+    tell = f"{{ .reg .b32 told; mapa.shared::cluster.u32 told, {arrival['address']}, {_RECEIVER};"
+    between = _GROUP_BARRIER.sub("", found["between"].replace(arrival[0], tell))
+    sent, stores = _STORE.subn(_store_there, between)
+    return f"{sent}}}" if stores else found[0]
+
+
 def _alone(found: re.Match[str]) -> str:
     return _GROUP_BARRIER.sub("", found["between"]) + found["instruction"]
 
@@ -102,6 +122,7 @@ def _narrow(found: re.Match[str], columns: int) -> str:
 _COLUMNS = re.compile(rf"{_MARK}columns (\d+)\n")
 _PRODUCT = re.compile(r"(?P<begin>wgmma\.mma_async\S*m64)n\d+(?P<middle>k\d+\S*\s+)\{(?P<sums>[^}]*)\}")
 _ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
+_STORE = re.compile(r"st\.shared\.v4\.b32\s+\[\s*(?P<base>%r\d+)(?P<offset>\s*\+\s*\d+)?\s*\], (?P<values>\{[^}]*\});")
 _FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
     r" (?P<operands>\[[^\]]*\], (?P<from>\[[^\]]*\]), \[[^\]]*\]);"
@@ -112,6 +133,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("arrive", _ARRIVE), _arrive),
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
     (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
+    (_behind("send", f"{_MARK}sent\n"), _send),
     (_behind("into L2", f"{_MARK}fetched\n"), _fetch_into_cache),
 )
 
@@ -131,7 +153,9 @@ def edit(assembly: str) -> str:
         narrowed, products = _PRODUCT.subn(partial(_narrow, columns=int(columns[1])), assembly)
         assembly = _COLUMNS.sub("", narrowed) if products else assembly
     met = assembly.replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
-    begin = (_OTHERS if met != assembly else "") + (_FIND_FIRST if _FIRST in met else "")
+    begin = (_OTHERS if "barrier.cluster" in met else "") + (_FIND_FIRST if _FIRST in met else "")
+    if _SEND in met:
+        begin += f"\t.reg .b32 {_RECEIVER};\n"
     met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")

@@ -136,7 +136,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    built = _artifact(job, compiled.metadata, code, edited, cluster=edited and bool(constants.get("PAIR")))
+    built = _artifact(job, compiled.metadata, code, edited, _programs_of_cluster(constants) if edited else 1)
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 
@@ -150,7 +150,14 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
     return attributes
 
 
-def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: bool) -> Artifact:
+def _programs_of_cluster(constants: Mapping[str, Any]) -> int:
+    """Programs that are launched as a cluster: the two of a pair, or the splits of a tile that exchange their sums."""
+    if constants.get("PAIR"):
+        return assembly_edits.PROGRAMS
+    return int(constants["SPLIT_K"]) if constants.get("EXCHANGE") else 1
+
+
+def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: int) -> Artifact:
     """The artifact of a code object, whose status says whether the target has the memory that it needs.
 
     Args:
@@ -158,7 +165,7 @@ def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: bo
         meta: what Triton says of the code object.
         code: the code object.
         edited: marks in its assembly were carried out.
-        cluster: two programs each are launched as a cluster.
+        cluster: programs that are launched as a cluster.
     """
     found, limit = code_object.read(code)[0], job.identity["lds"]
     shared = max(int(meta.shared), found.shared)
@@ -173,7 +180,7 @@ def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: bo
         launch={
             "dynamic_shared": int(meta.shared),
             "edited": edited,
-            "cluster": assembly_edits.PROGRAMS if cluster else 1,
+            "cluster": cluster,
             "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },

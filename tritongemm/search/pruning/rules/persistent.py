@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import (
     PADDED_STEP,
+    exchanges_sums,
     in_halves,
     kernel_template,
     odd_block,
@@ -18,7 +19,7 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
-from tritongemm.search.cost_model.waves import count_tiles
+from tritongemm.search.cost_model.waves import PARTIAL_BYTES, count_tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]
 
@@ -53,8 +54,11 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
         elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         slot += factor_bytes(config, problem)
+        sums = rows * width * PARTIAL_BYTES * (config.split_k - 1) // config.split_k if exchanges_sums(config) else 0
+        if exchanges_sums(config):
+            columns //= config.split_k
         groups = 2 if config.option("alternate") else 1  # with a tile each
-        return slots * slot + groups * rows * columns * problem.c.bytes + RING_BARRIER_BYTES
+        return slots * slot + groups * rows * columns * problem.c.bytes + sums + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     if used(slots, parts) > room:

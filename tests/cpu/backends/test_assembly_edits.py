@@ -14,6 +14,7 @@ from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -30,6 +31,8 @@ PAIR = Config("ws_tma", 64, 64, 128, 4, num_warps=4, num_stages=4, options=(("pa
 HIGH_PAIR = replace(PAIR, block_m=128, block_n=32, num_warps=8)
 ALONE = Config("ws_tma", 128, 32, 128, 4, num_warps=8, num_stages=4)
 AHEAD = Config("ws_tma", 64, 32, 128, 1, num_warps=4, num_stages=12, options=(("ahead", 8),))
+
+EXCHANGING = Config("ws_tma", 64, 64, 128, 1, split_k=2, num_warps=4, num_stages=4)
 
 
 def scaled(m: int = 4096) -> Problem:
@@ -68,6 +71,50 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         removed = before.count("bar.sync") - after.count("bar.sync")
         assert removed >= arrivals, "no group waits for its threads before it arrives"
         assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
+
+
+@pytest.mark.parametrize("split", [2, 4])
+def test_splits_send_each_other_their_columns(split: int) -> None:
+    """All that is stored between the marks goes to another program, nothing else: 64 x 64 floats over the splits."""
+    config = replace(EXCHANGING, split_k=split)
+    built, before, after = compiled(config, scaled(64))
+    assert built.launch["cluster"] == split
+    stores = 64 * 64 // split // (128 * 4)  # of 16 bytes a thread, to each other program
+    sent = "".join(re.findall(r"// tritongemm: send\n(.*?)// tritongemm: sent\n", before, re.DOTALL))
+    assert sent.count("st.shared.v4.b32") == stores * (split - 1)
+    assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
+    assert before.count("st.shared") - after.count("st.shared") == stores * (split - 1)
+    assert after.count("mapa.shared::cluster.u32 told") == split - 1
+
+
+@pytest.mark.parametrize(
+    ("config", "exchanges"),
+    [
+        (EXCHANGING, True),
+        (replace(EXCHANGING, split_k=3), False),
+        (replace(EXCHANGING, split_k=1), False),
+        (replace(EXCHANGING, block_n=96), False),  # in two parts
+        (replace(EXCHANGING, block_n=112), False),  # padded
+        (replace(EXCHANGING, options=(("pair", 1),)), False),
+        (replace(EXCHANGING, options=(("epilogue_parts", 2),)), False),
+        (replace(EXCHANGING, block_m=128, block_n=256, num_warps=8), False),  # its sums want too much shared memory
+        (Config("ws_tma_swapped", 16, 64, 128, split_k=2, num_warps=4), True),
+        (
+            Config("ws_tma_swapped", 16, 64, 128, split_k=4, num_warps=4),
+            False,
+        ),  # 4 columns are less than an instruction's
+        (Config("tma", 64, 64, 128, split_k=2, num_warps=4), False),
+        (Config("gemm", 64, 64, 128, split_k=2, num_warps=4, backend="ck"), False),
+    ],
+)
+def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
+    assert exchanges_sums(config) == exchanges
+
+
+def test_splits_without_blocks_of_their_own_exchange_nothing() -> None:
+    triton = registry.get(KernelBackend, "triton")
+    short = replace(scaled(64), k=128)
+    assert "all have blocks of K" in triton.check(EXCHANGING, short, SM90).reason
 
 
 def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]]) -> None:

@@ -149,8 +149,8 @@ def roles(m: int, stages: int, **options: int) -> Config:
         (
             "overlap",
             64,
-            [roles(64, 12, ahead=8), roles(64, 8, ahead=0)],
-            [roles(64, 12, ahead=0), roles(64, 8, ahead=8)],
+            [roles(64, 12, ahead=8), roles(64, 12, ahead=4), roles(64, 8, ahead=4)],
+            [roles(64, 12, ahead=2), roles(64, 8, ahead=0), roles(64, 8, ahead=8)],
         ),
         ("alternate", 4096, [tile(128, 128, template="ws_tma", alternate=1)], [roles(128, 4, alternate=1)]),
         ("alternate", 256, [roles(128, 4, alternate=0)], [tile(128, 128, template="ws_tma", alternate=1)]),
@@ -163,10 +163,17 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
 
 
-@pytest.mark.parametrize(("m", "k", "tried"), [(64, 16384, True), (64, 4096, False), (128, 16384, False)])
-def test_weights_come_ahead_into_a_ring_of_usual_depth_where_sums_are_long(m: int, k: int, tried: bool) -> None:
-    assert ("overlap" not in reasons(roles(64, 8, ahead=8), Problem(m, 8192, k), SM90)) == tried
-    assert "overlap" not in reasons(roles(64, 8, ahead=0), Problem(m, 8192, k), SM90)
+@pytest.mark.parametrize(("m", "ahead"), [(64, 4), (128, 4), (256, 2), (512, 0)])
+def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_256_rows(m: int, ahead: int) -> None:
+    problem = Problem(m, 8192, 4096)
+    kept = [n for n in (0, 2, 4, 8) if "overlap" not in reasons(roles(64, 8, ahead=n), problem, SM90)]
+    assert kept == [ahead]
+
+
+def test_an_early_start_wants_compute_units_that_are_busy() -> None:
+    early = tile(64, 64, template="tma", ahead=2, early=1)
+    for n, kept in ((3072, False), (7168, True), (24576, True)):
+        assert ("overlap" not in reasons(early, Problem(64, n, 4096), SM90)) == kept
 
 
 def test_small_tiles_in_two_parts_scale_no_sums() -> None:

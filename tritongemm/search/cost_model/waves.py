@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tritongemm.codegen.template_facts import exchanges_sums, search_facts
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -96,12 +96,9 @@ def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: f
 
     Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
     kernel costs, unless the parts say by themselves that they are there; then one program reads them, waiting for each.
-    Where programs of a cluster exchange sums, all parts go from shared memory to shared memory at once.
     """
     if last.shared <= 1:
         return 0.0
-    if exchanges_sums(config):
-        return config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
     latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
     owned = ceil(count_tiles(config, problem) / target.compute_units) if config.split_k > 1 else 1
     told = 0.0 if config.option("poll") else target.launch_us * 1e-6

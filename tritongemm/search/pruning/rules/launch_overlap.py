@@ -16,9 +16,10 @@ from tritongemm.search.pruning.rules.persistent import RING_SLOTS_LIMIT
 EARLY_START_ROWS = 64
 # In problems of more rows (or columns) what comes before the first product hardly matters.
 FETCH_AHEAD_ROWS = 256
-# Blocks that the warp that fetches brings into L2 ahead of a ring of the usual depth. On an H100 128 x 7168 x 2048 in
-# tiles of 128 x 64 took 7.8 us with four of them, 8.5 with none and 8.4 with eight.
-FETCHED_AHEAD = 4
+# Blocks that the warp that fetches brings into L2 ahead of a ring of the usual depth, by the rows (or columns) of
+# problems. On an H100 128 x 7168 x 2048 in tiles of 128 x 64 took 7.8 us with four, 8.5 with none and 8.4 with eight;
+# 256 x 7168 x 2048 in pairs of 128 x 128 9.6 with two, 9.8 with four and 10.3 with none.
+FETCHED_AHEAD = ((128, 4), (FETCH_AHEAD_ROWS, 2))
 
 
 def overlap(config: Config, problem: Problem, target: Target) -> str | None:
@@ -31,10 +32,10 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     if "warp_roles" in search_facts(config.template).rules:
         # The warp that fetches starts early by itself, and so can its first weights.
-        ahead, few = config.option("ahead"), min(problem.m, problem.n) <= FETCH_AHEAD_ROWS
-        if few and config.num_stages > RING_SLOTS_LIMIT:
-            return None if ahead else f"no blocks ahead of {config.num_stages} slots"
-        usual = FETCHED_AHEAD if few else 0
+        ahead, rows = config.option("ahead"), min(problem.m, problem.n)
+        usual = next((blocks for limit, blocks in FETCHED_AHEAD if rows <= limit), 0)
+        if usual and config.num_stages > RING_SLOTS_LIMIT:
+            return None if ahead >= usual else f"{ahead} blocks ahead of {config.num_stages} slots"
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
     rows = min(problem.m, problem.n)
@@ -53,5 +54,5 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return f"an early start of {readers} tiles that read the same blocks"
     # Programs of the next kernel go where there is most room: on compute units that are idle now, two on each.
     programs, units = count_tiles(config, problem) * config.split_k, target.compute_units
-    level = 9 * units < 10 * programs <= 10 * units
-    return None if ahead and level else f"an early start, {ahead} blocks ahead, of {programs} programs on {units} CUs"
+    busy = 4 * programs > 3 * units
+    return None if ahead and busy else f"an early start, {ahead} blocks ahead, of {programs} programs on {units} CUs"

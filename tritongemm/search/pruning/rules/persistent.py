@@ -29,7 +29,7 @@ SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # Slots of a ring that were enough on an H200, and where there are so few rows (or columns) that weights alone take the
 # time, which come in faster the more of them are under way. Beyond the first, search spaces name every other depth.
 RING_SLOTS_LIMIT, DEEP_RING_LIMIT = 8, 16
-FEW_ROWS = 128
+FEW_ROWS = 256
 # The same of a padded tile, that has no factors: 128 x 224 with two sums of all was a tenth faster than any other on an
 # H200, at 1024x7168x16384 in fp8.
 PADDED_SUMS_LIMIT = 224

@@ -141,8 +141,8 @@ def roles(m: int, stages: int, **options: int) -> Config:
         (
             "overlap",
             64,
-            [tile(64, 64, template="tma", ahead=1, early=1)],
-            [tile(32, 128, 2, template="tma", ahead=1, early=1)],
+            [tile(64, 64, template="tma", ahead=2, early=1)],
+            [tile(32, 128, 2, template="tma", ahead=2, early=1)],
         ),
         ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
         ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
@@ -171,9 +171,11 @@ def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_256_rows(m: int, ahea
 
 
 def test_an_early_start_wants_compute_units_that_are_busy() -> None:
-    early = tile(64, 64, template="tma", ahead=2, early=1)
-    for n, kept in ((3072, False), (7168, True), (24576, True)):
-        assert ("overlap" not in reasons(early, Problem(64, n, 4096), SM90)) == kept
+    """Two blocks of B come ahead where there is a round of programs at most, one where there are more."""
+    for n, blocks in ((3072, []), (7168, [2]), (24576, [1])):
+        early = [tile(64, 64, template="tma", ahead=ahead, early=1) for ahead in (0, 1, 2)]
+        kept = [c.option("ahead") for c in early if "overlap" not in reasons(c, Problem(64, n, 4096), SM90)]
+        assert kept == blocks
 
 
 def test_small_tiles_in_two_parts_scale_no_sums() -> None:

@@ -54,5 +54,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return f"an early start of {readers} tiles that read the same blocks"
     # Programs of the next kernel go where there is most room: on compute units that are idle now, two on each.
     programs, units = count_tiles(config, problem) * config.split_k, target.compute_units
-    busy = 4 * programs > 3 * units
-    return None if ahead and busy else f"an early start, {ahead} blocks ahead, of {programs} programs on {units} CUs"
+    usual = 0 if 4 * programs <= 3 * units else 2 if programs <= units else 1
+    if usual and ahead == usual:
+        return None
+    return f"an early start, {ahead} blocks ahead, of {programs} programs on {units} CUs"

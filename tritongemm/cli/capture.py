@@ -23,13 +23,13 @@ def main(argv: Sequence[str]) -> int:
     p = arguments.Parser(
         prog="python -m tritongemm.capture",
         usage="%(prog)s [-o FILE] {app.py | -m MODULE} [ARGUMENT ...]",
-        description="Run a program, and write the sizes of what it asks PyTorch to multiply.",
+        description="Run a program and record the sizes of the GEMMs that it asks PyTorch for.",
     )
     p.add_argument("-o", "--output", type=arguments.output, metavar="FILE",
                    help="YAML of sizes, or, if it ends in .csv, AITER's untuned sizes; counts are added to those that "
                    "are there (shapes.yaml; none where AITER_TUNE_GEMM=1)")  # fmt: skip
     p.add_argument("-m", "--module", nargs=argparse.REMAINDER, metavar="MODULE",
-                   help="run a module, as python -m does; all that follows is the program's")  # fmt: skip
+                   help="run a module, as python -m does; all later arguments go to the program")  # fmt: skip
     p.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a script with its arguments")
     args = p.parse_args(list(argv))
     words: list[str] = args.module if args.module is not None else args.program

@@ -81,17 +81,17 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> arguments.Parser:
     p = arguments.Parser(
         prog="python -m tritongemm.check",
-        description="Say which tuned results still hold for this toolchain, these libraries and this GPU.",
+        description="Report which tuned results are still valid for this toolchain, these libraries and this GPU.",
     )
-    p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a library of kernels")
+    p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a kernel library")
     p.add_argument("--repair", action="store_true",
-                   help="race what does not hold again, beside what was fast near it; the rest stays")  # fmt: skip
+                   help="race invalid results again, with fast configs of the nearest sizes")  # fmt: skip
     p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
-                   help="the GPUs that race, each the next result when it is free (default: all)")  # fmt: skip
+                   help="GPUs that race results in parallel (default: all)")  # fmt: skip
     p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
-                   help="processes that compile (default: one a core)")  # fmt: skip
+                   help="number of compiler processes (default: one per core)")  # fmt: skip
     p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S",
-                   help="seconds that one compile, or one request to the GPU, may take (default 60)")  # fmt: skip
+                   help="time limit of one compile, or of one request to the GPU, in seconds (default 60)")  # fmt: skip
     return p
 
 
@@ -111,7 +111,7 @@ def _read(path: Path) -> _Source:
         claims = [Claim(row.record) for row in found.rows if row.record is not None]
         damaged = [row.reason for row in found.damaged]
     if not claims and not damaged:
-        raise InputError(f"{path}: holds no tuned result; tune it first")
+        raise InputError(f"{path}: contains no tuned result; tune it first")
     return _Source(path, tuple(claims), tuple(damaged))
 
 

@@ -45,7 +45,7 @@ class Cluster:
             InputError: the clock asked for works on this host alone.
         """
         if isinstance(registry.get(Timer, protocol.timer), ExternalTimer):
-            raise InputError(f"--profiler {protocol.timer} times on this host alone; leave it or --ray out")
+            raise InputError(f"--profiler {protocol.timer} times only on this host; omit it or --ray")
         machine = self.machine
         return [
             partial(GpuEvaluator, machine.target, machine.vendor, number, protocol, timeout, process)

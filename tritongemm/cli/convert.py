@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             f"not whole: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
         )
     if not (told.told or found.merged):
-        raise InputError(f"{output}: none of {len(found.records)} results could be told as {format_.title}")
+        raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
     print(f"{output}: {merged}{told.told} of {len(found.records)} results told as {format_.title}")
     return door.WRONG if found.damaged else door.DONE
@@ -73,14 +73,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> arguments.Parser:
     p = arguments.Parser(
-        prog="python -m tritongemm.convert", description="Tell results in another format, or merge files of one format."
+        prog="python -m tritongemm.convert",
+        description="Write results in another format, or merge files of one format.",
     )
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, or files to merge")
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
-                   help="the file that is written; what it holds already and is not told anew stays")  # fmt: skip
+                   help="output file; its existing rows for other problems are kept")  # fmt: skip
     p.add_argument("--to", default="", metavar="NAME", help="format of OUT (default: by its contents or its name)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that do not say it, such as AITER's with M, N and K alone")  # fmt: skip
+                   help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
     return p
 
 

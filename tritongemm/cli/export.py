@@ -16,11 +16,15 @@ from tritongemm.workloads import sizes
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    p = arguments.Parser(prog="python -m tritongemm.export", description="Write tuned kernels as a manifest.")
+    p = arguments.Parser(
+        prog="python -m tritongemm.export", description="Write tuned kernels as code objects with a manifest."
+    )
     p.add_argument("results", type=arguments.path, metavar="FILE", help="results of python -m tritongemm.tune")
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="DIR",
                    help="folder for kernels.csv and the code objects")  # fmt: skip
-    p.add_argument("--target", metavar="ARCH", help="only results for it; default: this machine's GPU, or gfx942")
+    p.add_argument(
+        "--target", metavar="ARCH", help="write only results for this target (default: this machine's GPU, or gfx942)"
+    )
     args = p.parse_args(options.normalised(argv))
     found = sizes.from_results(Path(args.results), Defaults())
     records = [r.record for r in found.rows if r.record is not None]

@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> arguments.Parser:
-    p = arguments.Parser(prog="python -m tritongemm.gradlib", description="Tune as gradlib's and AITER's tuners do.")
+    p = arguments.Parser(
+        prog="python -m tritongemm.gradlib", description="Tune with the flags of gradlib's and AITER's tuners."
+    )
     _add_files(p)
     _add_sizes(p)
     _add_search(p)
@@ -62,19 +64,19 @@ def _add_files(p: argparse.ArgumentParser) -> None:
     """Add the options that name files, and say what of them stays."""
     g = p.add_argument_group("files")
     g.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
-        help="sizes to tune, or results to tune anew with --all")  # fmt: skip
+        help="sizes to tune, or results to tune again with --all")  # fmt: skip
     g.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output_file, metavar="CSV",
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
     g.add_argument(
-        "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="every candidate, as tune writes them"
+        "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="a CSV of every candidate, as of tune"
     )
-    g.add_argument("--all", action="store_true", help="tune anew what the output tells already")
+    g.add_argument("--all", action="store_true", help="tune sizes again that the output already has")
     g.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
         help="sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
         "new rows are the last)")  # fmt: skip
     g.add_argument("--batch", type=arguments.size, default=100, metavar="N",
-        help="sizes after which the original writes; here every result is kept as it comes (%(default)s)")  # fmt: skip
+        help="accepted and ignored: every result is stored at once (%(default)s)")  # fmt: skip
 
 
 def _add_sizes(p: argparse.ArgumentParser) -> None:
@@ -83,15 +85,15 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
     g.add_argument("--family", type=options.family, metavar="NAME",
         help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
         "and K alone is of, as of tune")  # fmt: skip
-    g.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
-    g.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
+    g.add_argument("--indtype", choices=_DTYPES, help="type of A and B for all sizes")
+    g.add_argument("--outdtype", choices=_DTYPES, help="type of C for all sizes (default: that of --indtype)")
     g.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
     g.add_argument(
         "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
     )
     g.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
     g.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
-    g.add_argument("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
+    g.add_argument("--batch_size", metavar="N", help="factor of --nsets, as of tune")
 
 
 def _add_search(p: argparse.ArgumentParser) -> None:
@@ -100,10 +102,10 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--libtype",
         metavar="B,…",
-        help="backends that race, as of tune; all, the default, are those that compile quickly",
+        help="backends that race, as of tune; all (the default) means those that compile quickly",
     )
     g.add_argument("-k", "--splitK", action="store_true",
-        help="try splits along K, where --family names another one than bf16; elsewhere they always are")  # fmt: skip
+        help="try split-K; without --family, and for bf16, it is always tried")  # fmt: skip
     g.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
     g.add_argument(
         "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
@@ -122,9 +124,12 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
         "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
     )
     g.add_argument(
-        "--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune"
+        "--timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="time limit of a compile or a candidate in seconds, as of tune",
     )
-    g.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
+    g.add_argument("-v", "--verbose", action="store_true", help="print the outcome of each candidate")
 
 
 def _flag(text: str) -> bool:
@@ -160,10 +165,10 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
         InputError: sizes come from nowhere or from two places, or a file can't be changed as asked.
     """
     if (args.untune_file is None) == (args.model_dir is None):
-        raise InputError("name a file of sizes with -i, or a model with --model_dir, one of them")
+        raise InputError("name either a file of sizes with -i, or a model with --model_dir")
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
     if of_model and args.model_dir is None:
-        raise InputError(f"--{of_model[0]} says what sizes --model_dir gives, and -i names a file of them instead")
+        raise InputError(f"--{of_model[0]} needs --model_dir; -i names a file of sizes instead")
     words = [
         "-o",
         str(output),

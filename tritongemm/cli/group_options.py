@@ -1,4 +1,4 @@
-"""The options that make of a GEMM products of groups of rows, as a mixture of experts has them."""
+"""The options of a grouped GEMM, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tritongemm.core.group_rows import GROUP_FORMS, MOST_GROUPS, SPREADS
 
 
 def add_group_options(g: argparse._ArgumentGroup) -> None:
-    """Add the options that make of the GEMM products of groups of rows, as a mixture of experts has them."""
+    """Add the options of a grouped GEMM, as in a mixture of experts."""
     g.add_argument(
         "--groups",
         type=arguments.whole(1, MOST_GROUPS),
         default=1,
         metavar="G",
-        help="products of G groups of rows with a B each (a mixture of experts); -m is the rows of all (default 1)",
+        help="grouped GEMM of G groups, each with its own B (mixture of experts); -m is the total rows (default 1)",
     )
     g.add_argument(
         "--group-form",
         choices=GROUP_FORMS,
         default=GROUP_FORMS[0],
-        help="contiguous: the rows of each group behind those of the last; masked: room for --room rows each (default "
+        help="contiguous: the rows of the groups follow each other; masked: room for --room rows per group (default "
         "%(default)s)",
     )
     g.add_argument(
@@ -30,20 +30,20 @@ def add_group_options(g: argparse._ArgumentGroup) -> None:
         type=arguments.spread,
         default=SPREADS[0],
         metavar="HOW",
-        help="rows of each group while it is tuned: uniform, skewed (few groups have most of them), or captured ones "
-        "with commas between, such as 7,0,33 (default %(default)s)",
+        help="how rows are spread over groups in tuning: uniform, skewed (few groups have most rows), or "
+        "comma-separated captured rows per group, such as 7,0,33 (default %(default)s)",
     )
     g.add_argument(
         "--room",
         type=arguments.size,
         default=0,
         metavar="ROWS",
-        help="rows that each group of the masked form has room for",
+        help="rows that each group has room for in the masked form",
     )
 
 
 def read_groups(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options were given, by the names of `Defaults`."""
+    """The values of the options, by the field names of `Defaults`."""
     given = args.spread
     spread, counts = (given, ()) if isinstance(given, str) else ("captured", given)
     return {

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     """All options."""
     p = arguments.Parser(
         prog="python -m tritongemm.launch_plan",
-        description="Write a config's code object and the plan of its launch, without a GPU.",
+        description="Write a config's code object and launch parameters as files, without a GPU.",
     )
     g = p.add_argument_group("what to run")
     options.problem_options(g)
@@ -68,17 +68,17 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest that "
                    "a plan can hold")  # fmt: skip
     g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
-                   help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
+                   help="backend of the kernels, without --config (default %(default)s)")  # fmt: skip
     g.add_argument(
         "--manifest",
         type=arguments.path,
         action="append",
         default=[],
         metavar="FILE",
-        help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)",
+        help="manifest of assembly kernels; may be repeated (default: TRITONGEMM_ASM_MANIFESTS)",
     )
     g.add_argument("--all", type=arguments.whole(0, arguments.LARGEST_SIZE), default=0, metavar="N",
-                   help="the N configs predicted fastest, and each template's best")  # fmt: skip
+                   help="write the N configs predicted fastest, and the best of each template")  # fmt: skip
     g = p.add_argument_group("result")
     g.add_argument(
         "-o",
@@ -86,13 +86,17 @@ def parser() -> argparse.ArgumentParser:
         type=arguments.output,
         required=True,
         metavar="DIR",
-        help="folder for the files; made where it is missing",
+        help="folder for the files; created if it is missing",
     )
     g.add_argument(
-        "--timeout", type=arguments.seconds, default=60.0, metavar="S", help="seconds one compile may take (default 60)"
+        "--timeout",
+        type=arguments.seconds,
+        default=60.0,
+        metavar="S",
+        help="time limit of one compile in seconds (default 60)",
     )
     g.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
-                   help="compiler processes (default: all cores)")  # fmt: skip
+                   help="number of compiler processes (default: one per core)")  # fmt: skip
     return p
 
 

@@ -40,16 +40,16 @@ def _parser() -> arguments.Parser:
         "compiler.",
     )
     actions = p.add_subparsers(required=True, metavar="{build,merge,list,verify}", parser_class=arguments.Parser)
-    build = actions.add_parser("build", help="compile the winners of results files, and write a library of them")
+    build = actions.add_parser("build", help="compile the winners of results files and write them as a library")
     build.add_argument("results", nargs="+", type=arguments.path, metavar="FILE",
                        help="results of python -m tritongemm.tune")  # fmt: skip
-    merge = actions.add_parser("merge", help="add libraries to one another; of two results the faster counts")
+    merge = actions.add_parser("merge", help="merge libraries; of two results the faster is kept")
     merge.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
     for one in (build, merge):
         one.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
-                         help="a folder, or an archive where the name ends in .zip")  # fmt: skip
-    several = [actions.add_parser("list", help="print what libraries hold")]
-    several.append(actions.add_parser("verify", help="read every code object, and say which are damaged"))
+                         help="a folder, or an archive if the name ends in .zip")  # fmt: skip
+    several = [actions.add_parser("list", help="print the entries of libraries")]
+    several.append(actions.add_parser("verify", help="read every code object and report damaged ones"))
     for one in several:
         one.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
     for one, run in zip((build, merge, *several), (_build, _merge, _list, _verify), strict=True):

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     p = arguments.Parser(
         prog="python -m tritongemm.lookup",
-        description="Tell which row of tuned files serves x [M, K] @ w [N, K].T; no GPU is needed.",
+        description="Print which row of tuned files serves x [M, K] @ w [N, K].T; no GPU is needed.",
     )
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
     options.problem_options(p.add_argument_group("the call; w is column-major, as a linear layer's weight is"))
@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("the device")
     known = ", ".join(target_files.target_names())
     g.add_argument("--target", metavar="ARCH", help=f"default: this machine's GPU, or gfx942; {known}")
-    g.add_argument("--compute-units", type=arguments.size, metavar="N", help="how many it has (default: the target's)")
+    g.add_argument(
+        "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
+    )
     return p
 
 

@@ -1,4 +1,4 @@
-"""The options of a command that takes its sizes from a model."""
+"""The options of commands that take sizes from a model's config.json."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST_VALUES = 10_000  # of M
 
 
 def add_model_options(g: argparse._ArgumentGroup) -> None:
-    """Add the options that name a model, and how it is served."""
+    """Add the options that name a model and its deployment."""
     g.add_argument(
         "--model-dir",
         type=arguments.path,
         metavar="DIR",
-        help="the linear layers of the model whose config.json lies there, as one of --tp GPUs runs them",
+        help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them",
     )
     g.add_argument(
         "--tp", type=arguments.whole(1, _MOST_GPUS), metavar="N", help="GPUs that share each layer (default 1)"
@@ -30,16 +30,18 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
         type=_numbers,
         nargs="+",
         metavar="M",
-        help=f"numbers of tokens, which are M (default {','.join(map(str, DEFAULT_TOKENS))})",
+        help=f"numbers of tokens, used as M (default {','.join(map(str, DEFAULT_TOKENS))})",
     )
-    g.add_argument("--batch-size", type=arguments.size, metavar="N", help="times each of these (default 1)")
-    g.add_argument("--indtype", dest="dtype_a", metavar="DTYPE", help="AITER's name of -dtype_a")
-    g.add_argument("--outdtype", dest="dtype_c", metavar="DTYPE", help="AITER's name of -dtype_c")
-    g.add_argument("--all-bias", action="store_true", help="each layer with a bias and without, whatever the model has")
+    g.add_argument(
+        "--batch-size", type=arguments.size, metavar="N", help="multiply each number of tokens by N (default 1)"
+    )
+    g.add_argument("--indtype", dest="dtype_a", metavar="DTYPE", help="AITER's name for -dtype_a")
+    g.add_argument("--outdtype", dest="dtype_c", metavar="DTYPE", help="AITER's name for -dtype_c")
+    g.add_argument("--all-bias", action="store_true", help="tune each layer with and without a bias")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Numbers with commas between.
+    """Comma-separated sizes.
 
     Raises:
         argparse.ArgumentTypeError: one is no size, or they are too many.
@@ -51,7 +53,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def complain_of_model(args: argparse.Namespace) -> str:
-    """What can't be asked for with a model, or without one; "" where all is well."""
+    """Why the options contradict each other with respect to --model_dir; "" if they do not."""
     given = [
         name
         for name, is_given in (
@@ -69,7 +71,7 @@ def complain_of_model(args: argparse.Namespace) -> str:
     if others:
         return "--model_dir and -m, -n, -k or a file of sizes exclude each other; name values of M with --nsets"
     if args.col_a or args.bias_vector:
-        return "the layouts and biases of a model's layers are its own: leave -col_a and --bias_vector out"
+        return "a model defines the layouts and biases of its layers: omit -col_a and --bias_vector"
     return ""
 
 

@@ -56,40 +56,42 @@ def _this_machine(args: argparse.Namespace) -> Machine:
 def _parser() -> arguments.Parser:
     p = arguments.Parser(
         prog="python -m tritongemm.optimize",
-        description="Tune what takes most of a job's time: from a log of what it called to kernels that gained.",
+        description="Tune the GEMMs that take most of a job's time, from its BLAS log, and keep those that got faster.",
         epilog="logs: " + "; ".join(log.title for log in registry.every(CallLog)) + "; or a captured workload",
     )
     known = ", ".join(target_files.target_names())
     p.add_argument("log", nargs="?", type=arguments.path, metavar="LOG",
-                   help="what the job called; not needed where the folder has been made already")  # fmt: skip
+                   help="log of the job's calls; may be omitted to continue an existing campaign")  # fmt: skip
     p.add_argument("-o", "--output-dir", dest="output", type=arguments.output, default="tunings", metavar="DIR",
                    help="the campaign's folder (default %(default)s)")  # fmt: skip
     p.add_argument("-a", "--architecture", dest="target", metavar="ARCH",
                    help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
-                   help=f"tune what takes at least so much of the time (default {THRESHOLD})")  # fmt: skip
+                   help=f"tune GEMMs that take at least this share of the time (default {THRESHOLD})")  # fmt: skip
     p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
-                   help="numbers of the GPUs to use (default: all)")  # fmt: skip
+                   help="ordinals of the GPUs to use (default: all)")  # fmt: skip
     p.add_argument("--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N",
-                   help="use so many GPUs, of this machine or of the cluster (default: all)")  # fmt: skip
+                   help="number of GPUs to use, of this machine or of the cluster (default: all)")  # fmt: skip
     p.add_argument("--ray", type=arguments.path, metavar="ADDRESS",
                    help="use the GPUs of a Ray cluster's hosts: auto, or HOST:PORT of its head")  # fmt: skip
-    p.add_argument("--only", choices=STAGES, help="do this stage, also where it is done")
+    p.add_argument("--only", choices=STAGES, help="run only this stage, even if it is done")
     p.add_argument("--with", dest="others", type=arguments.path, action="append", default=[], metavar="RESULTS",
-                   help="results of another campaign, which the stage merge merges in; may be given again")  # fmt: skip
+                   help="results of another campaign to merge in the stage merge; may be repeated")  # fmt: skip
     p.add_argument("--no-resume", dest="resume", action="store_false",
-                   help="tune anew what is tuned already, which is set aside")  # fmt: skip
-    p.add_argument("--log-summary", action="store_true", help="print what takes the job's time")
+                   help="tune again and set the existing results aside")  # fmt: skip
+    p.add_argument("--log-summary", action="store_true", help="print the GEMMs with their shares of the job's time")
     strategies = registry.names(Strategy)
-    p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="the search (default %(default)s)")
+    p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="search strategy (default %(default)s)")
     p.add_argument("--population", type=arguments.whole(1, 1_000_000), metavar="N",
-                   help="configs of a generation, of a strategy that has generations")  # fmt: skip
-    p.add_argument("--generations", type=arguments.whole(1, 1_000_000), metavar="N", help="most of them")
+                   help="configs per generation, for a strategy with generations")  # fmt: skip
+    p.add_argument(
+        "--generations", type=arguments.whole(1, 1_000_000), metavar="N", help="maximum number of generations"
+    )
     p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm.tune")
     p.add_argument("--libtype", metavar="B,…", help="as of tritongemm.tune")
     p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N", help="as of tritongemm.tune")
     p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S", help="as of tritongemm.tune")
-    p.add_argument("--verbose", action="store_true", help="say what became of each candidate")
+    p.add_argument("--verbose", action="store_true", help="print the outcome of each candidate")
     return p
 
 
@@ -98,7 +100,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     args = parser.parse_args(options.normalised(argv))
     if args.devices and args.ngpus:
-        parser.error("--devices and --ngpus exclude each other: the one names GPUs, the other counts them")
+        parser.error("--devices and --ngpus exclude each other: the first names GPUs, the second gives their number")
     if args.devices and args.ray is not None:
         parser.error(
             "--devices counts the GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used"
@@ -107,9 +109,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         return args
     own = registry.get(Strategy, args.strategy).population
     if not own:
-        parser.error(f"--population and --generations are of strategies with generations; {args.strategy} has none")
+        parser.error(f"--population and --generations need a strategy with generations; {args.strategy} has none")
     if args.budget is not None and args.generations is not None:
-        parser.error("--generations and --budget exclude each other: both say how many configs are tried")
+        parser.error("--generations and --budget exclude each other: both limit the number of configs")
     args.population = args.population or own
     if args.generations is not None:
         args.budget = (args.population * args.generations, 0.0)

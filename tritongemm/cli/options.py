@@ -27,21 +27,21 @@ examples:
   python -m tritongemm.tune --gemm_size_file sizes.yaml --compare -o tuned.yaml
   python -m tritongemm.tune --gemm_size_file tuned.yaml --compare_wo_tuning
 
-Options may be written with _ or -. Without a GPU, or with --target naming another one, kernels are compiled for
-real, ranked by an analytical model and checked by Triton's interpreter; such results say "timer: model".
+Options may be written with _ or -. Without a GPU, or with --target naming another one, kernels are really
+compiled, ranked by a cost model and verified by Triton's interpreter; such results have "timer: model".
 """
 
 
 class _Parser(arguments.Parser):
-    """A parser whose help ends with the families, backends and timers that there are."""
+    """A parser whose help ends with the lists of families, backends, strategies and timers."""
 
     def format_help(self) -> str:
-        """The help; plug-ins are imported for it alone, not by a run."""
+        """The help text; only this imports all plug-ins, a run does not."""
         lists = (
             _list_families(),
             _list_backends(),
             _list_others("strategies (--strategy):", Strategy),
-            _list_others("clocks (--profiler):", Timer),
+            _list_others("timers (--profiler):", Timer),
         )
         self.epilog = "\n".join([*("\n".join([*lines, ""]) for lines in lists), EXAMPLES])
         return super().format_help()
@@ -69,7 +69,7 @@ def _list_others(title: str, kind: type[Plugin]) -> Iterator[str]:
 
 
 def _summary(plugin: Plugin) -> str:
-    """What a plug-in's class says of itself, up to the first semicolon or the end of its line."""
+    """The first line of the plug-in class's docstring, up to a semicolon."""
     first = (type(plugin).__doc__ or "").strip().splitlines()[:1]
     return "".join(first).rstrip(".").partition(";")[0]
 
@@ -84,11 +84,13 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--shared", choices=("a", "b"), default="", help="the operand that all products of a batch share")
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(
-        "-col_b", "--col-b", action="store_true", help="B is stored column-major, as the weight of a linear layer is"
+        "-col_b", "--col-b", action="store_true", help="B is stored column-major, like the weight of a linear layer"
     )
     for operand in "abc":
         flag = f"dtype_{operand}"
-        text = f"type of {operand.upper()}: fp16, bf16, fp32 (computed as tf32), int8, or the target's own fp8 or bf8"
+        text = (
+            f"type of {operand.upper()}: fp16, bf16, fp32 (computed as tf32), int8, fp8 or bf8 (the target's encoding)"
+        )
         g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
     g.add_argument(
         "--bias-vector",
@@ -96,24 +98,24 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         const="m",
         choices=("m", "n"),
         default=None,
-        help="add a bias: m is one value for each row of C (if you name neither), n is one for each column",
+        help="add a bias: m is one value per row of C (the default without a value), n is one per column",
     )
     g.add_argument(
         "--family",
         type=family,
         default=DEFAULT_FAMILY,
         metavar="NAME",
-        help="what is computed, with which scales and in which order of B: one of those listed below (default "
-        "%(default)s)",
+        help="types and scales of the GEMM and layout of B: one of the families listed below (default %(default)s)",
     )
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
-                   help="what has a scale: an operand (tensor), a row or column (row), 1 x 128 of A and 128 x 128 of "
-                   "B (block), 1 x 128 (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
+                   help="granularity of the scale factors: per operand (tensor), per row of A and column of B (row), "
+                   "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
+                   "_rows: factors stored as [rows, K / 128] (default: the family's)")  # fmt: skip
     group_options.add_group_options(g)
 
 
 def family(text: str) -> str:
-    """The name of a family or of a variant, or another tool's name for what one of its files is of.
+    """The name of a family or variant, or another tool's family name.
 
     Raises:
         argparse.ArgumentTypeError: it is none of these; lists them.
@@ -124,12 +126,12 @@ def family(text: str) -> str:
         others = dict.fromkeys(name for format_ in registry.every(Format) for name in format_.families)
         if text not in others:
             more = ", ".join(name for name in others if name not in str(error))
-            raise argparse.ArgumentTypeError(f"{error}; of other tools' files also {more}") from None
+            raise argparse.ArgumentTypeError(f"{error}; names from other tools' files: {more}") from None
     return text
 
 
 def defaults(args: argparse.Namespace, target: Target) -> Defaults:
-    """What `problem_options` were given for a target, as the defaults of a file's rows."""
+    """The values of `problem_options` for a target, as defaults for the rows of a file."""
     return Defaults(
         dtype_a=args.dtype_a,
         dtype_b=args.dtype_b,
@@ -151,8 +153,8 @@ def parser() -> argparse.ArgumentParser:
     """All options, grouped."""
     p = _Parser(
         prog="python -m tritongemm.tune",
-        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are written while it runs; if it is\n"
-        "stopped, the same command goes on from there.",
+        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are stored while it runs; if it is\n"
+        "stopped, the same command resumes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     g = p.add_argument_group("what to tune")
@@ -167,19 +169,17 @@ def parser() -> argparse.ArgumentParser:
         "--workload",
         type=arguments.path,
         metavar="FILE",
-        help="a file of sizes and how often each is called: tune a table over M of each product, up to its largest M",
+        help="a file of sizes with call counts: tune a table over M for each N and K, up to its largest M",
     )
     g.add_argument(
         "--m-range",
         type=arguments.m_range,
         metavar="LOW-HIGH",
-        help="tune a table over these M, such as 1-8192: of the product of -n and -k, or of each that the file names",
+        help="tune a table over these M, such as 1-8192, for -n and -k, or for each N and K in the file of sizes",
     )
-    told = (
-        "of --workload: no tables of products that compute several layers of one input, such as q_proj, k_proj, v_proj"
-    )
+    told = "with --workload: no tables for layers with one input joined to one GEMM (q_proj, k_proj, v_proj)"
     g.add_argument("--no-join", action="store_true", help=told)
-    model_options.add_model_options(p.add_argument_group("sizes of a model, instead of these"))
+    model_options.add_model_options(p.add_argument_group("sizes of a model, instead of the above"))
     _add_actions(p)
     _add_places(p)
     search_options.add_search_options(p)
@@ -194,12 +194,12 @@ def _add_actions(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--compare-wo-tuning",
         action="store_true",
-        help="only check the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
+        help="only verify the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
     )
     g.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
-    g.add_argument("--print-sizes", action="store_true", help="only print the sizes, with what weighs each")
-    g.add_argument("--generate-only", action="store_true", help="stop when the modules with the kernels are written")
-    g.add_argument("--compile-only", action="store_true", help="stop when all is compiled; binaries stay in the cache")
+    g.add_argument("--print-sizes", action="store_true", help="only print the sizes, with their weights and callers")
+    g.add_argument("--generate-only", action="store_true", help="stop after writing the modules with the kernels")
+    g.add_argument("--compile-only", action="store_true", help="stop after compiling; binaries stay in the cache")
 
 
 def _add_places(p: argparse.ArgumentParser) -> None:
@@ -208,7 +208,7 @@ def _add_places(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--target", metavar="ARCH", help=f"architecture (default: that of this machine's GPU, or gfx942): {known}"
     )
-    g.add_argument("--gpu-ids", type=arguments.devices, metavar="I,J,…", help="numbers of the GPUs to use")
+    g.add_argument("--gpu-ids", type=arguments.devices, metavar="I,J,…", help="ordinals of the GPUs to use")
     g.add_argument(
         "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
     )
@@ -216,14 +216,14 @@ def _add_places(p: argparse.ArgumentParser) -> None:
         "--ray",
         type=arguments.path,
         metavar="ADDRESS",
-        help="use the GPUs and cores of all hosts of the Ray cluster there: auto, or HOST:PORT of its head",
+        help="use the GPUs and cores of all hosts of the Ray cluster at ADDRESS: auto, or HOST:PORT of its head",
     )
     g.add_argument(
         "--num-threads",
         type=arguments.processes,
         default=0,
         metavar="N",
-        help="compile with N processes (default: one for each core)",
+        help="number of compiler processes (default: one per core)",
     )
 
 
@@ -236,8 +236,8 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         dest="output",
         type=arguments.output_file,
         metavar="FILE",
-        help="write results into this YAML file (default output/tuning_results_<target>.yaml); into a YAML file beside "
-        "it, and what another tool can run into it, where it is called as that tool's, such as bf16_tuned_gemm.csv",
+        help="write results to this YAML file (default output/tuning_results_<target>.yaml). A name of another tool's "
+        "format, such as bf16_tuned_gemm.csv, gets the results that the tool can use; all go to a YAML file beside it",
     )
     g.add_argument(
         "--to", default="", metavar="NAME", help="format of -o, such as aiter (default: by its contents or its name)"
@@ -252,16 +252,16 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "--resume",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="go on from the results that are there (default), or measure these sizes anew",
+        help="resume from existing results (default), or measure these sizes again",
     )
     g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
     g.add_argument(
-        "--verbose", action="store_true", help="say what each pruning rule removed and what became of each candidate"
+        "--verbose", action="store_true", help="print what each pruning rule removed and the outcome of each candidate"
     )
 
 
 def normalised(argv: Sequence[str]) -> list[str]:
-    """Long options with ``_`` written with ``-``; ``-dtype-a`` and ``-col-a`` as tune_gemm has them, with ``_``."""
+    """The arguments with ``-`` for ``_`` in long options, and tune_gemm's ``_`` in ``-dtype-a`` and ``-col-a``."""
     long = [re.sub(r"^--[^=]+", lambda m: m[0].replace("_", "-"), a) for a in argv]
     return [re.sub(r"^-(dtype|col)-(?=[abc](=|$))", r"-\1_", a) for a in long]
 
@@ -270,11 +270,11 @@ def _names_file(args: argparse.Namespace) -> bool:
     return args.gemm_size_file is not None or args.workload is not None
 
 
-# What can't be asked for, and what a user is told then.
+# Combinations of options that are refused, each with its message.
 _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     (
         lambda a: a.gemm_size_file is not None and a.workload is not None,
-        "--gemm_size_file and --workload exclude each other: the one tunes its sizes, the other tables over M of them",
+        "--gemm_size_file and --workload exclude each other: the first tunes sizes, the second tables over M",
     ),
     (
         lambda a: _names_file(a) and (a.m, a.n, a.k) != (None, None, None),
@@ -299,34 +299,34 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     ),
     (
         lambda a: a.server is not None and (a.workload is not None or a.m_range is not None),
-        "--for races one kernel at each M that a server looks up: leave --workload and --m_range out",
+        "--for races one kernel at each M of the server's table: omit --workload and --m_range",
     ),
     (
         lambda a: a.server is not None and a.libtype is not None and not servers.may_race(a.libtype, a.server),
-        f"--for races one kernel: leave --libtype out, or name the server or {DEFAULT_BACKEND}",
+        f"--for races one kernel: omit --libtype, or name the server or {DEFAULT_BACKEND}",
     ),
     (
         lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),
-        "--for, --groups and --top_k together race a server's kernel of experts: name all three, or --for alone",
+        "--for, --groups and --top_k together race a server's MoE kernel: give all three, or only --for",
     ),
     (
         lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
-        "a layer of experts is named by --groups, --top_k, -n (inner size of an expert) and -k (hidden size) alone",
+        "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)",
     ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
     (
         lambda a: a.gpu_ids is not None and a.ray is not None,
-        "--gpu_ids counts the GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used",
+        "--gpu_ids names GPUs of this machine: with --ray use --ngpus, the number of the cluster's GPUs",
     ),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
-        "--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates",
+        "--profile_file lists the candidates of a tuning run; --compare_wo_tuning and --benchmark have none",
     ),
 )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parsed options, checked as far as they can be without a look at the machine."""
+    """The parsed options, after the checks that do not depend on the machine."""
     p = parser()
     for word in argv:
         # argparse would take it for -o with the file "2…"; in other tuners -o2 names the file of all candidates.

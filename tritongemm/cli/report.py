@@ -80,16 +80,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> arguments.Parser:
-    p = arguments.Parser(prog="python -m tritongemm.report", description="Write results as one page to look at.")
+    p = arguments.Parser(prog="python -m tritongemm.report", description="Draw results as one HTML page.")
     p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
-                   help="results with their journals beside them, journals, libraries, campaigns")  # fmt: skip
+                   help="results (journals beside them are read too), journals, libraries, campaigns")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="HTML",
-                   help="the page; one that an earlier run wrote there is replaced")  # fmt: skip
+                   help="the page; a report at this path is replaced")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
-                   help="sizes with counts, which weigh the uplift (default: a campaign's, or each once)")  # fmt: skip
+                   help="sizes with call counts, weights of the uplift (default: a campaign's, or 1 each)")  # fmt: skip
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that do not say it, such as AITER's with M, N and K alone")  # fmt: skip
+                   help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
     return p
 
 
@@ -128,7 +128,7 @@ def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
     """
     files_there = [path for name in (MERGED, TUNED) if (path := folder / name).is_file()]
     if not files_there:
-        raise InputError(f"{folder}: this campaign has no results yet; python -m tritongemm.optimize goes on with it")
+        raise InputError(f"{folder}: this campaign has no results yet; continue it with python -m tritongemm.optimize")
     _read(files_there[0], defaults, found)
     journal_file = RunFiles(folder / "tuned.yaml").journal
     if journal_file.is_file():

@@ -30,7 +30,7 @@ def server_format(server: str, groups: int = 1) -> ServerFormat:
     every = (f for f in registry.every(Format) if isinstance(f, ServerFormat) and f.computes == kind)
     found = {f.server.lower(): f for f in every}
     if server.lower() not in found:
-        raise InputError(f"no format is of the server {server!r}; there are: {', '.join(sorted(found))}")
+        raise InputError(f"no format writes tables for server {server!r}; known servers: {', '.join(sorted(found))}")
     return found[server.lower()]
 
 

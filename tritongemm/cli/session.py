@@ -203,7 +203,7 @@ def pick_timer(profiler: str | None, machine: Machine) -> str:
     support = SUPPORTED if profiler == "auto" else registry.available(Timer, profiler)
     if not machine.devices:
         also = "" if support else f"; and {support}"
-        raise InputError(f"--profiler {profiler}: nothing runs here ({machine.why}), so there is nothing to time{also}")
+        raise InputError(f"--profiler {profiler}: nothing runs here ({machine.why}), so nothing can be timed{also}")
     if profiler == "auto":
         in_process = (t for t in registry.every(Timer) if not isinstance(t, ExternalTimer))
         return next((t.name for t in in_process if t.vendor == machine.vendor and t.available()), default)

@@ -181,7 +181,7 @@ def _computable(
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
     if not rows:
-        raise InputError(f"{path} holds no sizes; write one line a size")
+        raise InputError(f"{path} contains no sizes; write one line per size")
     if not kept:
         raise InputError(others[0] if others else f"{path}: {machine.target.name} can compute none of its products")
     if others:

@@ -59,7 +59,7 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(
     size = ["-m", "16", "-n", "16", "-k", "32", "-o", str(tmp_path / "out.yaml"), "--ray", "auto"]
     with pytest.raises(SystemExit):
         tune.main([*size, "--gpu_ids", "0"])
-    assert "--ngpus says how many of the cluster's are used" in capsys.readouterr().err
+    assert "with --ray use --ngpus" in capsys.readouterr().err
     ray.gpus = dict.fromkeys(ray.gpus, 0)
     assert tune.main(size) == 2
     assert capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
@@ -136,7 +136,7 @@ def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
     ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, complaint in (
-        (("--devices", "0"), "--ngpus says how many of the cluster's are used"),
+        (("--devices", "0"), "with --ray use --ngpus"),
         (("--ngpus", "-1"), "not a whole number"),
     ):
         with pytest.raises(SystemExit):

@@ -109,7 +109,7 @@ def test_nothing_that_could_be_told_is_no_success(
     assert convert.main([str(ours), "-o", str(output)]) == 2
     said = capsys.readouterr()
     assert f"not told, or not whole: {ONE.key}: " in said.err and not said.out
-    assert "none of 1 results could be told as AITER's CSV" in said.err
+    assert "none of 1 results could be written as AITER's CSV" in said.err
     assert (output.read_text(encoding="utf-8") if output.exists() else None) == held
 
 

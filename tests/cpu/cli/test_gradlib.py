@@ -158,14 +158,14 @@ def test_columns_in_any_order_keep_their_cells(untuned: Path, words: list[str]) 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("", "name a file of sizes with -i, or a model with --model_dir, one of them"),
-        ("-i a.csv --model_dir m", "one of them"),
+        ("", "name either a file of sizes with -i, or a model with --model_dir"),
+        ("-i a.csv --model_dir m", "name either a file"),
         ("-i a.csv -o out.csv", "say its family with --family"),
         ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
         ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
         ("-i bf16_long.csv --indtype bf16", "line 2 has 9 values for 8 columns"),
         ("-i bf16_short.csv --indtype bf16", "line 3 has 3 values for 8 columns"),
-        ("-i bf16_long.csv --nsets 16", "--nsets says what sizes --model_dir gives"),
+        ("-i bf16_long.csv --nsets 16", "--nsets needs --model_dir"),
     ],
 )
 def test_what_can_not_be_meant(
@@ -183,7 +183,7 @@ def test_a_family_that_there_is_not_is_the_complaint(words: list[str], capsys: p
         gradlib.main(["--family", "a4w4"])
     said = capsys.readouterr().err
     assert not words and "no family is called 'a4w4'; there are: a4w4_blockscale, " in said
-    assert "; of other tools' files also bf16, batched_a8w8, batched_bf16, fmoe (" in said
+    assert "; names from other tools' files: bf16, batched_a8w8, batched_bf16, fmoe (" in said
 
 
 @pytest.mark.usefixtures("without_gpu")

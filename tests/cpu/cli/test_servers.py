@@ -56,7 +56,7 @@ def test_the_user_may_say_whose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert choose([*TABLE, "--libtype", "vllm"]) == ("vllm", "")
     with pytest.raises(SystemExit):
         options.parse([*TABLE, "--libtype", "blaslt"])
-    assert "--for races one kernel: leave --libtype out, or name the server or triton" in capsys.readouterr().err
+    assert "--for races one kernel: omit --libtype, or name the server or triton" in capsys.readouterr().err
 
 
 class Judge(FakeEvaluator):

@@ -134,7 +134,7 @@ class Format(Plugin, abstract=True):
 
     @property
     def tells_results(self) -> bool:
-        """Say whether `translate` can write results, completely or in part."""
+        """Whether `translate` can write results, completely or in part."""
         return self.can_write or type(self).translate is not Format.translate
 
 

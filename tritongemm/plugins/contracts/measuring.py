@@ -121,11 +121,11 @@ class Evaluator(ABC):
 
     @abstractmethod
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """Take a quick time of each candidate, as they come; `best_s` is the best time so far in seconds."""
+        """Yield a quick time of each candidate, as they come; `best_s` is the best time so far in seconds."""
 
     @abstractmethod
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """Return the error of each candidate."""
+        """Yield the error of each candidate."""
 
     @abstractmethod
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:

@@ -1,4 +1,4 @@
-"""C++ sources rendered from templates/."""
+"""The rendering of C++ sources from templates/."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _environment() -> Environment:
 
 
 def render_cpp(template: str, **values: Any) -> str:
-    """The C++ text of a template.
+    """Return the C++ text of a template.
 
     Args:
         template: path below templates/, e.g. ``ck/xdl.j2``.
-        values: what the template names.
+        values: values of the names in the template.
     """
     text: str = _environment().get_template(template).render(**values)
     return text

@@ -1,4 +1,4 @@
-"""The grid, scratch bytes and compile-time constants of one launch of a config."""
+"""The grid, workspace bytes and compile-time constants of one launch of a config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MX_INSTRUCTION_DEPTH = 128  # elements along K of the widest matrix instruction 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What one launch of a config needs: grid, scratch and counter bytes, descriptor blocks."""
+    """The sizes of one launch of a config: grid, workspace and counter bytes, tensor map blocks."""
 
     grid: tuple[int, int, int]
     workspace_bytes: int
@@ -35,7 +35,7 @@ class Geometry:
 
 
 def constants(config: Config, problem: Problem) -> dict[str, Any]:
-    """Compile-time constants of a config's kernel, by parameter name."""
+    """Return the compile-time constants of a config's kernel, by parameter name."""
     return {
         "CONFIG": config.kernel_name,
         "BLOCK_M": config.block_m,
@@ -48,12 +48,12 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
-    """Grid and scratch of one launch.
+    """Return the grid and workspace of one launch.
 
     Args:
         config: the candidate.
         problem: its size.
-        compute_units: CUs or SMs, for templates whose grid fills the device once.
+        compute_units: CUs or SMs, for templates with a persistent grid.
     """
     template, scope = kernel_template(config.template), _Scope(config, problem, compute_units)
 
@@ -125,16 +125,17 @@ class _Scope(dict[str, Any]):
 
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
-    """The first of its template's needs that a config does not meet, in words, or None."""
+    """Return the first of its template's needs that a config does not meet, in words, or None."""
     answers = (need(config, problem, compute_units) for need in list_needs(config.template))
     return next((words for words in answers if words is not None), None)
 
 
 @cache
 def list_needs(template: str) -> tuple[Need, ...]:
-    """What a template needs of a config, one by one, each a function that says in words what a config does not meet.
+    """Return the needs of a template, each as a function that says in words what a config does not meet.
 
-    Each reads little of a config, so that a search, which asks of thousands, finds most of its answers given already.
+    Each function reads few fields of a config, so that for the thousands of configs of a search most answers are
+    memoised.
     """
     return (
         _whole_pieces,
@@ -172,7 +173,7 @@ def _whole_pieces(config: Config, problem: Problem, compute_units: int) -> str |
 
 
 def split_piece(config: Config, problem: Problem) -> str | None:
-    """Why a config's blocks do not take whole groups and pieces of a B whose columns are interleaved, or None."""
+    """Return why a config's blocks do not consist of whole groups and pieces of an interleaved B, or None."""
     pieces = pieces_of_b(problem)
     if pieces is None:
         return None
@@ -186,5 +187,5 @@ def split_piece(config: Config, problem: Problem) -> str | None:
 
 
 def programs(config: Config, problem: Problem, compute_units: int) -> int:
-    """Programs one launch starts."""
+    """Return the number of programs that one launch starts."""
     return prod(geometry(config, problem, compute_units).grid)

@@ -1,6 +1,6 @@
-"""Stage: Problem, kept Configs → generated_kernel_<M>_<N>_<K>….py, a module a person can read, run and take away.
+"""The files of generated modules, generated_kernel_<M>_<N>_<K>….py, which a person can read, run and take away.
 
-Those files are for people. What is compiled or interpreted here is run from its text, which no file holds meanwhile.
+They are for people. Kernels are compiled and interpreted from the text itself, not from these files.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tritongemm.plugins.contracts import Family
 
 
 def candidates_path(problem: Problem, folder: Path) -> Path:
-    """Where the module of all candidates lies."""
+    """Return the path of the module of all candidates."""
     return folder / f"{render.module_name(problem)}.py"
 
 
 def winner_path(problem: Problem, folder: Path) -> Path:
-    """Where the module of the winner lies."""
+    """Return the path of the winner's module."""
     return folder / f"{render.module_name(problem).replace('generated_kernel', 'gemm')}.py"
 
 
 def write_candidates(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
-    """Write the module of all candidates; its path."""
+    """Write the module of all candidates, and return its path."""
     family = registry.get(Family, problem.family)
     path = candidates_path(problem, folder)
     library = registry.baseline().torch_function(problem)
@@ -44,7 +44,7 @@ def write_candidates(problem: Problem, configs: Sequence[Config], target: Target
 
 
 def write_winner(record: Record, target: Target, folder: Path) -> Path:
-    """Write the winner as a module to paste into a project; its path."""
+    """Write the winner as a module to paste into a project, and return its path."""
     how = "predicted" if record.timer == PREDICTED else "measured"
     remark = f"Config {record.config.name}: {record.seconds * 1e6:.2f} us {how} ({record.timer})."
     path = winner_path(record.problem, folder)
@@ -54,7 +54,7 @@ def write_winner(record: Record, target: Target, folder: Path) -> Path:
 
 @lru_cache(maxsize=256)
 def run_text(text: str, name: str) -> ModuleType:
-    """The module that a generated text makes.
+    """Execute a generated text and return it as a module.
 
     Args:
         text: the whole module.

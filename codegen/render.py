@@ -1,4 +1,4 @@
-"""Stage: Problem, Configs → the text of a generated module."""
+"""The text of a generated module, rendered from a problem and its configs."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8":
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What kernel text depends on beside the layouts.
+    """The facts on which a kernel's text depends, besides the layouts.
 
     Attributes:
         acc: accumulator type, as written in a kernel.
-        widen: what turns the sum of one block of K into it, where that is added by itself; "" where nothing need.
+        widen: conversion of one block's sum to it, where block sums are added separately; "" if none is needed.
         total: type in which the epilogue works.
         extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
-        arguments: their names as Python functions take them, scales before a bias.
-        batch_strides: parameters of a batched kernel that say how far apart the operands of its products are.
+        arguments: their names in the order of Python functions' parameters, scales before a bias.
+        batch_strides: parameters of a batched kernel with the strides between the operands of its products.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
-        fp8_pair: operands are of two types of fp8, which some compilers multiply with the wrong instruction.
+        fp8_pair: operands have two different fp8 types, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
-        long_sum: whether a sum is of blocks that are added up in float32.
+        long_sum: whether block sums are added up in float32.
         bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
         clamp: further arguments of the functions that clamp.
-        zero: what masked-off loads give.
+        zero: the value of masked-off loads.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         narrow: assembly that turns a result into C's type; "" where the compiler converts.
@@ -65,9 +65,9 @@ class KernelFacts:
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
         unit: elements that share a byte, as what divides a number of them; "" where each has its own.
         formats: what ``tl.dot_scaled`` calls the types of A and B; empty where no such factors are there.
-        pieces: how the columns of B are interleaved in memory; None where B lies in rows or columns.
-        publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
-            must go past it.
+        pieces: how the columns of B are interleaved in memory; None if B is row-major or column-major.
+        publish, observe: cache modifiers of partial sums that another program reads: they must bypass L2 if each die
+            has its own.
     """
 
     acc: str
@@ -111,13 +111,13 @@ class KernelFacts:
 
 
 def accumulator(problem: Problem) -> DType:
-    """The type of sums over K: exact for integers, but where factors that change along K multiply parts of them."""
+    """Return the type of sums over K: exact for integers, unless factors that change along K multiply parts of them."""
     exact = common_type(problem.a, problem.b).is_integer and not problem.scale_depth
     return DTYPES["int32" if exact else "fp32"]
 
 
 def common_type(a: DType, b: DType) -> DType:
-    """The narrowest type that holds both operands, in which the dot is done."""
+    """Return the narrowest type that holds both operands, in which the dot is computed."""
     if a == b or (a.is_fp8 and b.is_fp8):
         return a
     names = {a.name, b.name}
@@ -128,7 +128,7 @@ def common_type(a: DType, b: DType) -> DType:
 
 
 def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
-    """What the text of a problem's kernels depends on, on one target."""
+    """Return the facts of a problem and a target on which its kernels' text depends."""
     compute = common_type(problem.a, problem.b)
     integer = compute.is_integer
     dot_options = ""
@@ -192,7 +192,7 @@ def _environment() -> Environment:
 
 @cache
 def kernel_source(problem: Problem, template: str, target: Target) -> str:
-    """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
+    """Return the text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
     known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
@@ -201,14 +201,14 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
 
 @cache
 def kernel_alone(problem: Problem, template: str, target: Target) -> str:
-    """Text of one kernel as a module of its own: all that is run to compile it, and nothing else."""
+    """Return the text of one kernel as a module of its own, which is all that is run to compile it."""
     text = _environment().get_template("kernel_alone.py.j2")
     known = {"x": kernel_facts(problem, target), "templates": {}, "p": problem}
     return text.render(kernel=kernel_source(problem, template, target), **known)
 
 
 def module_name(problem: Problem) -> str:
-    """File name of a problem's generated module, without ``.py``."""
+    """Return the file name of a problem's generated module, without ``.py``."""
     plain = Problem(problem.m, problem.n, problem.k)
     suffix = "" if problem == plain else "_" + problem.key.split("_", 1)[1].replace("-", "_")
     return f"generated_kernel_{problem.m}_{problem.n}_{problem.k}{suffix}"
@@ -256,16 +256,16 @@ def module(
     typical_scale: float = 1.0,
     library: str = "",
 ) -> str:
-    """A module with all candidates of one problem, which verifies and times them when run by itself.
+    """Return a module with all candidates of one problem, which verifies and times them when run by itself.
 
     Args:
-        problem: what they compute.
+        problem: the problem they compute.
         configs: the candidates, Triton's only.
-        target: where they run.
+        target: the GPU's architecture.
         tolerance: largest error that passes, as the family measures it.
         input_deviation: standard deviation of the random operands.
-        typical_scale: middle of the random scale factors.
-        library: PyTorch's function for the problem, or "" where it has none.
+        typical_scale: median of the random scale factors.
+        library: PyTorch's function for the problem, or "" if it has none.
     """
     more = {
         "tolerance": tolerance,
@@ -278,5 +278,5 @@ def module(
 
 
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:
-    """A small module with one config, to paste into a project; `remark` says what was measured."""
+    """Return a small module with one config, to paste into a project; `remark` states the measurements."""
     return _render("winner.py.j2", problem, [config], target, remark=remark)

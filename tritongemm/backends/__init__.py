@@ -1,1 +1,1 @@
-"""Backends, the sources of GEMM kernels that race: a folder each."""
+"""Backends, which are the sources of GEMM kernels that race, one folder each."""

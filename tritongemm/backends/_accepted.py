@@ -1,4 +1,4 @@
-"""Whether a library accepts a call, found out by making it."""
+"""A check whether a library accepts a call, made by calling it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def accepts(call: Callable[[], object]) -> bool:
-    """Whether a library that PyTorch calls computes what is asked for; what it compiles at first it has compiled then.
+    """Say whether a library that PyTorch calls accepts a product, which also compiles its kernel where needed.
 
     Raises:
         RuntimeError: the device is out of memory, or lost.

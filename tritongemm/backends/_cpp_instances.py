@@ -1,4 +1,4 @@
-"""What the backends that compile C++ instances share: their space, its checks and ranking, the host call."""
+"""Shared code of backends that compile C++ instances: their space, its checks and ranking, the host call."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SHARED_RULES = tuple(r for r in rules.RULES if r.name in ("split_k", "fits_m", "
 
 
 def power_of_two(size: int, most: int) -> int:
-    """Largest power of two that divides `size`, at most `most`."""
+    """Return the largest power of two that divides `size`, at most `most`."""
     return min(size & -size, most)
 
 
 def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
-    """Whether a library has instances for a problem's dtypes, as far as all libraries have it in common.
+    """Say whether a library has instances for a problem's dtypes, by the rules that all libraries share.
 
     Args:
-        problem: what is computed.
+        problem: the problem to compute.
         outputs: dtypes of C that the library has for the operands' dtype.
     """
     if problem.dtype_a != problem.dtype_b:
@@ -48,15 +48,15 @@ def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
 
 
 def check_ranges(backend: str, config: Config, problem: Problem, target: Target) -> Support:
-    """Whether a config has the options that the target's file lists for its template, and numbers of their size.
+    """Say whether a config has the options that the target's file lists for its template, and numbers in their range.
 
-    What the rules of an instance say of a number near those is more to the point, so axes may be some times as large.
+    Axes may exceed the range by a small factor, as an instance's own rules give a more precise reason for such numbers.
 
     Args:
         backend: names the section of the target's file.
         config: the config.
-        problem: what is computed.
-        target: where.
+        problem: the problem to compute.
+        target: the GPU's architecture.
     """
     section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
     space = space_module.space(problem, target, backend=backend) if section else None
@@ -75,7 +75,7 @@ def check_ranges(backend: str, config: Config, problem: Problem, target: Target)
 
 
 def check_rules(checks: Sequence[Rule], config: Config, problem: Problem, target: Target) -> Support:
-    """Whether a config passes a library's own rules."""
+    """Say whether a config passes a library's own rules."""
     reasons = (rule.check(config, problem, target) for rule in checks)
     return Support(next(filter(None, reasons), ""))
 
@@ -88,17 +88,17 @@ def rank_configs(
     preference: Callable[[Config], tuple[int, ...]],
     everything: bool,
 ) -> list[Config]:
-    """The configs to try, the predicted fastest first.
+    """Return the configs to try, the predicted fastest first.
 
-    Each instance takes a compiler a good part of a minute. So unless `everything` is asked for, only so many are taken
-    as the space says (``limit``), with few that differ in no block (``alike``); what is chosen at run time is free.
+    Each instance takes a compiler a large part of a minute. So unless `everything` is set, only as many are returned as
+    the space allows (``limit``), with few that have the same blocks (``alike``); run-time options do not count.
 
     Args:
         backend: names the section of the target's file.
-        problem: what is computed.
-        target: where.
+        problem: the problem to compute.
+        target: the GPU's architecture.
         checks: its own rules, which are never skipped.
-        preference: orders configs that the model can't tell apart; the least first.
+        preference: orders configs with equal predictions; the smallest first.
         everything: no limit.
     """
     section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
@@ -130,23 +130,23 @@ def rank_configs(
 
 
 def at_run_time(config: Config, names: Sequence[str]) -> Config:
-    """The config with its run-time choices blanked, so that those of one binary are equal."""
+    """Return the config with its run-time options blanked, so that those of one binary are equal."""
     fixed: dict[str, Any] = {n: 1 for n in names if n in AXES}
     options = tuple((k, 0 if k in names else v) for k, v in config.options)
     return replace(config, options=options, **fixed)
 
 
 def signature(parameters: Sequence[tuple[str, str]]) -> str:
-    """The parameters of the entry function as C++ declares them: (name, kind) each."""
+    """Return the parameters of the entry function as C++ declares them: (name, kind) each."""
     return ", ".join(f"{C_TYPES[kind]} {name}" for name, kind in parameters)
 
 
 def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") -> HostLaunch:
-    """The call of the entry function.
+    """Return the call of the entry function.
 
     Args:
         artifact: the shared library, with the parameters (name, kind) in order, as it was compiled with.
-        numbers: values of those that are no pointers; ``workspace_bytes`` sizes the workspace.
+        numbers: values of the parameters that are no pointers; ``workspace_bytes`` sizes the workspace.
         runtime: library to load first.
     """
     parameters = [(str(name), str(kind)) for name, kind in artifact.launch["parameters"]]
@@ -157,11 +157,11 @@ def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") ->
 
 
 def leading(problem: Problem) -> dict[str, int]:
-    """Sizes and leading strides in elements, under the names that entry functions give them."""
+    """Return sizes and leading strides in elements, by their parameter names in entry functions."""
     lda, ldb, ldc = problem.leads
     return {"M": problem.m, "N": problem.n, "K": problem.k, "lda": lda, "ldb": ldb, "ldc": ldc}
 
 
 def fingerprint(*files: Path) -> str:
-    """Hash of a few files that tell versions of a library of headers apart."""
+    """Return a hash of a few files that differs between versions of a header library."""
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Rows of groups as servers' kernels of experts read them: numbers of rows in blocks, each of one expert."""
+"""The blocks of row indices, each of one expert, that servers' expert kernels read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Rows dealt out to blocks, each of which belongs to one expert.
+    """The assignment of rows to blocks, each of which belongs to one expert.
 
     Attributes:
-        rows: the rows of each block, one block after the other, with the number of all rows where a block has none;
-            as long as it must be for the most unevenly spread rows. None where each row is a block.
+        rows: the rows of each block, one block after the other, padded with the total number of rows; long enough for
+            the most uneven spread. None if each row is a block.
         experts: the expert of each block.
-        used: how many entries of `rows` count.
+        used: the number of valid entries of `rows`.
     """
 
     rows: Tensor | None
@@ -28,11 +28,11 @@ class ExpertBlocks:
 
 
 def experts_of_rows(ends: Tensor, rows: int) -> Tensor:
-    """The expert of each row.
+    """Return the expert of each row.
 
     Args:
-        ends: the row after the last of each group.
-        rows: how many there are.
+        ends: the end row of each group.
+        rows: the number of rows.
     """
     import torch
 
@@ -41,11 +41,11 @@ def experts_of_rows(ends: Tensor, rows: int) -> Tensor:
 
 
 def one_row_each(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
-    """A block for each row, in which it is the only one.
+    """Return blocks that contain a single row each.
 
     Args:
-        ends: the row after the last of each group.
-        rows: how many there are.
+        ends: the end row of each group.
+        rows: the number of rows.
         block: rows that a block has room for.
     """
     import torch
@@ -55,11 +55,11 @@ def one_row_each(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
 
 
 def aligned(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
-    """Blocks of so many rows, the last of each group filled up.
+    """Return blocks of `block` rows, the last of each group padded.
 
     Args:
-        ends: the row after the last of each group.
-        rows: how many there are.
+        ends: the end row of each group.
+        rows: the number of rows.
         block: rows of a block.
     """
     import torch

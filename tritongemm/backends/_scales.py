@@ -1,4 +1,4 @@
-"""Scale factors as libraries name and read them: what a factor covers, and copies in the order that a library wants."""
+"""Scale factors in the terms of libraries: their granularity, and copies in the layouts that libraries read."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NAMES = {
 
 
 def coverage(problem: Problem) -> str:
-    """Name of what a factor covers.
+    """Return the name of the granularity of a problem's factors.
 
     Returns:
         ``tensor``, ``row`` (of A and column of B), ``block`` (1 x 128 of A, 128 x 128 of B), ``group`` (1 x 128 of
-        both), ``mx`` (1 x 32 of both, powers of two), ``other``, or "" where there are no factors.
+        both), ``mx`` (1 x 32 of both, powers of two), ``other``, or "" if there are no factors.
     """
     if problem.scale_a is None or problem.scale_b is None:
         return "" if problem.scale_a is problem.scale_b else _OTHER
@@ -46,12 +46,10 @@ def _covers(scaling: Scaling) -> tuple[str, int, int]:
 
 
 def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
-    """The factors of one operand as [rows, groups along K], without padding.
-
-    A view of what the problem has, where its order can be viewed so.
+    """Return the factors of one operand as [rows, groups along K], without padding, as a view if possible.
 
     Args:
-        problem: has them.
+        problem: the problem.
         operands: its tensors.
         name: ``scale_a`` or ``scale_b``.
     """
@@ -70,7 +68,7 @@ def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
 
 
 def dense(matrix: Tensor, multiple: int = 1) -> Tensor:
-    """A matrix with its rows one after another, each padded with zeros to a multiple; itself where it lies so already.
+    """Return a matrix with contiguous rows, each padded with zeros to a multiple; the matrix itself if it is stored so.
 
     Args:
         matrix: two dimensions.
@@ -86,6 +84,6 @@ def dense(matrix: Tensor, multiple: int = 1) -> Tensor:
 
 
 def has_shape(problem: Problem, name: str, shape: tuple[int, int]) -> bool:
-    """Whether factors lie in memory as a matrix of this shape, dense and row-major, so that they need no copy."""
+    """Say whether factors are stored as a contiguous row-major matrix of this shape, so that they need no copy."""
     spec = problem.operands[name]
     return spec.order in ("rows", "groups") and spec.shape == shape

@@ -1,7 +1,7 @@
-"""Kernels of a server's own, as the server launches them: what the backends of servers have in common.
+"""Shared code of the backends that launch a server's own kernels, as the server launches them.
 
-A server's package is looked for, and imported only when its kernels are to be run. Its Triton kernels are compiled by
-Triton when they are first called, in the process that measures.
+A server's package is located, and imported only when its kernels are to be run. Its Triton kernels are compiled by
+Triton at their first call, in the measuring process.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _MOST = {"group_m": 1 << 20, "num_stages": 16}
 
 
 class ServerBackend(LibraryBackend, abstract=True):
-    """A server's own Triton kernels for fp8 in blocks of 128 x 128: of one product, and of experts.
+    """A server's own Triton kernels for fp8 in blocks of 128 x 128: for one product, and for experts.
 
-    A config has the fields of a row of the server's tables, under the name of the template of ours that has such tiles.
+    A config has the fields of a row of the server's tables, and is named after our template with such tiles.
 
     Attributes:
         top: name of the server's package.
@@ -69,7 +69,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     dtypes: ClassVar[tuple[str, ...]]
 
     def available(self) -> Support:
-        """Whether the server's package is there, which is not imported for that."""
+        """Say whether the server's package is installed, without importing it."""
         found = find_spec(self.top)
         there = found is not None and found.origin is not None  # a folder of that name is no package
         return SUPPORTED if there else Support(f"the {self.top} package is not installed")
@@ -132,9 +132,9 @@ class ServerBackend(LibraryBackend, abstract=True):
         return self.contenders(problem, target)[: limit or None]
 
     def contenders(self, problem: Problem, target: Target) -> list[Config]:
-        """The configs to try: what the server runs today, then those that are expected to be the fastest.
+        """Return the configs to try: what the server runs today, then those that are expected to be the fastest.
 
-        Configs that differ in the order of tiles alone follow when there is one of each other kind.
+        Configs that differ only in the order of tiles follow after one of each other kind.
         """
         fields = _TRIED | {"block_k": self._depths(problem, target)} | dict(self._fields(problem, target))
         names = [*AXES, *(name for name in fields if name not in AXES)]
@@ -157,15 +157,15 @@ class ServerBackend(LibraryBackend, abstract=True):
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C, whose kernel is compiled; None where Triton can't compile or launch it.
+        """Return a call that computes C, whose kernel is compiled; None if Triton can't compile or launch it.
 
         Args:
             problem: one that `supports` allows.
             operands: on the device.
-            config: what the server's tables would tell; without one, what it runs today.
+            config: a row of the server's tables; without one, what the server runs today.
 
         Raises:
-            UnavailableError: the package does not load, or is not as we know it.
+            UnavailableError: the package does not load, or has another interface than expected.
         """
         if config is None:
             config = self._today(problem, find_machine(None).target)[0]
@@ -195,7 +195,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
 
 def load(path: str) -> ModuleType:
-    """A module of a server.
+    """Import a module of a server.
 
     Raises:
         UnavailableError: it does not load on this machine.
@@ -208,10 +208,10 @@ def load(path: str) -> ModuleType:
 
 
 def find(path: str, name: str) -> Any:
-    """A function or kernel in a module of a server.
+    """Return a function or kernel of a server's module.
 
     Raises:
-        UnavailableError: the module does not load, or has it not.
+        UnavailableError: the module does not load, or does not have it.
     """
     found = vars(load(path)).get(name)
     if found is None:
@@ -220,10 +220,10 @@ def find(path: str, name: str) -> Any:
 
 
 def bound(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
-    """The arguments, of those given, that a function takes.
+    """Return those of the given arguments that a function takes.
 
     Raises:
-        UnavailableError: it needs one that is not among them, so it is another function than we know.
+        UnavailableError: it requires another one, so its interface is not the expected one.
     """
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.name not in given]
@@ -233,7 +233,7 @@ def bound(function: Callable[..., object], given: Mapping[str, object]) -> dict[
 
 
 def row(config: Config) -> dict[str, int]:
-    """The row of a server's table that tells a config's tiles."""
+    """Return the row of a server's table for a config's tiles."""
     return {
         "BLOCK_SIZE_M": config.block_m, "BLOCK_SIZE_N": config.block_n, "BLOCK_SIZE_K": config.block_k,
         "GROUP_SIZE_M": config.group_m, "num_warps": config.num_warps, "num_stages": config.num_stages,
@@ -241,15 +241,15 @@ def row(config: Config) -> dict[str, int]:
 
 
 def tiles(problem: Problem, config: Config) -> int:
-    """Tiles of one product."""
+    """Return the tiles of one product."""
     return cdiv(problem.m, config.block_m) * cdiv(problem.n, config.block_n)
 
 
 def product_arguments(problem: Problem, operands: Operands, out: Tensor | None = None) -> dict[str, object]:
-    """What both servers' kernels of one product take, by their parameters' names.
+    """Return the arguments of both servers' kernels of one product, by parameter name.
 
     Args:
-        problem: one product with scales of blocks.
+        problem: one product with block scales.
         operands: of it, on the device.
         out: written instead of C.
     """
@@ -266,12 +266,12 @@ def product_arguments(problem: Problem, operands: Operands, out: Tensor | None =
 
 
 def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Callable[[], object]:
-    """A launch of a server's Triton kernel.
+    """Return a launch of a server's Triton kernel.
 
     Args:
         kernel: decorated by ``triton.jit``.
         grid: programs.
-        given: its arguments by name, tiles apart.
+        given: its arguments by name, without the tiles.
         config: has the tiles, warps and stages.
 
     Raises:
@@ -288,14 +288,14 @@ def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], co
 
 
 def expert_arguments(problem: Problem, operands: Operands, config: Config) -> dict[str, object]:
-    """What both servers' functions that launch their kernel of experts take, by their parameters' names.
+    """Return the arguments of both servers' functions that launch their expert kernel, by parameter name.
 
-    Each row is a token of its own, which goes to one expert.
+    Each row is a separate token, which is routed to one expert.
 
     Args:
-        problem: of groups of rows, with scales of blocks.
+        problem: of groups of rows, with block scales.
         operands: of it, on the device.
-        config: is the row of the table.
+        config: the row of the table.
     """
     import triton.language as tl
 

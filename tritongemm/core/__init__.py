@@ -1,1 +1,1 @@
-"""The nouns: problems, configs, targets, trials, records and what else the stages hand to each other."""
+"""The data types that the stages exchange: problems, configs, targets, trials, records and others."""

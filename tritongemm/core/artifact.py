@@ -1,4 +1,4 @@
-"""The nouns `CompileJob` (what to compile) and `Artifact` (what became of it)."""
+"""The classes `CompileJob` (a kernel to compile) and `Artifact` (the outcome of compiling it)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CompileJob:
     Attributes:
         config: the candidate.
         identity: everything the binary depends on, JSON values only; its hash names the artifact.
-        payload: what the compiler process needs beside that, e.g. folders of headers.
+        payload: further inputs of the compiler process, e.g. folders of headers.
     """
 
     config: Config
@@ -37,8 +37,8 @@ class Artifact:
     """A compiled config, or the reason there is none.
 
     Attributes:
-        config: what was compiled.
-        digest: content hash, under which the artifact lies in the cache.
+        config: the compiled config.
+        digest: content hash, which is its key in the cache.
         path: the code object (cubin, hsaco), empty where compiling failed.
         sha256: of the code object, once it is in the cache.
         symbol: kernel symbol in it.
@@ -49,7 +49,7 @@ class Artifact:
         seconds: compile time; 0 when it came from the cache.
         status: ``ok``, ``compile_failed``, ``out_of_resources`` or ``timeout``.
         reason: why not ok.
-        launch: what a launcher needs beside the symbol (parameter kinds, descriptors), JSON values only.
+        launch: launch data besides the symbol (parameter kinds, descriptors), JSON values only.
         try_again: why it is not ok may be gone when it is compiled again, as where the compiler was killed from
             outside or a file had changed: neither the cache nor a journal keeps it.
     """
@@ -70,16 +70,16 @@ class Artifact:
     try_again: bool = False
 
     def failed_trial(self) -> Trial:
-        """What became of a config that was not compiled."""
+        """Return the trial of a config that was not compiled."""
         return Trial(self.config, self.status, self.reason, try_again=self.try_again)
 
     def to_json(self) -> dict[str, Any]:
-        """The artifact as JSON values; `from_json` reads them back."""
+        """Return the artifact as JSON values, which `from_json` reads."""
         kept = {**asdict(self), "config": self.config.name}
         del kept["try_again"]
         return kept
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Artifact:
-        """The artifact that `to_json` wrote."""
+        """Read the artifact that `to_json` wrote."""
         return cls(**{**data, "config": Config.parse(data["config"])})

@@ -1,8 +1,8 @@
-"""Compiled files on disk, in a folder that users may share: what is found is what somebody trusted kept, whole.
+"""The cache of compiled files, in a folder that users may share: only complete entries of trusted owners are used.
 
-A folder that its owner alone can write holds the entries of all. In one that others can write too, which must have the
-sticky bit, each user has a folder of its own, `user-<number>`, and reads those of trusted users. What a user can't keep
-in the folder, e.g. because an administrator filled it for others to read, goes to the user's default folder.
+A folder that only its owner can write holds everybody's entries. In one that others can write too, which must have the
+sticky bit, each user has a folder of its own, `user-<number>`, and reads those of trusted users. Entries that a user
+can't write to the folder, e.g. because an administrator filled it for others to read, go to the user's default folder.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class CompiledEntry:
-    """What is kept under a key.
+    """The contents of the cache under one key.
 
     Attributes:
         path: folder of the files.
-        facts: JSON values that were kept with them.
+        facts: JSON values stored with them.
         files: content by name.
     """
 
@@ -54,21 +54,21 @@ class _Places:
 
 
 class CompiledFiles:
-    """Entries by key, each a folder of files that is written once.
+    """Cache entries by key, each a folder of files that is written once.
 
     Args:
-        folder: made when something is kept.
+        folder: created when an entry is stored.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: str) -> CompiledEntry | None:
-        """An entry, or None if there is none that is whole and of an owner who is trusted.
+        """Return an entry, or None if there is no complete one of a trusted owner.
 
         Raises:
-            OutputError: anybody could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            OutputError: anybody could replace the folder's contents.
+            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
             places = self._places
@@ -84,20 +84,20 @@ class CompiledFiles:
         facts: dict[str, Any],
         usable: Callable[[CompiledEntry], object] = lambda entry: entry,
     ) -> CompiledEntry:
-        """Keep files under a key; readers see all of them or nothing.
+        """Store files under a key; readers see all of them or none.
 
         Args:
-            key: of the entry; one that is damaged or not usable is replaced, any other stays.
+            key: of the entry; a damaged or unusable one is replaced, any other stays.
             files: content by plain name.
-            facts: JSON values to keep with them.
-            usable: whether an entry that is there can be used, if it is whole.
+            facts: JSON values to store with them.
+            usable: whether an existing entry can be used, if it is complete.
 
         Returns:
-            What is there, which another process may have kept.
+            The stored entry, which may be another process's.
 
         Raises:
-            OutputError: they can't be kept, or anybody could replace them.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            OutputError: they can't be stored, or anybody could replace them.
+            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
             _make(self.folder, self._folder_mode)
@@ -115,17 +115,17 @@ class CompiledFiles:
             ) from fault
 
     def sweep(self) -> None:
-        """Remove what processes left that were killed while they kept something."""
+        """Remove the leftovers of processes that were killed while they stored something."""
         with suppress(OSError, TritonGemmError):  # there is no folder yet, or none that can be used
             sweep(str(self._places.write or self.folder))
 
     def open_verified(self, path: str, sha256: str) -> int:
-        """A descriptor of a kept file, whose owner, mode and content were verified after it was opened.
+        """Open a stored file and return its descriptor, after verifying the open file's owner, mode and content.
 
         Raises:
-            UnavailableError: it can't be opened, is of nobody who is trusted, or is not what was kept.
-            OutputError: anybody could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            UnavailableError: it can't be opened, its owner is not trusted, or its content has changed.
+            OutputError: anybody could replace the folder's contents.
+            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
             handle = os.open(path, _NO_LINKS)

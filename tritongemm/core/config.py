@@ -1,4 +1,4 @@
-"""The noun `Config`: one point of a search space."""
+"""The class `Config`, which is one point of a search space."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Config:
         object.__setattr__(self, "options", tuple(sorted((str(k), int(v)) for k, v in self.options)))
 
     def option(self, name: str, default: int = 0) -> int:
-        """Value of one of the architecture's own settings."""
+        """Return the value of one of the architecture's own settings."""
         return dict(self.options).get(name, default)
 
     @property
@@ -81,15 +81,15 @@ class Config:
 
     @property
     def is_generated(self) -> bool:
-        """Whether its kernel is generated from a template here, under `kernel_name`; otherwise `template` names it."""
+        """Whether its kernel is generated from a template here, named `kernel_name`; otherwise `template` names it."""
         return self.backend == DEFAULT_BACKEND
 
     @property
     def short_name(self) -> str:
-        """What a table calls it, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
+        """Its name in tables, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
 
-        The middle of a long template is left out, and so are a group and a split of one; the last word is the number of
-        options. `name` has all of them.
+        Long templates are shortened in the middle, and a group or split of one is omitted; the last word is the number
+        of options. `name` has all of them.
         """
         prefix = "" if self.is_generated else f"{self.backend}."
         template = self.template if len(self.template) <= 24 else f"{self.template[:11]}..{self.template[-11:]}"
@@ -104,7 +104,7 @@ class Config:
 
     @classmethod
     def parse(cls, name: str) -> Config:
-        """The config that `name` describes.
+        """Return the config with this name.
 
         Raises:
             InputError: not a config name.
@@ -112,12 +112,12 @@ class Config:
         return _parse(name)
 
     def to_json(self) -> dict[str, Any]:
-        """The name alone: it says everything."""
+        """Return the name, from which `from_json` restores the config."""
         return {"name": self.name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Config:
-        """The config that `to_json` wrote."""
+        """Read the config that `to_json` wrote."""
         return cls.parse(data["name"])
 
 

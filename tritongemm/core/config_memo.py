@@ -1,8 +1,8 @@
-"""`ConfigMemo` calls a function of a config once for all configs that the function can't tell apart.
+"""The class `ConfigMemo`, which calls a function once for all configs that are equal in the fields it reads.
 
-A search space has thousands of configs, and a function that reads block_m and num_warps alone gives the same answer for
-all that share these two. So the memo calls it with a `RecordingConfig`, which notes what the function reads; configs
-with the same values there get the same answer without a call.
+A search space has thousands of configs, and a function that reads only block_m and num_warps gives the same answer for
+all that share these two. So the memo calls it with a `RecordingConfig`, which records the fields that the function
+reads; configs with the same values there get the same answer without a call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class RecordingConfig(Config):
-    """A config that notes which of its axes and options are read.
+    """A config that records which of its axes and options are read.
 
     Attributes:
         read: names of the axes and options that have been read.
@@ -31,13 +31,13 @@ class RecordingConfig(Config):
 
     @classmethod
     def watch(cls, config: Config) -> RecordingConfig:
-        """A copy of a config, of which nothing has been read yet."""
+        """Return a copy of a config with an empty record of reads."""
         copy = object.__new__(cls)
         copy.__dict__.update(config.__dict__, read=set())
         return copy
 
     def option(self, name: str, default: int = 0) -> int:
-        """The value of an option, whose name counts as read, also where the config does not have it."""
+        """Return the value of an option, whose name is recorded as read even if the config does not have it."""
         self.read.add(name)
         for known, value in self.__dict__["options"]:
             if known == name:
@@ -69,10 +69,10 @@ RecordingConfig.options = property(_options)  # type: ignore[assignment]
 
 
 class ConfigMemo:
-    """Answers of functions for many configs, with one call for all that a function can't tell apart.
+    """A memo of functions over many configs.
 
     Args:
-        configs: the configs, which `map` gives answers for in their order.
+        configs: the configs, for which `map` returns answers in their order.
     """
 
     def __init__(self, configs: Sequence[Config]) -> None:
@@ -89,12 +89,12 @@ class ConfigMemo:
             self._rows.append((known[0], axes + known[1]))
 
     def axes(self, *names: str) -> NDArray[np.float64]:
-        """The values of these axes as columns, [names, configs]."""
+        """Return the values of these axes as columns, [names, configs]."""
         places = [AXES.index(name) for name in names]
         return np.array([values[: len(AXES)] for _, values in self._rows], np.float64).T[places]
 
     def map(self, function: Callable[..., Answer], *columns: Sequence[Hashable]) -> list[Answer]:
-        """The function's answer for each config, in their order.
+        """Return the function's answer for each config, in their order.
 
         Args:
             function: takes a config, then an entry of each of `columns`; its answer depends on nothing else.

@@ -1,4 +1,4 @@
-"""Element types: one row each, with the names the neighbours use for them."""
+"""Element types and their names in Triton, PyTorch and on the command line."""
 
 from __future__ import annotations
 

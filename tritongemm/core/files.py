@@ -1,7 +1,7 @@
-"""Files that are written: each replaced as a whole, and only where a file of the same kind may stand.
+"""Writing of files, each replaced as a whole, and only if a file of the same kind may be there.
 
-A reader of a text that is replaced sees the old text or the new, never a part. What is no regular file (a link, a
-device, a pipe, a folder) is neither replaced nor opened.
+A reader of a file that is being replaced sees the old text or the new, never a part. Anything other than a regular file
+(a link, a device, a pipe, a folder) is neither replaced nor opened.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _create(path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file, without following a link and without waiting for another process; its descriptor.
+    """Open a regular file and return its descriptor, without following a link or waiting for another process.
 
     Raises:
         OSError: it can't be opened, or is no regular file.
@@ -77,7 +77,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, size: int = -1) -> bytes:
-    """The first bytes of a regular file, all of them where no size is given.
+    """Return the first bytes of a regular file, or all of them if no size is given.
 
     Raises:
         OSError: it can't be read, or is no regular file.
@@ -87,13 +87,13 @@ def read_regular(path: Path, size: int = -1) -> bytes:
 
 
 def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice: str) -> None:
-    """Refuse a place where no file of ours can be written, or that holds something else, before work starts.
+    """Refuse a path that can't be written, or that holds something else, before work starts.
 
     Args:
-        path: the file, there or not; its folder is made where it is missing.
-        is_ours: whether a file that begins so is of the kind that is to be written.
+        path: the file, which need not exist; its folder is created if it is missing.
+        is_ours: whether a file with this beginning is of the kind to be written.
         what: that kind in words, e.g. ``a journal of tritongemm``.
-        advice: what an error tells the user to do.
+        advice: the advice in an error's message.
 
     Raises:
         OutputError: says why.
@@ -154,7 +154,7 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
 
 
 def keep_edited(path: Path, text: bytes) -> Path:
-    """Write the text of a file into a new one beside it, ``.edited`` behind its name, and a number where that is taken.
+    """Write a file's text to a new file beside it, named with ``.edited``, and a number if that name is taken.
 
     Returns:
         The new file.
@@ -179,10 +179,10 @@ def keep_edited(path: Path, text: bytes) -> Path:
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Delete the unfinished texts that processes left in a folder when they were killed while they replaced a file.
+    """Delete unfinished texts that processes left in a folder when they were killed while replacing a file.
 
     Args:
-        folder: where they lie; the caller holds the lock of what is swept, so that nobody else is writing it now.
+        folder: that contains them; the caller holds the lock of the files, so that nobody else writes them now.
         name: of the file that was replaced; None for every file of the folder.
     """
     unfinished = re.compile((r"\..+" if name is None else rf"\.{re.escape(name)}") + _UNFINISHED)

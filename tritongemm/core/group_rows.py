@@ -1,4 +1,4 @@
-"""How the rows of a grouped product are spread over its groups."""
+"""The spread of a grouped product's rows over its groups."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ROUNDED = 1e-3  # what the sum of shares may lack where each was rounded
 
 
 def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
-    """The rows of each group, which add up to `rows`.
+    """Return the number of rows of each group, which add up to `rows`.
 
     Args:
         rows: of all groups together.
-        groups: how many.
-        spread: ``uniform``: as even as can be; ``skewed``: few groups have most of the rows, as of a model whose router
-            prefers some experts, and the order of the groups is arbitrary.
+        groups: number of groups.
+        spread: ``uniform``: as even as possible; ``skewed``: few groups have most of the rows, as with a model whose
+            router prefers some experts, in an arbitrary order.
     """
     if spread == "uniform":
         return tuple(rows // groups + (i < rows % groups) for i in range(groups))
@@ -31,11 +31,11 @@ def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
 
 
 def counts_of_shares(rows: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """The rows of each group of which only shares are known, in an arbitrary order that is always the same.
+    """Return the number of rows of each group, given their shares, in a fixed arbitrary order.
 
     Args:
         rows: of all groups together.
-        shares: of the groups, in any order, to any sum above 0.
+        shares: of the groups, in any order, with any sum above 0.
     """
     counts = list(apportion(rows, shares))
     random.Random(_SEED).shuffle(counts)
@@ -43,7 +43,7 @@ def counts_of_shares(rows: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Rows in proportion to weights, which stay in their order: whole numbers that add up to `rows`."""
+    """Divide rows in proportion to weights, in their order: integers that add up to `rows`."""
     total = sum(weights)
     shares = [rows * weight / total for weight in weights]
     counts = [int(share) for share in shares]
@@ -53,11 +53,11 @@ def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def check_shares(groups: int, shares: Sequence[float]) -> None:
-    """Refuse shares of groups that can't be.
+    """Refuse invalid shares of groups.
 
     Args:
-        groups: how many.
-        shares: the part of all rows that each has, from 0 to 1.
+        groups: number of groups.
+        shares: the share of all rows that each has, from 0 to 1.
 
     Raises:
         InputError: says what is wrong with them.
@@ -71,19 +71,19 @@ def check_shares(groups: int, shares: Sequence[float]) -> None:
 
 
 def group_ends(counts: Sequence[int]) -> tuple[int, ...]:
-    """The row behind the last of each group, where all rows stand one after another."""
+    """Return the end row of each group, if all rows follow each other."""
     return tuple(accumulate(counts))
 
 
 def check_groups(rows: int, groups: int, form: str, spread: str, counts: Sequence[int], room: int) -> None:
-    """Refuse groups that can't be.
+    """Refuse invalid groups.
 
     Args:
         rows: of all groups together.
-        groups: how many.
+        groups: number of groups.
         form: one of `GROUP_FORMS`.
         spread: one of `SPREADS`.
-        counts: rows of each group, where they were captured.
+        counts: rows of each group, if they were captured.
         room: rows that each group of the masked form has room for.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Files and folders that one process at a time may write."""
+"""Locks on files and folders that one process at a time may write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LOCK_SECONDS = 60.0
 
 @contextmanager
 def held(path: Path, advice: str) -> Iterator[None]:
-    """Keep other processes of ours from writing a file or folder, which need not be there yet.
+    """Keep other processes of this package from writing a file or folder, which need not exist yet.
 
-    Links to one place, and names such as ``.``, share a lock, a file beside it.
+    Links to one place, and names such as ``.``, share a lock, which is a file beside it.
 
     Args:
         path: the file or folder.
-        advice: what to do where it can't be written, for the message.
+        advice: the advice in an error's message.
 
     Raises:
         OutputError: it can't be written, or another process holds it for a minute.

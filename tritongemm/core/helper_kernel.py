@@ -1,4 +1,4 @@
-"""The noun `HelperKernel`: a kernel that is no product, e.g. one that quantises operands of products, as text."""
+"""The class `HelperKernel`, which is the source text of a kernel that is no GEMM, e.g. one that quantises."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PARTS = 256  # most values of float32 that one kernel leaves to the next, at an 
 
 @dataclass(frozen=True)
 class HelperKernel:
-    """A kernel that is compiled from a text as it is.
+    """A kernel that is compiled from a given source text.
 
     Attributes:
         name: of the function in the text.
         source: a module of kernels.
         signature: types of its run-time parameters in order: ``*`` and a type for a pointer, a type for a number.
         constants: values of the other parameters.
-        divisors: powers of two that numbers among the parameters are multiples of.
+        divisors: powers of two of which numeric parameters are multiples.
         num_warps: warps (NVIDIA) or waves (AMD) of a program.
-        overlaps: it takes WAIT and NEXT, the assembly by which consecutive kernels overlap, and waits for the one
+        overlaps: it takes WAIT and NEXT, the assembly for programmatic dependent launch, and waits for the kernel
             before it.
     """
 
@@ -42,7 +42,7 @@ class HelperKernel:
         return tuple(name.removesuffix("_ptr") for name, kind in self.signature.items() if kind.startswith("*"))
 
     def digest(self, arch: str) -> str:
-        """Hash of all that a binary for an architecture depends on but the compiler."""
+        """Return a hash of everything that a binary for an architecture depends on, except the compiler."""
         told = {
             "arch": arch,
             "name": self.name,
@@ -63,7 +63,7 @@ class HelperKernel:
 
 @dataclass(frozen=True)
 class HelperArguments:
-    """What one launch of a helper kernel is given.
+    """The arguments of one launch of a helper kernel.
 
     Attributes:
         grid: programs along x, y, z.
@@ -74,11 +74,11 @@ class HelperArguments:
     numbers: Mapping[str, int] = field(hash=False)
 
     def given_to(self, launch: Launch, helper: HelperKernel) -> Launch:
-        """A launch of a helper kernel with this grid and these numbers.
+        """Return a launch of a helper kernel with this grid and these numbers.
 
         Args:
             launch: of the same binary, with any others.
-            helper: what was compiled.
+            helper: the compiled kernel.
 
         Raises:
             InputError: the launch has other parameters than the kernel.

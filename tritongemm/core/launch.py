@@ -1,4 +1,4 @@
-"""The nouns `Launch` and `HostLaunch`: what one kernel launch needs, as plain data.
+"""The classes `Launch` and `HostLaunch`, which describe one kernel launch as plain data.
 
 The driver, the launch plan and the dispatcher all start a kernel from the same numbers.
 """
@@ -97,9 +97,10 @@ class Launch:
         cluster: programs of one cluster (Hopper and later).
         at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
             the constant bank, not in the parameter block.)
-        overlap: it waits itself for the launch before it, and may be started while that one still runs.
+        overlap: programmatic dependent launch: the kernel itself waits for the launch before it, and may be started
+            while that one still runs.
         zeroed: memory that is set to zero before each launch, on the same stream; the kernel adds into it.
-        sha256: of the code object; "" where it is not known.
+        sha256: of the code object; "" if it is not known.
     """
 
     path: str
@@ -116,11 +117,11 @@ class Launch:
     sha256: str = ""
 
     def read_code(self) -> bytes:
-        """The code object, as it was compiled.
+        """Return the code object, as it was compiled.
 
         Raises:
             OSError: it can't be read.
-            InputError: the file holds something else now.
+            InputError: the file's content has changed.
         """
         code = Path(self.path).read_bytes()
         if self.sha256 and sha256(code).hexdigest() != self.sha256:
@@ -139,16 +140,16 @@ class Launch:
         return offsets
 
     def fault(self, target: Target) -> str:
-        """Why a GPU can't start it: workgroups, threads or shared memory beyond what it has; "" where it can."""
+        """Return why a GPU can't start it: too many workgroups, threads or bytes of shared memory; "" if it can."""
         if self.shared > target.lds_bytes:
             return f"{self.shared} bytes of shared memory, of which a workgroup has {target.lds_bytes}"
         return shape_fault(self.grid, self.block, target)
 
     def pack(self, addresses: Mapping[str, int], tensor_maps: Mapping[int, bytes] | None = None) -> bytes:
-        """The bytes of the parameter block.
+        """Return the bytes of the parameter block.
 
         Args:
-            addresses: device address of each buffer by name; one that is absent packs as null.
+            addresses: device address of each buffer by name; a missing one is packed as null.
             tensor_maps: 128 encoded bytes for each ``tma`` parameter, by its index.
         """
         block = bytearray()
@@ -178,7 +179,7 @@ class Launch:
 
 
 def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target: Target) -> str:
-    """Why a GPU can't start so many workgroups of so many threads; "" where it can.
+    """Return why a GPU can't start a grid of workgroups with this many threads; "" if it can.
 
     Args:
         grid: workgroups along x, y, z.
@@ -201,7 +202,7 @@ def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target:
 class HostLaunch:
     """A call of a C function that queues kernels on a stream: ``int symbol(params…)``.
 
-    It returns 0 where it queued them, a negative number where it refuses, and else the GPU runtime's error code.
+    It returns 0 if it queued them, a negative number if it refuses, and else the GPU runtime's error code.
 
     The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
     library explains what it returns instead of 0.

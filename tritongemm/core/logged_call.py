@@ -1,7 +1,7 @@
-"""The nouns of libraries' logs: `LoggedCall`, `LoggedRow`, `LogFault` and `LogContents`, what one kind of line tells.
+"""The classes of lines in libraries' logs: `LoggedCall`, `LoggedRow`, `LogFault` and `LogContents`.
 
-They are in the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B) + beta * C. What a call does beside
-that is kept, whether we can compute it or not: it is part of what tells two calls apart.
+They use the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B) + beta * C. Other properties of a call
+are kept, whether we can compute it or not, as they distinguish it from other calls.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class LoggedCall:
 
 @dataclass(frozen=True)
 class LoggedRow:
-    """What one line of a log tells.
+    """A call in one line of a log.
 
     Attributes:
         call: the product.
-        count: how often it was asked for.
-        line: where it stands, from 1.
-        kind: of line; a call that lines of several kinds tell was made once.
+        count: number of calls.
+        line: its number, from 1.
+        kind: of line; a call that appears in lines of several kinds was made once.
     """
 
     call: LoggedCall
@@ -79,7 +79,7 @@ class LoggedRow:
 
 @dataclass(frozen=True)
 class LogFault:
-    """A line that begins as one of a log's and can't be read to its end.
+    """A line that begins as one of a log's lines and can't be parsed to its end.
 
     Attributes:
         line: its number, from 1.
@@ -92,11 +92,11 @@ class LogFault:
 
 @dataclass
 class LogContents:
-    """What the lines of one kind of log tell.
+    """The lines of one kind in a log.
 
     Attributes:
-        rows: products that were asked for.
-        faults: lines that can't be read.
+        rows: the products that were called.
+        faults: lines that can't be parsed.
         others: calls of functions that compute no such product, by name.
     """
 

@@ -1,4 +1,4 @@
-"""The nouns `OperandSpec` and `Operands`: one operand of a GEMM as it lies in memory, and the tensors of all."""
+"""The classes `OperandSpec` and `Operands`: one operand of a GEMM with its memory layout, and all tensors of a GEMM."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OperandSpec:
         dtype: of its elements.
         shape: extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1] or [N], so that it
             broadcasts over C.
-        order: how it lies in memory: ``rows``, ``columns``, or the name of a layout of weights or scales.
+        order: memory layout: ``rows``, ``columns``, or the name of a layout of weights or scales.
         applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales
             that change along K), or "" for A, B and C.
-        scaling: what a scale factor covers; None for other operands.
+        scaling: granularity of a scale factor; None for other operands.
         batch: how many there are, one after the other in memory, as a dimension in front of `shape`; 0 where there is
             no such dimension: of a single product, or shared by a whole batch.
     """

@@ -1,7 +1,8 @@
-"""A tuned result serves calls of an M that no result has only where PyTorch has no fast call of the same product.
+"""The rule by which a tuned result serves another M: only for products without a fast call in PyTorch.
 
-Its kernel is right at every M, and nobody measured it at this one. Where PyTorch would multiply dequantised numbers, or
-one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's call may be faster.
+The kernel is correct at every M, but was not measured at this one. Where PyTorch would multiply dequantised operands,
+or one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's call may be
+faster.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from tritongemm.core.torch_limits import takes_blocks, takes_fp8, takes_int8
 
 
 def serves_other_m(problem: Problem, arch: str) -> bool:
-    """Whether a row that is tuned for one M serves calls of another one that no row has.
+    """Say whether a row tuned for one M serves calls of another M that no row covers.
 
     Args:
-        problem: what is asked for.
+        problem: the problem of the call.
         arch: name of the GPU's architecture.
     """
     if problem.kind == "grouped":

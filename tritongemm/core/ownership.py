@@ -1,4 +1,4 @@
-"""Trusted users, whose files are used where nobody else can write them."""
+"""Trusted users, whose files are used if nobody else can write them."""
 
 from __future__ import annotations
 

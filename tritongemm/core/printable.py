@@ -1,4 +1,4 @@
-"""Text for people: what comes from files, options and devices, made safe to print and cut to a length to read."""
+"""Text from files, options and devices, made safe to print and shortened to a readable length."""
 
 from __future__ import annotations
 

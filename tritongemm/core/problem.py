@@ -1,4 +1,4 @@
-"""The noun `Problem`: one GEMM to tune, C[M, N] = A[M, K] @ B[K, N] (+ bias), C row-major."""
+"""The class `Problem`, which is one GEMM to tune: C[M, N] = A[M, K] @ B[K, N] (+ bias), C row-major."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Problem:
         bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
         batch: number of independent GEMMs; operands are [batch, …], one after the other in memory.
         family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
-        order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
+        order_b: memory layout of B: ``plain``, or a plug-in of numerics/weight_layouts.
         scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
         groups: number of products of different M that share one call (a mixture of experts); their rows add up to M.
             B is [groups, K, N].
         group_form: ``contiguous``: A is [M, K], the rows of each group behind those of the last, and the operand
             ``offsets`` says where each ends. ``masked``: A is [groups, room, K], and ``counts`` says how many rows of
             each group there are.
-        spread: how many rows each group has while it is tuned: ``uniform``, ``skewed``, or ``captured``: as `counts`
-            says. Kernels read that on the device, and are right for any other.
+        spread: the spread of rows over groups in tuning: ``uniform``, ``skewed``, or ``captured``: as in `counts`.
+            Kernels read the numbers of rows on the device, and are correct for any spread.
         counts: the rows of each group, where they were captured.
         room: rows that each group of the masked form has room for; 0 of the other.
         scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
@@ -115,7 +115,7 @@ class Problem:
 
     @cached_property
     def operands(self) -> dict[str, OperandSpec]:
-        """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b, bias, offsets or counts, if any."""
+        """The operands of a kernel by name: a, b, c, then scale_a, scale_b, bias, offsets or counts, if any."""
         m, n, k = self.rows, self.n, self.k
         batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         each = (self.groups,) if self.groups > 1 else ()
@@ -150,32 +150,32 @@ class Problem:
 
     @cached_property
     def extras(self) -> tuple[OperandSpec, ...]:
-        """The operands beside A, B and C, in the order in which an epilogue applies those that it does."""
+        """The operands besides A, B and C, with those of the epilogue in the order in which it applies them."""
         return tuple(self.operands.values())[3:]
 
     @property
     def leads(self) -> tuple[int, int, int]:
-        """Elements from one stored row or column of A to the next, and the same of B and of C, where they are dense."""
+        """Elements between the stored rows or columns of A, of B and of C, if these are contiguous."""
         return self.k if self.row_major_a else self.m, self.n if self.row_major_b else self.k, self.n
 
     @property
     def rows(self) -> int:
-        """Rows of A and of C in memory: M, and in the masked form those that nothing is computed of too."""
+        """Rows of A and of C in memory: M, or in the masked form also the unused ones."""
         return self.groups * self.room if self.room else self.m
 
     @property
     def group_operand(self) -> str:
-        """The operand that says which rows are whose: ``offsets``, ends of groups, or ``counts``."""
+        """The operand that assigns rows to groups: ``offsets``, ends of groups, or ``counts``."""
         return "offsets" if self.group_form == "contiguous" else "counts"
 
     @cached_property
     def row_counts(self) -> tuple[int, ...]:
-        """The rows of each group while it is tuned."""
+        """The rows of each group in tuning."""
         return self.counts or row_counts(self.m, self.groups, self.spread)
 
     @property
     def group_numbers(self) -> tuple[int, ...]:
-        """What `group_operand` holds while it is tuned."""
+        """The values of `group_operand` in tuning."""
         return group_ends(self.row_counts) if self.group_form == "contiguous" else self.row_counts
 
     def at(self, m: int) -> Problem:

@@ -1,4 +1,4 @@
-"""The nouns `MeasureProtocol` (how times are taken) and `RaceResult` (what a final race gave)."""
+"""The classes `MeasureProtocol` (how times are taken) and `RaceResult` (the result of a final race)."""
 
 from __future__ import annotations
 

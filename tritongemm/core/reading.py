@@ -1,6 +1,6 @@
-"""Files that users name, read whole or opened: no device floods the memory, and nobody waits without end for a pipe.
+"""Reading of files that users name, with limits on size and on the time to wait for a pipe.
 
-Objects of JSON files have each key once.
+Objects of JSON files must not repeat a key.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Contents of a file, or what comes out of a pipe, such as ``<(command)`` or ``/dev/stdin``.
+    """Return the contents of a file or a pipe, such as ``<(command)`` or ``/dev/stdin``.
 
     Args:
         path: as the user wrote it.
@@ -75,14 +75,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file of any size, open at its beginning; what comes out of a pipe lies in a temporary file without a name.
+    """Open a file of any size at its beginning; a pipe is first copied to an unnamed temporary file.
 
     Args:
         path: as the user wrote it.
 
     Raises:
         InputError: there is no such file, it can't be read or is a folder or a device, nothing comes out of the pipe,
-            or there is no room for what does.
+            or there is no room for its contents.
     """
     with _named_faults(path):
         mode = os.stat(path).st_mode

@@ -1,4 +1,4 @@
-"""The noun `Record`: the result of tuning one problem, as it is written."""
+"""The class `Record`, which is the result of tuning one problem."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Record:
             raise InputError(f"m_from must be at most M, {self.problem.m}, not {self.m_from}")
 
     def serves(self, m: int) -> bool:
-        """Whether the result serves a problem of this M, and of its own N, K and all else."""
+        """Say whether the result serves its problem at this M."""
         return m == self.problem.m or 0 < self.m_from <= m <= self.problem.m
 
     @property
@@ -129,13 +129,13 @@ class Record:
 
     @property
     def served_seconds(self) -> float:
-        """The time of what dispatch calls: the library's where it won, in seconds."""
+        """The time of the kernel that dispatch calls, in seconds: the library's if it won."""
         is_library = self.winner == self.library and self.library_seconds is not None
         return self.library_seconds or self.seconds if is_library else self.seconds
 
     @property
     def whole_seconds(self) -> float | None:
-        """What dispatch calls and the quantisation of A before it, in seconds; None where that was not measured."""
+        """The time of the called kernel plus the quantisation of A, in seconds; None if that was not measured."""
         return None if self.quantize_seconds is None else self.served_seconds + self.quantize_seconds
 
     @property

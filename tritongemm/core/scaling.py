@@ -1,4 +1,4 @@
-"""The noun `Scaling`: how the scale factors of one operand are laid over it; and the pairs of them that have names."""
+"""The class `Scaling`, which is the granularity and layout of an operand's scale factors, and named pairs of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `SearchLimits`: what of a search space may be tried, as a user says or another program's kernel takes."""
+"""The class `SearchLimits`, which is the part of a search space that may be tried."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tritongemm.core.space import Space, TemplateSpace
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What may be tried.
+    """Limits on the configs to try, set by a user or by another program's kernel.
 
     Attributes:
         most_splits: largest number of programs that share a tile's K loop; 0 for any.
         templates: names of the templates; empty for all.
-        axes: values of an axis; all others are free.
-        options: the only options that a config may name, all others being at their defaults; None for all.
-        first: configs that are tried whatever is searched.
+        axes: allowed values of an axis; all others are free.
+        options: the only options that a config may set, all others being at their defaults; None for all.
+        first: configs that are tried in any case.
     """
 
     most_splits: int = 0
@@ -27,11 +27,11 @@ class SearchLimits:
     first: tuple[Config, ...] = ()
 
     def allow(self, config: Config) -> bool:
-        """Whether a kernel that is listed, not searched for, may be tried: it has none of our templates."""
+        """Say whether a listed kernel, which is of none of our templates, may be tried."""
         return not self.most_splits or config.split_k <= self.most_splits
 
     def narrow(self, space: Space) -> Space:
-        """The part of a space that may be tried."""
+        """Return the part of a space that may be tried."""
         axes = (self._narrow(a) for a in space.axes if not self.templates or a.template in self.templates)
         return replace(space, axes=tuple(a for a in axes if len(a)))
 

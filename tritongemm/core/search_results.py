@@ -1,4 +1,4 @@
-"""The nouns `Pruned`, `Prediction` and `Predictions`: what the stages prune and rank give."""
+"""The classes `Pruned`, `Prediction` and `Predictions`, which are the results of pruning and ranking."""
 
 from __future__ import annotations
 

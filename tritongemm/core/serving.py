@@ -1,4 +1,4 @@
-"""The nouns of a call at run time: what it asks for, who computes it, a loaded kernel and a launch of it."""
+"""The classes of a call at run time: its signature, its resolution, a loaded kernel and a patched launch."""
 
 from __future__ import annotations
 

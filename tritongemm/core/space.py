@@ -1,4 +1,4 @@
-"""The nouns `TemplateSpace` and `Space`: the configs that one problem may be tried with on one target."""
+"""The classes `TemplateSpace` and `Space`, which are the configs of one problem on one target."""
 
 from __future__ import annotations
 

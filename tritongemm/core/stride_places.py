@@ -1,4 +1,4 @@
-"""The noun `StridePlaces`: where a launch has the strides of its operands, which need not be dense then."""
+"""The class `StridePlaces`: the launch parameters that are operand strides, for operands that are not contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `Support`: an answer that is true, or false with its reason."""
+"""The class `Support`, which is an answer that is true, or false with its reason."""
 
 from __future__ import annotations
 

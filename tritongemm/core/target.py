@@ -1,4 +1,4 @@
-"""The noun `Target`: the facts about one GPU architecture that stages ask for, read from search_spaces/*.yaml."""
+"""The class `Target`, which has the facts of one GPU architecture from search_spaces/*.yaml."""
 
 from __future__ import annotations
 

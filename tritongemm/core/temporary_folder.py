@@ -1,7 +1,8 @@
-"""Temporary folders, each locked while its process lives, so that a later process can tell what a dead one left.
+"""Temporary folders, each locked while its process lives, so that a later process can detect those of dead processes.
 
-A folder is `tritongemm-<eight characters>`, open to its user alone; it holds the files, and a lock file. The lock is
-the kernel's: it ends with the process however that dies, and it holds across containers that share the place.
+A folder is `tritongemm-<eight characters>`, accessible to its user only; it contains the files, and a lock file. The
+lock is the operating system's: it ends with the process however that dies, and works across containers that share the
+folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which sizes PyTorch's own products of eight bits and of groups take, and what their scale factors are padded to."""
+"""The sizes that PyTorch's 8-bit and grouped products accept, and the padding of their scale factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `Trial`: what became of a config on one problem."""
+"""The class `Trial`, which is the outcome of a config on one problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `TuningOptions`: what a tuning run does, beside the problems that it tunes."""
+"""The class `TuningOptions`, which has the settings of a tuning run besides its problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of values that a noun's fields may hold, and the check of values that were read from a file."""
+"""Kinds of values that fields may hold, and the validation of values read from a file."""
 
 from __future__ import annotations
 

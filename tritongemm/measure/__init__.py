@@ -1,1 +1,1 @@
-"""Binaries to times: evaluators, the process that works on a GPU, clocks, and the choice of a winner."""
+"""Measurement of binaries: evaluators, the process that works on a GPU, timers, and the choice of a winner."""

@@ -1,8 +1,8 @@
-"""Stage: samples of the final race → winner.
+"""The choice of a race's winner from its samples.
 
-Samples come in rounds, so two entries are compared round by round (Wilcoxon's signed ranks): drift of clocks and
-temperature meets both. A kernel of ours must beat the baseline, and the best algorithm of the libraries that race, by a
-margin and beyond the noise; a tie goes to the library.
+Samples are taken in rounds, so two entries are compared round by round (Wilcoxon's signed-rank test): drift of clocks
+and temperature affects both. A kernel of ours must beat the baseline, and the best algorithm of the libraries that
+race, by a margin and beyond the noise; a tie goes to the library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Choice:
     """The outcome of a race.
 
     Attributes:
-        name: the candidate that stands against the baseline: the fastest kernel of ours where it beats the best library
+        name: the candidate that is compared with the baseline: the fastest kernel of ours if it beats the best library
             algorithm by the margin beyond the noise, else that algorithm.
         library_won: this candidate does not beat the baseline beyond the noise and the margin.
-        tie: candidate and baseline can't be told apart, or by less than the margin.
+        tie: candidate and baseline differ by no more than the noise or the margin.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Choice:
 
 
 def load_statistics() -> None:
-    """Import the statistics that a choice needs: up to a second, which a thread may spend while its process waits."""
+    """Import the statistics package that a choice needs, which takes up to a second; a thread may do it ahead."""
     importlib.import_module("scipy.stats")
 
 
 def faster(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether `a` is faster than `b` beyond the noise; samples of equal position were taken in one round."""
+    """Say whether `a` is faster than `b` beyond the noise; samples of equal position were taken in one round."""
     rounds = min(len(a), len(b))
     pairs = [(x, y) for x, y in zip(a[:rounds], b[:rounds], strict=True) if x != y]
     # Medians are compared before the test, which takes longer.
@@ -52,7 +52,7 @@ def faster(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def beaten(best: Sequence[float], others: Mapping[str, Sequence[float]]) -> set[str]:
-    """Which of the others `best` is `faster` than; tested all at once, as each test takes 0.4 ms."""
+    """Return which of the others `best` is `faster` than; tested all at once, as each test takes 0.4 ms."""
     same_length = {
         n: s for n, s in others.items()
         if len(s) == len(best) >= FEWEST_TESTED_ROUNDS and all(x != y for x, y in zip(best, s, strict=True))
@@ -74,12 +74,12 @@ def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
 
 
 def not_clearly_slower(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """The baseline, and the candidates whose median is not clearly more than the best's."""
+    """Return the baseline, and the candidates whose median is not clearly above the best's."""
     return _near_best(samples) | (samples.keys() & {BASELINE_ENTRY})
 
 
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """The names that stay in a race: the baseline, the two best, and all that are not clearly slower than the best."""
+    """Return the entries that stay in a race: the baseline, the two best, and all not clearly slower than the best."""
     candidates, baseline = _fastest_first(samples), samples.keys() & {BASELINE_ENTRY}
     if not candidates:
         return baseline
@@ -88,7 +88,7 @@ def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
 
 
 def decided(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether more rounds could change nothing: the best candidate beats the next, and is told from the baseline."""
+    """Say whether more rounds can change nothing: the best beats the next and is distinct from the baseline."""
     candidates = _fastest_first(samples)
     if not candidates:
         return True
@@ -98,7 +98,7 @@ def decided(samples: Mapping[str, Sequence[float]]) -> bool:
 
 
 def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libraries: Collection[str] = ()) -> Choice:
-    """The winner of a race of at least one candidate.
+    """Return the winner of a race of at least one candidate.
 
     Args:
         samples: seconds by config name, the baseline's under `BASELINE_ENTRY`.

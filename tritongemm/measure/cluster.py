@@ -1,6 +1,6 @@
-"""GPUs of a Ray cluster's hosts, each with an actor that is pinned to it, for evaluators on this host.
+"""The GPUs of a Ray cluster's hosts, each with an actor that is pinned to it, for evaluators on this host.
 
-A GPU that is lost, with its host or alone, costs what ran on it: another GPU takes over that nobody holds, or else one
+When a GPU is lost, alone or with its host, only the work in progress on it is lost: a free GPU takes over, or else one
 of the others works for two evaluators, one request after the other.
 """
 
@@ -33,7 +33,7 @@ _ALIKE = ("tritongemm", "triton", "torch")  # packages of which all hosts have o
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host tells of the GPU that an actor is pinned to.
+    """The facts that a host reports about the GPU that an actor is pinned to.
 
     Attributes:
         machine: the host as if it had that GPU alone.
@@ -45,7 +45,7 @@ class HostFacts:
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """What GPUs must agree in for their times to be compared."""
+        """The values in which GPUs must agree for their times to be compared."""
         return self.machine.target.name, self.machine.product, self.machine.target.compute_units
 
     def described(self) -> str:
@@ -55,7 +55,7 @@ class HostFacts:
 
 
 class HostSurvey:
-    """What a process on a host does that tells what it has."""
+    """The request handler of a process that reports a host's facts."""
 
     def __call__(self, request: object) -> Iterator[HostFacts]:
         """The facts of the host; it is asked nothing else."""
@@ -63,7 +63,7 @@ class HostSurvey:
 
 
 def own_versions() -> tuple[str, ...]:
-    """Versions of the packages that all hosts must have alike; how PyTorch was built is not among what counts."""
+    """Return the versions of the packages that all hosts must share, without PyTorch's build suffix."""
     return tuple(settings.version(package).partition("+")[0] for package in _ALIKE)
 
 
@@ -91,13 +91,13 @@ class ClusterGpus:
 
     Args:
         hosts: the cluster.
-        arch: architecture of the GPUs to use; None where all are of one.
-        most: use so many at the most; 0 for all.
-        say: is given remarks, a line each.
-        roles: what works on a GPU, and what tells of a host.
+        arch: architecture of the GPUs to use; None if all are of one.
+        most: maximum number of GPUs; 0 for all.
+        say: receives remarks, one line each.
+        roles: the request handlers of a GPU's process and of a host's survey.
 
     Attributes:
-        machine: what the run tunes for.
+        machine: the machine that the run tunes for.
 
     Raises:
         InputError: there is no such GPU, they are of several kinds, or a host has other versions.
@@ -124,7 +124,7 @@ class ClusterGpus:
         self.machine = self._described()
 
     def processes(self) -> Sequence[ClusterProcess]:
-        """What works on each GPU."""
+        """Return a process for each GPU."""
         return self._processes
 
     def _survey(self, nodes: Sequence[RayNode]) -> list[_Gpu]:
@@ -209,7 +209,7 @@ class ClusterGpus:
         return replace(first, devices=tuple(range(len(self._gpus))), why=why)
 
     def take_over(self, lost: _Gpu) -> _Gpu:
-        """The GPU that does the work of one that is lost.
+        """Return the GPU that takes over the work of a lost one.
 
         Raises:
             UnavailableError: none is left, or the run is over.
@@ -250,7 +250,7 @@ class ClusterGpus:
         return None
 
     def require_left(self) -> None:
-        """Make sure that work which failed did so with a GPU to run on.
+        """Check that a GPU is left, so that work which failed did not fail for lack of one.
 
         Raises:
             UnavailableError: all GPUs are lost.
@@ -262,12 +262,12 @@ class ClusterGpus:
             )
 
     def close(self) -> None:
-        """Replace no GPU any more."""
+        """Stop replacing lost GPUs."""
         self._closed = True
 
 
 class ClusterProcess:
-    """What works on a GPU of a cluster, as a process of this host would on one here.
+    """A process that works on a cluster's GPU, with the interface of a process on this host.
 
     Args:
         gpus: those of the cluster.
@@ -282,7 +282,7 @@ class ClusterProcess:
         self._gpu.host.start(opening)
 
     def ask(self, request: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
-        """Answers to one request, as they come; what is raised is what `WorkerProcess.ask` raises.
+        """Yield the answers to one request, as they come; raises what `WorkerProcess.ask` raises.
 
         Raises:
             UnavailableError: no GPU is left.

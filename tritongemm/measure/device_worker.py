@@ -1,6 +1,7 @@
-"""The process that measures on one GPU: it answers jobs by screening, verifying and racing candidates.
+"""The process that measures on one GPU, which screens, verifies and races candidates on request.
 
-It may die: an illegal access or a hang ends it, and the parent starts another that goes on with the next candidate.
+A candidate may kill it: an illegal access or a hang ends it, and the parent starts another that continues with the next
+candidate.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ FATAL_ERROR_WORDS = (
 
 
 class DeviceWorker:
-    """What the process does with a job."""
+    """The request handler of the process."""
 
     SCREEN_GRAPH_SECONDS = 1e-4  # One replay of a screened graph takes at least this, or passes through the copies.
     SCREEN_REPEATS_SECONDS = 1e-3  # The replays of a promising candidate take at most this.

@@ -1,6 +1,6 @@
-"""Stage: artifacts → Trials, on one GPU, in a process that may die.
+"""The evaluator that measures on one GPU, in a process that a candidate may kill.
 
-A crash or a hang costs the candidate that was running; the rest go on in a fresh process.
+A crash or a hang affects only the candidate that was running; the rest continue in a new process.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class GpuEvaluator(Evaluator):
         device: ordinal.
         protocol: how times are taken.
         timeout_s: seconds that one candidate may take, at most.
-        process: what works on the device; None for a process on this host.
+        process: works on the device; None for a process on this host.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class GpuEvaluator(Evaluator):
         self._process.start()
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A cheap time for each candidate, as they come.
+        """Yield a quick time of each candidate, as they come.
 
         Args:
-            problem: what they compute.
+            problem: the problem they compute.
             artifacts: compiled candidates.
             best_s: seconds of the best so far.
 
@@ -193,7 +193,7 @@ class GpuEvaluator(Evaluator):
                     yield fault.trial(left.pop(0).config, "screen")
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate at full size.
+        """Yield the error of each candidate at full size.
 
         Raises:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
@@ -209,7 +209,7 @@ class GpuEvaluator(Evaluator):
         """Verify candidates and race those that pass with a baseline backend ("" for none).
 
         Args:
-            problem: what they compute.
+            problem: the problem they compute.
             artifacts: compiled candidates.
             baseline: the backend whose own choice races with them.
             brief: end after the fewest rounds, decided or not.
@@ -234,10 +234,10 @@ class GpuEvaluator(Evaluator):
         return RaceResult((*raced, *lost), samples, attempt.cold)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The configs that a library has for a problem, `limit` of them unless that is 0.
+        """Return the configs that a library has for a problem, at most `limit` unless that is 0.
 
         Raises:
-            TritonGemmError: it can't be asked; says why.
+            TritonGemmError: the library can't be queried; says why.
         """
         if not (support := registry.available(Backend, backend)):
             raise UnavailableError(support.reason)
@@ -251,10 +251,10 @@ class GpuEvaluator(Evaluator):
         return configs
 
     def time_quantization(self, problem: Problem, launches: tuple[Launch, ...]) -> float | None:
-        """Seconds of the kernels that quantise A, by the clock of the races; None where they can't be timed so.
+        """Return seconds of the kernels that quantise A, by the races' timer; None if that timer can't measure them.
 
         Args:
-            problem: whose A they write.
+            problem: the problem whose A they write.
             launches: of the kernels in order, on addresses named x, part, q and scale.
         """
         key = problem.m, problem.k, problem.dtype_a, problem.scale_a
@@ -267,7 +267,7 @@ class GpuEvaluator(Evaluator):
         return self._quantization[key]
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result is verified, in a few words."""
+        """Describe in a few words how a result is verified."""
         return f"float64 {problem.m}x{problem.n}x{problem.k}"
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages to the process that measures on a GPU, and its answers.
+"""The messages to the process that measures on a GPU, and its answers.
 
-A job is answered with `OperandsReady` first. Then come a `Trial` for each candidate of a `ScreenJob`, `VerifyJob` or
-`RaceJob`, in their order; a race goes on with `NowRacing` and ends with `RaceSamples`, as a `QuantizeJob` does; an
+The first answer to a job is `OperandsReady`. Then come a `Trial` for each candidate of a `ScreenJob`, `VerifyJob` or
+`RaceJob`, in their order; a race continues with `NowRacing` and ends with `RaceSamples`, as a `QuantizeJob` does; an
 `AlgorithmsJob` ends with `Algorithms`.
 """
 
@@ -23,10 +23,10 @@ QUANTIZATION = "quantize"  # the name of the samples of a `QuantizeJob`
 
 @dataclass(frozen=True)
 class MeasureSetup:
-    """What is measured, how and on which device.
+    """The problem, device and protocol of a job.
 
     Attributes:
-        problem: whose operands are made.
+        problem: the problem whose operands are created.
         target: facts of the device.
         protocol: how times are taken.
         vendor: whose driver is used.
@@ -46,7 +46,7 @@ class LaunchCandidate:
 
     Attributes:
         config: the candidate.
-        launch: its kernel's launch; None where a library launches its algorithm itself.
+        launch: its kernel's launch; None if a library launches its algorithm itself.
     """
 
     config: Config
@@ -55,10 +55,10 @@ class LaunchCandidate:
 
 @dataclass(frozen=True)
 class ScreenJob:
-    """Take a cheap time of each candidate.
+    """A request for a quick time of each candidate.
 
     Attributes:
-        setup: what is measured and where.
+        setup: problem, device and protocol.
         candidates: in the order they are timed.
         best_s: seconds of the best screened so far; a candidate twice as slow is not measured further.
     """
@@ -70,10 +70,10 @@ class ScreenJob:
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """Compare the result of each candidate with the reference.
+    """A request to compare the result of each candidate with the reference.
 
     Attributes:
-        setup: what is computed and where.
+        setup: problem and device.
         candidates: in the order they are verified.
     """
 
@@ -83,14 +83,14 @@ class VerifyJob:
 
 @dataclass(frozen=True)
 class RaceJob:
-    """Verify each candidate, then race those that pass.
+    """A request to verify each candidate, then race those that pass.
 
     Attributes:
-        setup: what is measured and where.
+        setup: problem, device and protocol.
         candidates: in the order they are verified.
         baseline: backend whose own choice races with them; "" for none.
         names_runners: `NowRacing` precedes each sample of the rounds, not only each warm-up.
-        brief: the race ends after the fewest rounds, decided or not, and who is clearly slower leaves it after two.
+        brief: the race ends after the fewest rounds, decided or not, and clearly slower candidates leave it after two.
     """
 
     setup: MeasureSetup
@@ -102,12 +102,12 @@ class RaceJob:
 
 @dataclass(frozen=True)
 class AlgorithmsJob:
-    """List the algorithms that a library has.
+    """A request to list the algorithms of a library.
 
     Attributes:
-        setup: for which problem and where.
+        setup: problem and device.
         backend: the library's backend.
-        limit: most algorithms listed; 0 for all.
+        limit: maximum number of algorithms; 0 for all.
     """
 
     setup: MeasureSetup
@@ -117,11 +117,12 @@ class AlgorithmsJob:
 
 @dataclass(frozen=True)
 class QuantizeJob:
-    """Time the kernels that quantise A, on activations of their own; its samples are those of a race of one.
+    """A request to time the kernels that quantise A, on separate activations, as a race with one entry.
 
     Attributes:
-        setup: of which problem and where; how times are taken.
-        launches: of the kernels in order, which read ``x`` of bf16 and write ``q`` and ``scale``; ``part`` is between.
+        setup: problem, device and protocol.
+        launches: of the kernels in order, which read ``x`` of bf16 and write ``q`` and ``scale``; ``part`` is
+            intermediate.
     """
 
     setup: MeasureSetup
@@ -146,10 +147,10 @@ class OperandsReady:
 
 @dataclass(frozen=True)
 class NowRacing:
-    """An entry of the race runs from now on.
+    """A notice that an entry of the race runs from now on.
 
     Attributes:
-        name: of its config, or `core.trial.BASELINE_ENTRY`; "" where the entries take turns unannounced.
+        name: of its config, or `core.trial.BASELINE_ENTRY`; "" if the entries alternate without notices.
     """
 
     name: str
@@ -157,7 +158,7 @@ class NowRacing:
 
 @dataclass(frozen=True)
 class RaceSamples:
-    """What a race gave.
+    """The samples of a race.
 
     Attributes:
         samples: seconds of one launch, by the name of the config or `core.trial.BASELINE_ENTRY`.
@@ -168,10 +169,10 @@ class RaceSamples:
 
 @dataclass(frozen=True)
 class Algorithms:
-    """What a library has.
+    """The algorithms of a library.
 
     Attributes:
-        configs: an algorithm each, the library's best guess first.
+        configs: an algorithm each, in the order of the library's heuristic.
     """
 
     configs: tuple[Config, ...]

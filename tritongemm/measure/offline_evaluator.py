@@ -1,4 +1,4 @@
-"""Stage: artifacts → Trials, on a machine without a GPU.
+"""The evaluator for a machine without a GPU.
 
 Times are predicted from the binaries, and results are verified by an interpreter on the CPU.
 """
@@ -28,11 +28,11 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 
 def reduced(problem: Problem, config: Config) -> Problem:
-    """A smaller problem with the same remainders.
+    """Return a smaller problem with the same remainders.
 
-    It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
-    left over; of a batch it has three products. Groups keep their number, and have rows as they are spread; captured
-    ones as skewed ones.
+    It has two tiles plus the remainder along M and N, and a K loop that gives every split two blocks plus the
+    remainder; a batch has three products. The number of groups stays, and rows are spread as in the original; captured
+    spreads as skewed ones.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -55,12 +55,12 @@ def reduced(problem: Problem, config: Config) -> Problem:
 
 @dataclass(frozen=True)
 class InterpreterJob:
-    """Work for the interpreter.
+    """A request to run a kernel in the interpreter.
 
     Attributes:
-        problem: what is computed.
-        config: whose kernel runs.
-        text: of the generated module that holds the kernel.
+        problem: the problem to compute.
+        config: the config whose kernel runs.
+        text: of the generated module that contains the kernel.
     """
 
     problem: Problem
@@ -69,7 +69,7 @@ class InterpreterJob:
 
 
 class Interpreter:
-    """What the interpreter's process does."""
+    """The request handler of the interpreter's process."""
 
     def __init__(self) -> None:
         import torch  # Imported here, so that a slow import counts as starting.
@@ -103,7 +103,7 @@ def _interpreted(config: Config) -> Support:
 
 
 class OfflineEvaluator(Evaluator):
-    """The stand-in for a GPU.
+    """The evaluator that stands in for a GPU.
 
     Args:
         target: the architecture compiled for.
@@ -117,10 +117,10 @@ class OfflineEvaluator(Evaluator):
         self._process = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:
-        """Nothing starts yet: the interpreter is wanted last, and compilers need the cores till then."""
+        """Start nothing yet: the interpreter is needed last, and compilers need the cores until then."""
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A predicted time for each candidate, but for those of a searched backend that can't be verified here."""
+        """Yield a predicted time for each candidate, except those of a searched backend that can't be verified here."""
         for artifact in artifacts:
             config = artifact.config
             searched = isinstance(registry.get(Backend, config.backend), SearchedBackend)
@@ -130,7 +130,7 @@ class OfflineEvaluator(Evaluator):
             yield Trial(config, "ok", samples=(self._predict(problem, artifact),), timer=PREDICTED)
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate, from the interpreter on a reduced problem."""
+        """Yield the error of each candidate, from the interpreter on a reduced problem."""
         supports = {a.config: _interpreted(a.config) for a in artifacts}
         runs: dict[str, list[Config]] = {}
         for config, support in supports.items():
@@ -144,7 +144,7 @@ class OfflineEvaluator(Evaluator):
                 yield Trial(config, "pruned", supports[config].reason, stage="final")
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Verify candidates in predicted order until one passes; there is no race to run and no baseline to race."""
+        """Verify candidates in predicted order until one passes; nothing is timed, and there is no baseline."""
         trials: list[Trial] = []
         predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts]
         for seconds, artifact in sorted(predicted, key=lambda pair: pair[0]):
@@ -155,11 +155,11 @@ class OfflineEvaluator(Evaluator):
         return RaceResult(tuple(trials), {}, cold=True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """No configs, as a library can be asked on a GPU only."""
+        """Return no configs, as a library can be queried on a GPU only."""
         return []
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result is verified, in a few words."""
+        """Describe in a few words how a result is verified."""
         small = reduced(problem, config)
         return f"interpreter {small.m}x{small.n}x{small.k}"
 

@@ -1,4 +1,4 @@
-"""The operands of one problem on a device, in copies, and candidates that are prepared to run on them."""
+"""The operands of one problem on a device, in copies, and the candidates that are prepared to run on them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ALIGNMENT_BYTES = 512  # An allocator gives memory at multiples of it.
 
 
 def side_by_side(tensors: Operands, count: int) -> list[Operands]:
-    """The tensors of `count` copies, all in one piece of memory.
+    """Return the tensors of `count` copies, all in one piece of memory.
 
-    Where operands lie is worth up to 4 % of a time on an H200, and the pieces that an allocator gives lie elsewhere in
+    The placement of operands changes times by up to 4 % on an H200, and separate allocations are placed differently in
     each process.
     """
     import torch
@@ -57,10 +57,10 @@ class PreparedCandidate:
     """A candidate that is ready to run.
 
     Attributes:
-        calls: what launches it, one call for each set of operands.
-        module: its loaded code, to be unloaded; None where a library holds the code.
-        symbol: name of the kernel that each call dispatches once; "" where a library decides, or memory is set to zero
-            before it.
+        calls: its launch functions, one for each set of operands.
+        module: its loaded code, to be unloaded; None if a library holds the code.
+        symbol: name of the kernel that each call dispatches once; "" if a library decides, or memory is zeroed before
+            it.
     """
 
     calls: list[Callable[[], object]]
@@ -68,11 +68,11 @@ class PreparedCandidate:
     symbol: str = ""
 
     def in_turn(self, launches: int) -> list[Callable[[], object]]:
-        """So many calls as `launches` says, one set of operands after the other, over and over."""
+        """Return `launches` calls, cycling through the sets of operands."""
         return [self.calls[i % len(self.calls)] for i in range(launches)]
 
     def unload(self) -> None:
-        """Take its code off the device, where it is not a library's."""
+        """Unload its code from the device, unless it is a library's."""
         if self.module is not None:
             self.module.unload()
 
@@ -80,9 +80,9 @@ class PreparedCandidate:
 class LeadInKernel:
     """The kernel that runs before each sample: it reads memory on the whole device.
 
-    The host's way to the graph is then not in the sample. And some of cuBLAS's kernels have two speeds up to a tenth
-    apart and keep one of them until other kernels run in between: with a lead-in before each sample, more gains were
-    found again in another process.
+    It hides the host's launch latency from the sample. Also, some of cuBLAS's kernels have two speeds up to a tenth
+    apart, and keep one of them until other kernels run in between: with a lead-in kernel before each sample, more gains
+    were reproduced in another process.
 
     Args:
         torch_device: where it runs.
@@ -108,13 +108,13 @@ def _wanted_copies(setup: MeasureSetup) -> int:
 
 
 class OperandSets:
-    """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
+    """The operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
     Args:
         setup: names problem, target, protocol and device.
         device: the driver's device.
         stream: handle of the stream that all work runs on.
-        taller: operands that these are the first rows of, as `can_narrow` allows; None for new ones.
+        taller: operands whose first rows are used, as `can_narrow` allows; None to create new ones.
 
     Attributes:
         sets: the operands of each copy.
@@ -158,7 +158,7 @@ class OperandSets:
         self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
 
     def can_narrow(self, setup: MeasureSetup) -> bool:
-        """Whether the first rows of A and C, and all of B, are operands of another problem, in enough copies."""
+        """Say whether the first rows of A and C, and all of B, can serve another problem, in enough copies."""
         problem, mine = setup.problem, self.problem
         if not (mine.row_major_a and mine.batch == mine.groups == 1 and all(e.name == "bias" for e in mine.extras)):
             return False
@@ -198,7 +198,7 @@ class OperandSets:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the device's memory that this holds by now."""
+        """Bytes of device memory in use by this object."""
         others = [*self._buffers.values(), *([] if self._reference is None else [self._reference])]
         return self._operand_bytes + sum(int(t.numel() * t.element_size()) for t in others)
 
@@ -210,7 +210,7 @@ class OperandSets:
         return self._reference
 
     def buffer_address(self, name: str, nbytes: int) -> int:
-        """Address of the workspace (NaN at first) or the counters (zero at first), grown to `nbytes`."""
+        """Return the address of the workspace (initially NaN) or the counters (initially zero), grown to `nbytes`."""
         import torch
 
         held = self._buffers.get(name)
@@ -222,7 +222,7 @@ class OperandSets:
         return int(held.data_ptr())
 
     def reserve_buffers(self, launches: Iterable[Launch | HostLaunch | None]) -> None:
-        """Make the memory that launches share large enough for each: a captured graph holds its address for good."""
+        """Grow the shared buffers to the largest launch: a captured graph keeps their addresses."""
         import torch
 
         wanted = {(b.bytes, b.name) for launch in launches if launch for b in launch.buffers}
@@ -237,7 +237,7 @@ class OperandSets:
         return operands | {buffer.name: self.buffer_address(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
     def prepare(self, candidate: LaunchCandidate, copies: int) -> PreparedCandidate:
-        """A candidate on the first `copies` sets of operands.
+        """Prepare a candidate on the first `copies` sets of operands.
 
         Raises:
             DriverError: the driver refuses its code or its launch.
@@ -278,7 +278,7 @@ class OperandSets:
         return zeroed
 
     def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
-        """A library's calls on the first `copies` sets of operands; none where it has no kernel for the problem.
+        """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem.
 
         Args:
             backend: the library's.
@@ -290,7 +290,7 @@ class OperandSets:
         return [operation for operation in operations if operation is not None]
 
     def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
-        """A graph of the calls, which launch on the stream of these operands."""
+        """Capture the calls in a graph, which launch on the stream of these operands."""
         self.device.begin_capture(self.stream)
         try:
             for call in calls:
@@ -302,9 +302,9 @@ class OperandSets:
         return self.device.end_capture(self.stream)
 
     def rest(self, busy_s: float) -> None:
-        """Idle as long as the GPU was just busy, where its clock would fall otherwise.
+        """Idle for as long as the GPU was just busy, if its clock would drop otherwise.
 
-        Times are those of the full clock.
+        Times are measured at full clock.
 
         Args:
             busy_s: seconds that it was busy.
@@ -313,15 +313,15 @@ class OperandSets:
             time.sleep(busy_s)
 
     def traffic_seconds(self, nbytes: int) -> float:
-        """The least time of a kernel that moves so many bytes, in seconds."""
+        """Return the shortest time of a kernel that moves this many bytes, in seconds."""
         return self._target.roofline_seconds(0, nbytes, self.problem.a) + 1e-6
 
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
-        """Number of launches in one graph: enough to fill `seconds` and to pass through the copies.
+        """Return the number of launches in one graph: enough to fill `seconds` and to pass through the copies.
 
         Args:
-            seconds: that a replay takes if each launch takes its least time.
-            most: launches at most.
+            seconds: duration of a replay if each launch takes its shortest time.
+            most: maximum number of launches.
             spared: copies that the graph need not pass through.
         """
         return max(1, min(max(int(seconds / self._least_s), min(self.copies - spared, most)), most))

@@ -1,4 +1,4 @@
-"""The time in which activations are quantised, as the products that read them are timed."""
+"""The timing of the kernels that quantise activations, under the same conditions as the products that read them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROUNDS = 20
 
 
 def time_quantization(operands: OperandSets, launches: tuple[Launch, ...]) -> list[float]:
-    """Seconds of one quantisation, a sample for each replay of a graph, before which the device reads other memory.
+    """Return seconds of one quantisation, one sample per graph replay, with other memory read before each replay.
 
     Args:
-        operands: of the problem whose A is written; theirs are the device, the stream, the protocol and the clock.
+        operands: of the problem whose A is written; their device, stream, protocol and clock are used.
         launches: of its kernels in order, on addresses named x, part, q and scale.
     """
     import torch

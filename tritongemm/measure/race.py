@@ -1,4 +1,4 @@
-"""The final race on one device: candidates and the baseline are sampled in rounds, each round in a new order."""
+"""The final race on one device, in which candidates and the baseline are sampled in rounds of random order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RaceEntry:
         config: the candidate; None for the baseline.
         graph: its captured launches.
         launches: number of launches in the graph.
-        prepared: what was captured.
+        prepared: the candidate that was captured.
         samples: seconds of one launch, one for each round that it took part in.
     """
 
@@ -50,7 +50,7 @@ class RaceEntry:
         return self.config.name if self.config else BASELINE_ENTRY
 
     def time(self, clock: Clock) -> float:
-        """Seconds of one launch.
+        """Take a sample: seconds of one launch.
 
         Raises:
             EntryFailed: it can't be launched any more.
@@ -62,7 +62,7 @@ class RaceEntry:
 
 
 class EntryFailed(Exception):
-    """An entry failed in the middle of the race."""
+    """An entry failed during the race."""
 
     def __init__(self, config: Config | None, error: Exception) -> None:
         super().__init__(str(error))
@@ -70,23 +70,23 @@ class EntryFailed(Exception):
 
 
 def graph_launches(operands: OperandSets) -> int:
-    """Number of launches that the graph of an entry holds."""
+    """Return the number of launches in an entry's graph."""
     return operands.launches_for(GRAPH_SECONDS, OperandSets.MAX_COPIES)
 
 
 def run_race(
     operands: OperandSets, entries: Sequence[RaceEntry], names_runners: bool, brief: bool = False
 ) -> Iterator[NowRacing | RaceSamples]:
-    """Warm the entries up, sample them in rounds until the race is decided, and answer with the samples.
+    """Warm the entries up, sample them in rounds until the race is decided, and yield the samples last.
 
-    The rounds' orders are random, so that drift of clocks and temperature meets all entries alike. Each entry is named
-    when it warms up, so that one that hangs is known.
+    The rounds' orders are random, so that drift of clocks and temperature affects all entries alike. Each entry is
+    named when it warms up, so that one that hangs is identified.
 
     Args:
-        operands: what the entries run on; their clock and protocol are used.
+        operands: of the entries; their clock and protocol are used.
         entries: the baseline, if there is one, is the last.
         names_runners: name each entry before each sample as well.
-        brief: end after the fewest rounds, decided or not; who is clearly slower then leaves after two.
+        brief: end after the fewest rounds, decided or not; clearly slower entries then leave after two.
 
     Raises:
         EntryFailed: an entry can't be launched any more.

@@ -1,1 +1,1 @@
-"""What to try: the space of a problem, pruned, ranked and searched."""
+"""The search for configs: the space of a problem, its pruning, its ranking and its strategies."""

@@ -1,4 +1,4 @@
-"""Stage: Problem, Target → what to try: the space pruned, ranked and written out as a module. Uses no GPU."""
+"""The planning of a search, without a GPU: a problem's space is pruned, ranked and written as a module."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NO_LIMITS = SearchLimits()
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """What to try for one problem.
+    """The search space of one problem, pruned and ranked.
 
     Attributes:
-        problem: what is tuned.
+        problem: the problem that is tuned.
         space: before pruning.
         order: kept configs with their predictions, the best first.
         pruned: what each rule removed, with the kept configs.
@@ -44,11 +44,11 @@ def plan_search(
     """Plan one problem.
 
     Args:
-        problem: what is tuned.
-        target: where.
-        folder: where the module goes.
+        problem: the problem that is tuned.
+        target: the GPU's architecture.
+        folder: where the module is written.
         backend: name of the backend that is searched, a `SearchedBackend`.
-        limits: what of its space may be tried.
+        limits: the part of its space that may be tried.
     """
     searched = registry.get(SearchedBackend, backend)
     space = limits.narrow(searched.space(problem, target))

@@ -1,4 +1,4 @@
-"""Stage: Target, Problem → Space, the configs one problem may be tried with on one target."""
+"""The search space of one problem on one target, as the target's file in search_spaces/ defines it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROW_ALIGN_BYTES = 16
 
 
 def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) -> bool:
-    """Whether a template is right for a problem on a target: its features, the operands' types and alignment.
+    """Say whether a template is correct for a problem on a target, by features, operand types and alignment.
 
     Args:
-        section: what a file of search spaces says of the template.
-        problem: what is computed.
-        target: where.
+        section: the template's section in a file of search spaces.
+        problem: the problem to compute.
+        target: the GPU's architecture.
     """
     widths = problem.a.width, problem.b.width, problem.c.width
     row_bytes = {name: lead * width for name, lead, width in zip("abc", problem.leads, widths, strict=True)}
@@ -38,12 +38,12 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
 
 
 def computes(template: str, problem: Problem, target: Target) -> bool:
-    """Whether a template of our own computes a problem: one product, a batch or groups, with its scales and its B.
+    """Say whether a template of ours computes a problem's kind (product, batch, groups), scales and layout of B.
 
     Args:
         template: its name.
-        problem: what is computed.
-        target: where.
+        problem: the problem to compute.
+        target: the GPU's architecture.
     """
     facts = template_facts.kernel_template(template)
     if problem.microscaled:
@@ -62,14 +62,14 @@ def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
 def space(
     problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = ""
 ) -> Space:
-    """The space of one problem.
+    """Return the space of one problem.
 
     Args:
-        problem: what is tuned.
-        target: where.
+        problem: the problem that is tuned.
+        target: the GPU's architecture.
         file: stem of another file of search_spaces/ than the target's own.
-        templates: only these; empty for all the target can run.
-        backend: whose templates: those in the file's section of that name; "" for our own templates.
+        templates: only these; empty for all that the target can run.
+        backend: the file's section of that backend's templates; "" for our own templates.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.

@@ -1,4 +1,4 @@
-"""What pruning and the cost model take a grouped product for: as many equal products as groups have rows."""
+"""The batch of equal products that pruning and the cost model use in place of a grouped product."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tritongemm.core.problem import Problem
 
 
 def typical(problem: Problem) -> Problem:
-    """A batch that costs about what the problem's groups do together; any other problem as it is.
+    """Return a batch with about the cost of the problem's groups together; any other problem unchanged.
 
-    A row counts for the size of its group, so a few large groups among many small ones decide what tiles are good.
+    Each row is weighted by the size of its group, as a few large groups among many small ones decide which tiles are
+    good.
     """
     if problem.groups == 1:
         return problem

@@ -1,4 +1,4 @@
-"""What other problems of a run tell the search of one: winners to try first, and kernels that are compiled already."""
+"""Knowledge shared between the searches of a run: winners to try first, and kernels that are already compiled."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ NEAREST_PROBLEMS = 3
 
 
 class ResultsView(Protocol):
-    """The results that there are, to be read only."""
+    """A read-only view of the results."""
 
     def records(self) -> Sequence[Record]:
         """The result of each problem that has been tuned."""
 
     def trials(self, problem: Problem) -> Mapping[tuple[str, str], Trial]:
-        """What is known of a problem's candidates, by config name and stage."""
+        """Return the known trials of a problem's candidates, by config name and stage."""
 
 
 class WarmStart:
-    """What other problems tell a strategy: winners to try first, and kernels that are compiled whoever else tries them.
+    """The winners and compiled kernels of other problems, which a strategy uses.
 
-    It is told the same in a resumed run as in the first one, by which some problems of the run have a record.
+    A resumed run, in which some problems already have a record, gets the same answers as the first run.
 
     Args:
         turns: all problems of the run, in their order.
-        results: the records, and what is known of the candidates of problems that have one.
+        results: the records, and the trials of problems that have one.
     """
 
     def __init__(self, turns: Sequence[Problem], results: ResultsView) -> None:
@@ -46,31 +46,29 @@ class WarmStart:
         self._built: defaultdict[Problem, set[str]] = defaultdict(set)  # likewise
 
     def note_batch(self, problem: Problem, configs: Sequence[Config]) -> None:
-        """Note which configs a problem of the run asks for first."""
+        """Record the configs that a problem of the run requests first."""
         self._first_batches[problem] = configs
 
     def note_built(self, problem: Problem, artifact: Artifact) -> None:
-        """Note what came of a compile that a problem of the run asked for."""
+        """Record the outcome of a compile that a problem of the run requested."""
         if artifact.status == "ok":
             self._built[_without_size(problem)].add(artifact.config.kernel_name)
 
     def built_kernels(self, problem: Problem) -> Collection[str]:
-        """Names of the kernels that problems of the run have had compiled, where they differ from this one in size
-        alone: a set that grows with the run.
-        """
+        """Return the names of kernels compiled for problems that differ in size only, a set that grows."""
         return self._built[_without_size(problem)]
 
     def winners(self, problem: Problem, backend: str) -> list[Config]:
-        """Configs of a backend that won the problems nearest to one.
+        """Return a backend's configs that won the problems nearest to this one.
 
-        This run's own are left out, for a resumed run has some of them already.
+        Winners of this run are left out, as a resumed run has some of them already.
         """
         return nearest_winners(problem, backend, [r for r in self._results.records() if r.problem not in self._own])
 
     def compiled_kernels(self, problem: Problem) -> Collection[str]:
-        """Names of the kernels that earlier problems of the run ask for, where they differ from this one in size alone.
+        """Return the names of kernels requested by earlier problems of the run that differ in size only.
 
-        Problems must be given in the order of the run.
+        Problems must be passed in the order of the run.
         """
         while (other := self._turns[self._passed]) != problem:
             known = (t.config for t in self._results.trials(other).values())
@@ -84,11 +82,11 @@ def _without_size(problem: Problem) -> Problem:
 
 
 def nearest_winners(problem: Problem, backend: str, records: Iterable[Record]) -> list[Config]:
-    """The configs with which one backend won the solved problems nearest in size, of equal dtypes and layout.
+    """Return the configs with which one backend won the solved problems nearest in size, of equal dtypes and layout.
 
     Args:
-        problem: whose neighbours are looked for.
-        backend: plug-in of backends/ whose winners are wanted.
+        problem: the problem whose neighbours are searched.
+        backend: plug-in of backends/ whose winners are returned.
         records: results of solved problems.
     """
 

@@ -1,4 +1,4 @@
-"""The public calls: `mm`, `load` and `explain`, and the operation that torch.compile and torch.export trace."""
+"""The public functions `mm`, `load` and `explain`, and the operator that torch.compile and torch.export trace."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all e
 
 
 def default_dispatcher() -> Dispatcher:
-    """The one dispatcher of this process, which `mm`, `load`, `explain` and the traced operation share.
+    """The dispatcher of this process, which `mm`, `load`, `explain` and the custom operator share.
 
-    This module makes it when it is imported, and nothing replaces it. Other records are kept apart by a `Dispatcher` of
-    one's own and its `run`.
+    It is created when this module is imported and never replaced. To keep other records separate, create a `Dispatcher`
+    and call its `run`.
     """
     return _dispatcher
 
 
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """X @ w.T (+ bias), by the tuned kernel of exactly this size if one beat the library, else by PyTorch.
+    """Compute x @ w.T (+ bias) with the tuned winner for this size, or for its range of M, else with PyTorch.
 
-    For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
-    differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,
-    determinism) count as they are when a size is first asked for, but that of float32's precision counts at every call:
-    kernels tuned in tf32 serve while PyTorch is set to it.
+    For inference: with gradients enabled, with an operand that requires one, and in forward mode PyTorch computes the
+    product differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced
+    precision, determinism) are read when a size is first called, except float32's precision, which is read at every
+    call: kernels tuned in tf32 are used while PyTorch is set to tf32.
 
     Args:
-        x: [..., K] activations; kernels take dense rows on a GPU.
+        x: [..., K] activations; tuned kernels need contiguous rows on a GPU.
         w: [N, K], a linear layer's weight.
         bias: [N] or None.
         out_dtype: x's by default; float16 for fp8 and int32 for int8 operands.
 
     Returns:
-        [..., N], dense, in order of the current stream.
+        [..., N], contiguous, ordered on the current stream.
 
     Raises:
         TypeError: an operand is no tensor.
@@ -86,20 +86,20 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
-    """Add tuned records to those that `mm` uses, and load the current GPU's kernels; later records win.
+    """Add tuned records to those that `mm` uses, replacing earlier ones, and load the current GPU's kernels.
 
-    Kernels that the cache lacks are compiled, all are loaded, and those made by another Triton than the one installed
-    are checked against float64. Of a kernel library nothing is compiled; a kernel's code is loaded by its first call.
-    Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that
-    forks calls it in its workers: it starts CUDA or HIP.
+    Kernels missing from the cache are compiled, all are loaded, and those compiled by another Triton version than the
+    installed one are compared with float64. Nothing is compiled for a kernel library; each of its kernels is loaded at
+    its first call. If called before the first `mm`, this function replaces TRITONGEMM_CONFIG. A server that forks must
+    call it in its workers, as it initialises CUDA or HIP.
 
     Args:
-        source: a results file of `python -m tritongemm.tune` or another known format, a library of
-            `python -m tritongemm.library`, or records. A record that can't be served, whatever is wrong with it, costs
-            its own size alone: a warning says why, and PyTorch computes it.
+        source: a results file of `python -m tritongemm.tune` or of another known format, a library of `python -m
+            tritongemm.library`, or records. A record that can't be served affects its own size only: a warning gives
+            the reason, and PyTorch computes that size.
 
     Returns:
-        How many of the records are of a kind that `mm` asks for, whatever their target.
+        The number of records of a kind that `mm` looks up, for any target.
 
     Raises:
         InputError: the file can't be read, or holds no tuned result.
@@ -118,20 +118,20 @@ def explain(
     scale_b: Tensor | None = None,
     **layouts: str,
 ) -> str:
-    """Which kernel computes `mm` of these operands, or `scaled_mm` where scale factors are given, and why.
+    """Say which kernel computes `mm` of these operands, or `scaled_mm` if scale factors are given, and why.
 
     Args:
         x: as for `mm`; a of `scaled_mm`.
         w: as for `mm`; b of `scaled_mm`.
         bias: [N] or None.
         out_dtype: as for the call.
-        scale_a: factors of x; None for `mm`.
-        scale_b: factors of w; None for `mm`.
+        scale_a: scale factors of x; None for `mm`.
+        scale_b: scale factors of w; None for `mm`.
         **layouts: ``order_b`` and ``scale_layout`` of `scaled_mm`.
 
     Returns:
-        A line ``exact: kernel``, ``range: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of
-        kernels were asked, a line for each of them.
+        A line that begins with ``exact``, ``range``, ``bucket``, ``near``, ``library`` or ``fallback`` and, if kernel
+            sources were asked, a line for each of them.
 
     Raises:
         TypeError: an operand is no tensor.

@@ -1,4 +1,4 @@
-"""The public call `bmm`, and the operation that torch.compile and torch.export trace for it."""
+"""The public functions `bmm` and `scaled_bmm`, and the operators that torch.compile and torch.export trace."""
 
 from __future__ import annotations
 
@@ -55,12 +55,11 @@ def bmm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A @ b (+ bias) for each product of a batch, by the tuned kernel of this size if one beat the library, else by
-    PyTorch.
+    """Compute a @ b (+ bias) for each product of a batch, with the tuned kernel for this size, else with PyTorch.
 
-    For inference, as `mm`. Rows or columns of each matrix must be dense for a kernel to read it, products may lie
-    anywhere: views such as ``x.view(M, B, K).transpose(0, 1)`` are read as they are. An operand that was expanded over
-    the batch (a stride of 0) is one for all products.
+    For inference, as `mm`. A tuned kernel needs contiguous rows or columns in each matrix; the stride between products
+    is arbitrary: views such as ``x.view(M, B, K).transpose(0, 1)`` are read in place. An operand that is expanded over
+    the batch (a stride of 0) is shared by all products.
 
     Args:
         a: [B, M, K].
@@ -70,12 +69,11 @@ def bmm(
         out: where the result is written; new memory by default.
 
     Returns:
-        [B, M, N], in order of the current stream.
+        [B, M, N], ordered on the current stream.
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: shapes that do not belong together; at first use, if TRITONGEMM_CONFIG names a file that can't be
-            read.
+        InputError: shapes that do not fit together; at first use, if TRITONGEMM_CONFIG names a file that can't be read.
         DriverError: the driver refused a launch.
     """
     return _call(BatchOperands(a, b, bias, out_dtype, out=out))
@@ -92,23 +90,23 @@ def scaled_bmm(
     out: Tensor | None = None,
     scale_layout: str = "",
 ) -> Tensor:
-    """(a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8, int8 or fp4, as `bmm`.
+    """Compute (a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8, int8 or fp4, as `bmm`.
 
-    Factors along K are read where they lie: those of each product dense, row-major or with K the slower, as their
-    strides say; products may lie anywhere, and share factors that were expanded over the batch.
+    Factors along K are read in place: those of each product must be contiguous, row-major or with K as the slower
+    dimension, as their strides say; the stride between products is arbitrary, and 0 if they share factors.
 
     Args:
-        a: [B, M, K]; of fp4 bytes [B, M, K / 2], two numbers each.
+        a: [B, M, K]; for fp4 bytes [B, M, K / 2], two numbers each.
         b: [B, K, N], e.g. the transposed view of weights [B, N, K]; scale_b is transposed with it.
-        scale_a: a float32 factor for each row of a, [B, M] or [B, M, 1], or for each 128 elements along K of a row,
-            [B, M, K / 128]; or a power of two (e8m0) for each 32, [B, M, K / 32].
-        scale_b: one for each column of b, [B, N] or [B, 1, N], or for 128 elements along K, [B, K / 128, N / 128] of
-            128 columns each or [B, K / 128, N]; or a power of two for each 32, [B, K / 32, N].
-        bias: as of `bmm`.
+        scale_a: a float32 factor per row of a, [B, M] or [B, M, 1], or per 128 elements along K of a row, [B, M, K /
+            128]; or a power of two (e8m0) per 32, [B, M, K / 32].
+        scale_b: a float32 factor per column of b, [B, N] or [B, 1, N], or per 128 elements along K, for 128 columns [B,
+            K / 128, N / 128] or for each [B, K / 128, N]; or a power of two per 32, [B, K / 32, N].
+        bias: as for `bmm`.
         out_dtype: bfloat16, float16 or float32.
-        out: as of `bmm`.
-        scale_layout: "" where strides tell how the factors of a product lie, or a plug-in of numerics/scale_layouts,
-            in whose order those of each product are, b's transposed as b is.
+        out: as for `bmm`.
+        scale_layout: "" if the strides of a product's factors give their layout, or a plug-in of numerics/scale_layouts
+            that gives it, b's transposed as b is.
 
     Raises:
         TypeError, InputError, DriverError: as `bmm`.
@@ -127,7 +125,7 @@ def explain_bmm(
     scale_b: Tensor | None = None,
     scale_layout: str = "",
 ) -> str:
-    """Which kernel computes `bmm`, or `scaled_bmm`, of these operands, and why: lines as of `tritongemm.explain`.
+    """Say which kernel computes `bmm` or `scaled_bmm` of these operands, and why, as `tritongemm.explain` does.
 
     Raises:
         TypeError, InputError: as `bmm`.
@@ -155,10 +153,10 @@ def _call(operands: BatchOperands) -> Tensor:
 
 
 def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
-    """The result for plain tensors that want no gradient.
+    """Compute the product of plain tensors that need no gradient.
 
     Raises:
-        InputError: as `bmm` says.
+        InputError: as `bmm`.
     """
     a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
     places = a.get_device(), b.get_device()

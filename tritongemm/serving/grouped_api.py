@@ -1,4 +1,4 @@
-"""The public call `grouped_mm`, and the operation that torch.compile and torch.export trace for it."""
+"""The public function `grouped_mm`, and the custom operator that torch.compile and torch.export trace for it."""
 
 from __future__ import annotations
 
@@ -32,29 +32,31 @@ def grouped_mm(
     *,
     scale_layout: str = "",
 ) -> Tensor:
-    """The product of each group's rows of a with its own matrix of b, by a tuned kernel, else by PyTorch.
+    """Multiply each group's rows of a by the group's own matrix of b, with a tuned kernel, else with PyTorch.
 
-    For inference. The rows of each group are read on the GPU, which nobody waits for, so it can be captured. Groups
-    that do not add up are found on the CPU alone; on a GPU no row beyond a's is read or written for them.
+    For inference. The number of rows of each group is read on the GPU without synchronising, so the call can be
+    captured in a graph. Group ends that do not add up are detected on the CPU only; on a GPU no row beyond a's is
+    accessed.
 
     Args:
-        a: [M, K], the rows of each group behind those of the last; or [groups, rows, K]. Of fp4 bytes, two numbers
-            each, along K of a and b.
-        b: [groups, K, N], as ``torch._grouped_mm`` takes it: weights [groups, N, K] are given as their ``mT``.
-        offs: int32 [groups]: the row behind the last of each group; of a [groups, rows, K] how many rows each has.
-        scale_a: None; float32 [M] (a factor for each row), or [M, K / 128] (for each 128 elements along K of a row);
-            of a [groups, rows, K] with the groups before. Or a power of two (e8m0) for each 32, [M, K / 32].
+        a: [M, K], the rows of the groups one after another; or [groups, rows, K]. For fp4 bytes with two numbers each,
+            along K of a and b.
+        b: [groups, K, N], as ``torch._grouped_mm`` takes it: pass weights [groups, N, K] as their ``mT``.
+        offs: int32 [groups]: the end row of each group; for a [groups, rows, K] the number of rows of each group.
+        scale_a: None; float32 [M] (one factor per row), or [M, K / 128] (per 128 elements along K of a row); for a
+            [groups, rows, K] with the groups first. Or a power of two (e8m0) per 32, [M, K / 32].
         scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32].
-        out_dtype: bfloat16 with scale factors, else that of `mm`, by default.
-        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts, in whose order they lie: of
-            a those of all rows, padded, and of b those of each group.
+        out_dtype: by default bfloat16 with scale factors, else that of `mm`.
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives their layout: a's
+            factors of all rows together, padded, and b's of each group.
 
     Returns:
-        [M, N] or [groups, rows, N], dense, in order of the current stream. Rows of no group hold nothing of use.
+        [M, N] or [groups, rows, N], contiguous, ordered on the current stream. Rows that belong to no group are
+            undefined.
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: shapes, types or devices that do not belong together.
+        InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
     """
     if out_dtype is None:
@@ -74,7 +76,7 @@ def _run_checked(operands: GroupedOperands) -> Tensor:
 
 
 def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
-    """As `grouped_mm`, with the records of a dispatcher; factors of any value, as quantised activations may have."""
+    """Compute `grouped_mm` with a dispatcher's records, without checking the values of the scale factors."""
     given = operands.tensors
     if any(type(tensor) not in _PLAIN or is_wrapped(tensor) for tensor in given.values()):
         check(operands)

@@ -1,4 +1,4 @@
-"""The public call `fused_moe`: the experts of a mixture in two grouped products, and its traced operation."""
+"""The public function `fused_moe`, which computes a layer of experts with two grouped products."""
 
 from __future__ import annotations
 
@@ -39,32 +39,34 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
     *,
     scale_layout: str = "",
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it: w2 @ (activation(gate) * up), of gate and up by w1.
+    """Compute a mixture-of-experts layer: each token's weighted sum over its experts of w2 @ (activation(gate) * up).
 
-    For inference. Tokens are sorted by expert on the GPU, which nobody waits for, so it can be captured. The two
-    products are those of `grouped_mm`, by tuned kernels where a record has them. With weights of fp8 or fp4, tokens and
-    what the activation gives are quantised to their type in between, as the weights' factors are: a factor for each
-    row, for each 128 elements along K, or a power of two for each 32.
+    w1 gives gate and up. For inference. Tokens are sorted by expert on the GPU without synchronising, so the call can
+    be captured in a graph. The two products are those of `grouped_mm`, with tuned kernels where a record has them. With
+    fp8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with factors of
+    the same granularity: per row, per 128 elements along K, or a power of two per 32.
 
     Args:
         x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
-        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up. Of fp4 bytes, two numbers each along K.
-        w2: [experts, hidden, inner], the same.
-        topk_weights: [tokens, k], of the router.
-        topk_ids: int32 or int64 [tokens, k], the experts; an id of no expert, e.g. one of another rank, counts nothing.
+        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up. For fp4 bytes with two numbers each along
+            K.
+        w2: [experts, hidden, inner], likewise.
+        topk_weights: [tokens, k], the routing weights.
+        topk_ids: int32 or int64 [tokens, k], the expert ids; an id out of range, e.g. of an expert on another rank,
+            contributes nothing.
         activation: ``silu`` or ``gelu``.
         w1_scale: None; float32 [experts, 2 * inner], or [experts, 2 * inner / 128, hidden / 128]; or powers of two
-            (e8m0) [experts, 2 * inner, hidden / 32], of OCP's fp8 and fp4.
-        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0
-            [experts, hidden, inner / 32].
-        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts, in whose order those of
-            each expert lie, padded.
+            (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
+        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0 [experts, hidden,
+            inner / 32].
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives the layout of each
+            expert's factors, padded.
 
     Returns:
-        [tokens, hidden] of x's type, in order of the current stream.
+        [tokens, hidden] of x's type, ordered on the current stream.
 
     Raises:
-        InputError: shapes, types or devices that do not belong together.
+        InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
@@ -104,7 +106,7 @@ def _operation(  # noqa: PLR0913
 
 
 def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
-    """Who does what is between the products: kernels on a GPU, but PyTorch's operations where a gradient is wanted."""
+    """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others))
     if wants_gradient or any(map(is_wrapped, (x, *others))):
         return moe_torch

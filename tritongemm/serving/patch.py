@@ -1,4 +1,4 @@
-"""A model whose linear layers are served by tuned kernels, until that is undone."""
+"""The public function `patch`, which makes a model's linear layers call tuned kernels until it is undone."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _compiling = torch.compiler.is_compiling
 class ServedLinear(nn.Linear):  # type: ignore[misc]
     """A linear layer that is computed by `tritongemm.mm`.
 
-    `patch` makes it of an ``nn.Linear`` by giving the module this class, and nothing else of the module changes: its
-    parameters, buffers, hooks, names and state dict stay, and copies and pickles of it are served too.
+    `patch` creates it by changing the class of an ``nn.Linear`` and nothing else: parameters, buffers, hooks, names and
+    the state dict stay, and copies and pickles are served too.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The layer's result, by a tuned kernel where there is a row for it, else by PyTorch."""
+        """Compute the layer with a tuned kernel if there is a row for it, else with PyTorch."""
         return mm(input, self.weight, self.bias)
 
 
 class JoinedLinear(ServedLinear):
-    """A linear layer that is computed together with others of the same input, where that is faster.
+    """A linear layer that is computed as one product with other layers of the same input, where that is faster.
 
-    Copies and pickles of it are served by themselves.
+    Copies and pickles of it are computed by themselves.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The layer's result: columns of the joined one, or as `ServedLinear` computes it."""
+        """Return the layer's columns of the joined product, or compute the layer as `ServedLinear` does."""
         part = None if _compiling() else self._part
         result = None if part is None else part.take(input)
         return mm(input, self.weight, self.bias) if result is None else result
 
 
 class Patch:
-    """What `patch` did to a model.
+    """The changes that `patch` made to a model.
 
     Attributes:
         patched: names of the layers that are served.
-        left: names of the linear layers that were left as they are, and why.
+        left: names of the linear layers that were not changed, with the reasons.
         joined: names of the layers that are computed together, group by group.
 
     Args:
-        layers: the layers that are served, by their names, with the classes that they had.
+        layers: the served layers by name, with their original classes.
         left: see above.
         groups: the joined layers, by the names of their group.
     """
@@ -69,9 +69,9 @@ class Patch:
         self.patched, self.joined = tuple(layers), tuple(groups)
 
     def undo(self) -> None:
-        """Have PyTorch compute these layers again, each with memory of its own. A second time it does nothing.
+        """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
 
-        Graphs that were captured with joined layers are of no use after that, as their weights move.
+        Graphs captured with joined layers can't be replayed after it, as their weights move.
         """
         for layer, former in self._still_served():
             layer.__class__ = former
@@ -83,7 +83,7 @@ class Patch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have PyTorch compute these layers meanwhile. Joined weights stay where they are, and graphs valid."""
+        """Make PyTorch compute these layers inside a ``with``; joined weights stay in place, so graphs remain valid."""
         served = [(layer, type(layer), former) for layer, former in self._still_served()]
         for layer, _, former in served:
             layer.__class__ = former
@@ -111,34 +111,34 @@ def patch(
     join: bool = True,
     keep_unquantized: bool = False,
 ) -> Patch:
-    """Have tuned kernels serve a model's linear layers and experts: those whose N and K a tuned row has.
+    """Make tuned kernels compute those of a model's linear layers and experts for whose N and K there is a tuned row.
 
-    Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served, and the fine-grained
-    fp8 layers of transformers (``FP8Linear`` with factors for 128 x 128) by rows with scales: `linear_fp8` quantises
-    their activations. The experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8, go
-    through `fused_moe` where both of their grouped products have a row. Layers of other classes (other quantised ones,
-    adapters around a layer) and layers whose ``forward`` another library replaced are left as they are; a plain layer
-    inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M is looked up when it
-    runs, so that one graph serves every M. Gradients are PyTorch's, and transformers' own.
+    Served are modules that are exactly an ``nn.Linear``, with a plain parameter as weight; the fine-grained fp8 layers
+    of transformers (``FP8Linear`` with factors per 128 x 128), by rows with scales, with activations quantised by
+    `linear_fp8`; and the experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8,
+    through `fused_moe` if both of their grouped products have a row. Layers of other classes (other quantised layers,
+    adapters around a layer) and layers whose ``forward`` another library replaced are not changed; a plain layer inside
+    an adapter is served. Under torch.compile each layer is one opaque operator that looks M up at run time, so that one
+    graph serves every M. Gradients are computed by PyTorch and transformers.
 
-    Layers that read one input, such as q_proj, k_proj and v_proj of one module, are computed as one product at those M
-    where the tuned rows say that this is faster. Their weights become views of one tensor, so that graphs captured
-    before are of no use; the parameters stay the same objects.
+    Layers that read the same input, such as q_proj, k_proj and v_proj of one module, are computed as one product at
+    those M where the tuned rows say that this is faster. Their weights become views of one tensor, so graphs captured
+    before can't be replayed; the parameters stay the same objects.
 
     Args:
         model: its modules are changed in place.
-        source: tuned records as `tritongemm.load` takes them; by default those loaded before, or else
-            those that TRITONGEMM_CONFIG names.
-        join: whether layers of one input are computed together.
-        keep_unquantized: whether fp8 layers keep their weight in bf16 (or fp16) beside fp8, three times the memory,
-            where loaded rows say that at some M it takes less time than fp8 with the quantisation before it. The rows
-            of each M then decide. Such a weight is of the values that fp8 and factors have when this is called.
+        source: tuned records as `tritongemm.load` takes them; by default those loaded before, or else those that
+            TRITONGEMM_CONFIG names.
+        join: whether layers with the same input are computed together.
+        keep_unquantized: whether fp8 layers keep their weight also in bf16 (or fp16), in total three times the memory,
+            if loaded rows say that at some M the unquantised product takes less time than quantisation and fp8 product.
+            The rows of each M then decide. The copy has the values of the fp8 weight and its factors at this call.
 
     Returns:
-        What was served and what was left, with `undo`; printed, it is one line of counts.
+        What was served and what was not, with `undo`; printed, it is one line of counts.
 
     Raises:
-        InputError: the file can't be read, or holds no tuned result; or an fp8 layer's factors are no numbers.
+        InputError: the file can't be read, or holds no tuned result; or an fp8 layer's factors are NaN or infinite.
         TypeError: the model is no module, or the source neither a path nor records.
     """
     if not isinstance(model, nn.Module):

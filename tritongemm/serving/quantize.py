@@ -1,4 +1,4 @@
-"""The public call `quantize`: activations and their scale factors by one kernel, as products with scales read them."""
+"""The public function `quantize`, which quantises activations in one kernel for products with scales."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ _Pair = tuple[Tensor, Tensor]
 
 
 def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = None, layout: str = "rows") -> _Pair:
-    """Activations in eight bits or four, and their scale factors: x is about q * scale.
+    """Quantise activations to 8 or 4 bits with scale factors, such that x is approximately q * scale.
 
-    A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. Of
-    ``mx`` it is rounded up to a power of two and kept as its exponent and 127 (e8m0); others are float32. It is one
-    kernel on a GPU (``tensor``: two), which never waits for the GPU and can be captured. A factor that covers a NaN or
-    an infinite number is NaN, so that the product's row is. There is no gradient.
+    A factor is the largest absolute value that it covers divided by the type's largest number, and 1 if all are zero.
+    For ``mx`` it is rounded up to a power of two and stored as its exponent plus 127 (e8m0); others are float32. One
+    kernel computes it on a GPU (two for ``tensor``), without synchronising, so it can be captured in a graph. A factor
+    that covers a NaN or an infinite value is NaN, which makes that row of the product NaN. There is no gradient.
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
-        granularity: ``tensor`` (one factor), ``row`` (one for each row), ``block`` (one for each 128 elements along K
-            of a row) or ``mx`` (one for each 32).
-        dtype: an fp8 type or int8; by default the e4m3 that x's GPU multiplies. Of ``mx`` OCP's fp8, by default its
-            e4m3, or fp4 (e2m1, two numbers a byte, K even): ``torch.float4_e2m1fn_x2`` or the same as ``torch.uint8``.
-        layout: how the factors of blocks lie: ``rows`` [M, K / 128], ``groups`` M-major, or ``tma`` M-major with M
-            padded to a multiple of 4, as DeepGEMM wants them. Strides tell it: the shape is [M, K / 128] with all. Of
-            ``mx``: ``rows`` [M, K / 32], or a plug-in of numerics/scale_layouts, e.g. ``e8m0_32x8``, padded.
+        granularity: ``tensor`` (one factor), ``row`` (one per row), ``block`` (one per 128 elements along K of a row)
+            or ``mx`` (one per 32).
+        dtype: an fp8 type or int8; by default the e4m3 that x's GPU multiplies. For ``mx`` OCP's fp8, by default e4m3,
+            or fp4 (e2m1, two numbers per byte, K even): ``torch.float4_e2m1fn_x2`` or the same as ``torch.uint8``.
+        layout: memory layout of the factors of ``block``: ``rows`` [M, K / 128], ``groups`` M-major, or ``tma`` M-major
+            with M padded to a multiple of 4, as DeepGEMM expects; the shape is always [M, K / 128], the strides differ.
+            For ``mx``: ``rows`` [M, K / 32], or a plug-in of numerics/scale_layouts, e.g. ``e8m0_32x8``, padded.
 
     Returns:
-        q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
+        q [..., K], contiguous, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
 
     Raises:
         TypeError: x is no tensor.
-        InputError: an argument is none of these.
+        InputError: an argument has none of these values.
     """
     if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
         traced: _Pair = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype or torch.float8_e4m3fn, layout)
@@ -76,7 +76,7 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
 
 @cache
 def own_fp8(device: torch.device) -> torch.dtype:
-    """The e4m3 that a device multiplies: fnuz on gfx942, else OCP's."""
+    """Return the e4m3 type that a device multiplies: fnuz on gfx942, else OCP's."""
     name: str = torch.cuda.get_device_properties(device).gcnArchName if torch.version.hip and device.index != -1 else ""
     return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
 
@@ -136,7 +136,7 @@ def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) ->
 
 
 def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
-    """Memory for the factors."""
+    """Allocate memory for the factors."""
     k = x.shape[-1]
     m = x.numel() // k
     if granularity != "block":
@@ -145,7 +145,7 @@ def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
 
 
 def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
-    """Memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
+    """Allocate memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
     if layout == "rows":
         return torch.empty((rows, groups), dtype=torch.float32, device=device)
     padded = rows if layout == "groups" else round_up(rows, _TMA_ROWS)
@@ -169,7 +169,7 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _
 
 
 def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    """As `quantize`, by PyTorch's own operations."""
+    """Compute `quantize` with PyTorch operations."""
     if granularity == "mx":
         return microscaling.by_torch(x, dtype, layout)
     k = x.shape[-1]

@@ -1,4 +1,4 @@
-"""The public call `scaled_mm`, and the operation that torch.compile and torch.export trace for it."""
+"""The public function `scaled_mm`, and the custom operator that torch.compile and torch.export trace for it."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ def scaled_mm(
     order_b: str = PLAIN,
     scale_layout: str = "",
 ) -> Tensor:
-    """(a * scale_a) @ (b * scale_b).T (+ bias), by the tuned kernel of this size and these scales, else by PyTorch.
+    """Compute (a * scale_a) @ (b * scale_b).T (+ bias) with the tuned kernel for this size, else with PyTorch.
 
-    For inference. Factors are float32, or powers of two (e8m0) for each 32 elements along K. Shapes tell their
-    granularity: one factor; one for each row, [M] or [M, 1] and [N], [N, 1] or [1, N]; [M, K / 128] for each 128
-    elements along K of a row, row-major or M-major by their strides; [N / 128, K / 128] or [N, K / 128] for the weight.
-    A GPU is not waited for, so NaN and infinite factors are found on the CPU alone.
+    For inference. Factors are float32, or powers of two (e8m0) per 32 elements along K. Their shapes give the
+    granularity: one factor; one per row, [M] or [M, 1] and [N], [N, 1] or [1, N]; [M, K / 128] per 128 elements along K
+    of a row, row-major or M-major by their strides; [N / 128, K / 128] or [N, K / 128] for the weight. The call does
+    not synchronise with the GPU, so NaN and infinite factors are detected on the CPU only.
 
     Args:
-        a: [..., K] of fp8, int8 or fp4 (two numbers a byte); kernels take dense rows on a GPU.
+        a: [..., K] of fp8, int8 or fp4 (two numbers per byte); tuned kernels need contiguous rows on a GPU.
         b: [N, K], a linear layer's weight, or its transposed view [K, N] as ``torch._scaled_mm`` takes it; scale_b is
             transposed with it.
-        scale_a: of a.
-        scale_b: of b.
+        scale_a: scale factors of a.
+        scale_b: scale factors of b.
         bias: [N] or None.
         out_dtype: bfloat16, float16 or float32.
-        order_b: order of b in memory: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``shuffled_16x16``.
-        scale_layout: "" where strides tell how the factors lie, or a plug-in of numerics/scale_layouts.
+        order_b: memory layout of b: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``shuffled_16x16``.
+        scale_layout: "" if the factors' strides give their layout, or a plug-in of numerics/scale_layouts.
 
     Returns:
-        [..., N], dense, in order of the current stream.
+        [..., N], contiguous, ordered on the current stream.
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: shapes, strides, dtypes or devices that do not belong together, or an fp8 encoding that this GPU
-            does not read.
+        InputError: shapes, strides, dtypes or devices that do not fit together, or an fp8 encoding that this GPU does
+            not compute.
         DriverError: the driver refused a launch.
     """
     if _compiling():
@@ -110,9 +110,10 @@ def _run(
 
 
 def multiply_quantized(operands: ScaledOperands) -> Tensor:
-    """As `scaled_mm`, of activations whose factors are not a caller's but were made of what one gave.
+    """Compute `scaled_mm` for activations that this package quantised, whose factors the caller did not pass.
 
-    NaN and infinity among what was given go on into the result, as in PyTorch's layers: on a GPU nobody looks for them.
+    NaN and infinity in the activations propagate into the result, as in PyTorch's layers: on a GPU values are not
+    checked.
     """
     if operands.a.is_cuda:
         return scaled_mm(*operands[:6])

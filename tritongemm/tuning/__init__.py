@@ -1,1 +1,1 @@
-"""The conductor: problems go down the line of stages and become records."""
+"""The tuning pipeline, which turns problems into records stage by stage."""

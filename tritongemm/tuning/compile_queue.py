@@ -1,4 +1,4 @@
-"""The compile jobs of all sizes of a run, and for each binary the configs that wait for it."""
+"""The queue of all compile jobs of a run, which maps each binary to the configs that wait for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tritongemm.tuning.task import Task
 
 
 class CompileQueue:
-    """Jobs on their way to the compilers; configs of several sizes, or that differ in arguments alone, share a binary.
+    """A priority queue of compile jobs, in which configs that differ only in launch arguments or sizes share a binary.
 
-    The thread that runs the line puts jobs in and takes out who waited; another one draws the jobs.
+    The main thread puts jobs in and takes the waiting configs out; another thread draws the jobs.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class CompileQueue:
         self._waiting: dict[str, list[tuple[Task, Config]]] = {}
 
     def turn(self, digest: str) -> int:
-        """The turn of a job that has been put in."""
+        """Return the priority of a job in the queue."""
         return self._turns[digest]
 
     def put(self, task: Task, config: Config, job: CompileJob, turn: int) -> None:
@@ -32,18 +32,18 @@ class CompileQueue:
         self._jobs.put(job)
 
     def draw(self) -> Iterator[CompileJob]:
-        """The jobs as they come, until there are no more."""
+        """Yield the jobs as they come, until the queue is ended."""
         return iter(self._jobs.get, None)
 
     def end(self) -> None:
-        """Let `draw` end behind the jobs that there are."""
+        """Let `draw` end after the jobs in the queue."""
         self._jobs.put(None)
 
     def take(self, digest: str) -> list[tuple[Task, Config]]:
-        """Who waited for a binary that is built; from now on nobody does."""
+        """Remove and return the configs that waited for a binary."""
         return self._waiting.pop(digest, [])
 
     def give_up(self) -> list[tuple[Task, Config]]:
-        """All who still wait; from now on nobody does."""
+        """Remove and return all configs that still wait."""
         left, self._waiting = self._waiting, {}
         return [pair for pairs in left.values() for pair in pairs]

@@ -1,4 +1,4 @@
-"""Work that devices draw when they are free; the work of one size stays on the device that drew it first."""
+"""A work queue of the devices, in which the work of one size stays on the device that drew it first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ W = TypeVar("W")
 
 
 class DeviceQueue(Generic[K, W]):
-    """A queue that several devices draw from, each in a thread of its own.
+    """A queue from which each device draws work in a thread of its own.
 
-    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait, such
-    as races, is drawn when nothing else is left for the device.
+    A size is bound to the device that first draws its work, so that all its times are of one device. Work that can
+    wait, such as races, is drawn when the device has nothing else to do.
     """
 
     MOST_DRAWN = 256  # pieces of work that a device draws at a time
@@ -61,7 +61,7 @@ class DeviceQueue(Generic[K, W]):
         return drawn
 
     def close(self, abandon: bool = False) -> None:
-        """Let devices end once nothing is left for them, or at once where the rest is abandoned."""
+        """Let devices stop once their work is done, or at once if the rest is abandoned."""
         with self._changed:
             self._closed = True
             if abandon:

@@ -1,4 +1,4 @@
-"""What threads tell the one that owns all tasks."""
+"""The events that worker threads send to the main thread, which owns all tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritongemm.tuning.task import Task
 
 @dataclass(frozen=True)
 class SizePlanned:
-    """A size has a plan, the configs that may be tried in order; None where no backend has a search space."""
+    """A size was planned: the configs that may be tried, in order; None if no backend has a search space."""
 
     task: Task
     plan: PlannedSearch | None
@@ -23,14 +23,14 @@ class SizePlanned:
 
 @dataclass(frozen=True)
 class ArtifactBuilt:
-    """A kernel was compiled, or came from the cache."""
+    """A kernel was compiled, or found in the cache."""
 
     artifact: Artifact
 
 
 @dataclass(frozen=True)
 class SlowArtifactBuilt:
-    """A compile that takes minutes has ended."""
+    """A slow background compile has finished."""
 
     task: Task
     artifact: Artifact
@@ -38,12 +38,12 @@ class SlowArtifactBuilt:
 
 @dataclass(frozen=True)
 class BuildsEnded:
-    """No more artifacts come."""
+    """No more artifacts will come."""
 
 
 @dataclass(frozen=True)
 class BatchChosen:
-    """A strategy has worked out what to try next; None: it wants no more."""
+    """A strategy has chosen its next batch; None if it wants no more."""
 
     task: Task
     batch: list[Config] | None
@@ -51,7 +51,7 @@ class BatchChosen:
 
 @dataclass(frozen=True)
 class Screened:
-    """A device has screened artifacts of a size; `failure`: why it can't go on with the size."""
+    """A device has screened artifacts of a size; `failure` says why it can't continue with the size."""
 
     task: Task
     batch_pieces: int
@@ -62,7 +62,7 @@ class Screened:
 
 @dataclass(frozen=True)
 class AlgorithmsListed:
-    """A library has told its algorithms; `refusal`: why it can't."""
+    """A library has listed its algorithms; `refusal` says why it can't."""
 
     task: Task
     backend: str
@@ -72,7 +72,7 @@ class AlgorithmsListed:
 
 @dataclass(frozen=True)
 class Raced:
-    """The final race of a size is over."""
+    """The final race of a size has finished."""
 
     task: Task
     outcome: RaceOutcome

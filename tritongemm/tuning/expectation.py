@@ -1,4 +1,4 @@
-"""What candidates are expected to take at one M, from what was measured at other M of the same product."""
+"""Expected times of candidates at one M, extrapolated from measurements at other M of the same N and K."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _Floats = NDArray[np.float64]
 
 
 class Expectation:
-    """Times of one product as far as they are known, and those that follow from them.
+    """The measured times of one product over M, and the times expected from them.
 
-    Kernels that the cost model knows are scaled by the ratio that it expects. A library's algorithms are scaled by the
-    waves of their tiles, from those measured that are most like them: what wins where M is large has the tile that M
-    fits into with the least waste, so it is another for every few M.
+    Kernels that the cost model knows are scaled by its predicted ratio. A library's algorithms are scaled by the waves
+    of their tiles, from the most similar measured algorithms: at large M the winner has the tile that fits M with the
+    least waste, so it changes every few M.
 
     Args:
-        span: the product.
+        span: the product, with its range of M.
         target: facts of the device.
     """
 
@@ -44,7 +44,7 @@ class Expectation:
         self._option_rows = np.empty((0, len(_OPTIONS_COMPARED)), np.int64)
 
     def note(self, m: int, seconds: Mapping[Config, float]) -> None:
-        """Take note of times that were measured at an M."""
+        """Add times that were measured at an M."""
         kernels = {c: s for c, s in seconds.items() if roster.is_searched(c.backend)}
         expected = self._modelled(kernels, m)
         self._kernels[m] = {config: kernels[config] / expected[config] for config in kernels}
@@ -56,14 +56,14 @@ class Expectation:
             self._option_rows = np.concatenate([self._option_rows, _options(configs)])
 
     def kernels(self, m: int, searched: Sequence[int]) -> list[Config]:
-        """The kernels of searched M, those first that are expected to be the fastest at an M; some may not fit it."""
+        """List the kernels of searched M in the order of their expected time at an M; some may not fit it."""
         known = [self._kernels[one] for one in searched]
         modelled = self._modelled(dict.fromkeys(config for ratios in known for config in ratios), m)
         expected = {c: s * fmean(ratios[c] for ratios in known if c in ratios) for c, s in modelled.items()}
         return sorted(expected, key=expected.__getitem__)
 
     def algorithms(self, m: int, offered: Iterable[Config]) -> list[Config]:
-        """The algorithms that a library offers at an M, those first that are expected to be the fastest there."""
+        """List the algorithms that a library offers at an M in the order of their expected time there."""
         candidates = list(dict.fromkeys(filter(_has_tile, offered)))
         if not self._algorithms or not candidates:
             return candidates

@@ -1,4 +1,4 @@
-"""Stage: screened Trials of one problem → the race of the best, and its Record."""
+"""The racing stage, which turns the screened trials of one problem into the record of its winner."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tritongemm.tuning.task import Task, make_record
 
 @dataclass(frozen=True)
 class RaceWork:
-    """A race that a device is to run.
+    """A race for a device to run.
 
     Attributes:
-        problem: what is raced.
+        problem: the problem.
         first: finalists, which race first.
-        reserve: who is next in line, should all of those be wrong.
+        reserve: the next candidates, which race if all finalists are wrong.
     """
 
     problem: Problem
@@ -40,13 +40,13 @@ class RaceWork:
 
 @dataclass(frozen=True)
 class RaceOutcome:
-    """What came of a race.
+    """The outcome of a race.
 
     Attributes:
-        lost: trials of earlier finalists, none of which passed.
-        result: the race in which somebody took part; None where there was none.
+        lost: trials of earlier finalists, none of which passed verification.
+        result: the race of the first finalists of which one passed; None if none did.
         verified: how the results were verified, in words.
-        failure: why the race could not be finished; "" where it could.
+        failure: why the race could not be finished; "" if it was.
     """
 
     lost: tuple[Trial, ...]
@@ -56,7 +56,7 @@ class RaceOutcome:
 
 
 def prepare_race(task: Task, finalists: int) -> RaceWork:
-    """The race of a size: its finalists, and those in reserve, among what is known of it and has been built."""
+    """Select the finalists of a size, and those in reserve, from its trials and compiled artifacts."""
     # A resumed run knows trials of what it has not built: the cache is gone, or the time was up.
     built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
     known = [t for t in task.trials.values() if t.config.name in built]
@@ -67,7 +67,7 @@ def prepare_race(task: Task, finalists: int) -> RaceWork:
 
 
 def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> RaceOutcome:
-    """Race on a device; wrong finalists make room for the next in line, until somebody passes."""
+    """Race on a device; if all finalists are wrong, the next in reserve take their places until one passes."""
     batch, waiting = work.first, work.reserve
     lost: list[Trial] = []
     while batch:
@@ -87,7 +87,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
 
 
 def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> Record | None:
-    """The record of a race, or None where nobody passed: then the task is told why."""
+    """Return the record of a race, or None if no candidate passed, in which case the task gets the reason."""
     if outcome.result is None:
         task.fail(outcome.failure or _why_nobody_passed(task, outcome.lost, target, options))
         return None
@@ -97,7 +97,7 @@ def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOpti
 
 
 def write_best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> None:
-    """Write the fastest generated kernel of a race as a module: whoever won, it can be taken away."""
+    """Write the fastest generated kernel of a race as a standalone module, whichever backend won."""
     for name in options.backends:
         backend = registry.get(Backend, name)
         ours = [t for t in trials if t.samples and t.config.backend == name]

@@ -1,4 +1,4 @@
-"""Stage: screened Trials of all backends → those that are verified and raced."""
+"""The selection of finalists, which are verified and raced, from the screened trials of all backends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NEAR = 1.06  # of 736 races on H200s no winner had been screened more than 1.047
 
 
 def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
-    """The trials whose configs race first, and those that race next should all of the first be wrong.
+    """Select the trials whose configs race first, and those that race next if all of the first are wrong.
 
-    `count` places go to compiled kernels: every backend's best has one, no backend but the searched one more
-    than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to
-    `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are
-    shown, and would cost their verification for nothing.
+    `count` places go to compiled kernels: the best of every backend gets one; a backend other than the searched one
+    gets at most a quarter, and all of those together at most half. Libraries get additional places, each for its first
+    choice and its best, up to `LIBRARY_PLACES`. Beyond a quarter of the places, only candidates that are `NEAR` the
+    best of all race: verifying the others would take time for nothing.
 
     Args:
         trials: screened; of one library in its own order of preference.

@@ -1,4 +1,4 @@
-"""Work on many things by several devices, each of which draws the next one when it is free."""
+"""Distribution of independent work over several devices, each of which takes the next item when it is free."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def work_when_free(
     work: Callable[[Evaluator, T], R],
     say: Callable[[str], None],
 ) -> Generator[tuple[T, R | Support], None, None]:
-    """What a device made of each thing, or why none can.
+    """Yield each item with a device's result, or with the reason why no device could produce one.
 
-    Each comes when it is known, so that who keeps it loses no more than what devices do now. Things that a device
-    failed at are tried once more when all others are done, and come last.
+    Items are yielded as soon as they are done, so that a caller that stores them loses only the work in progress. Items
+    on which a device failed are tried once more after all others, and come last.
 
     Args:
         evaluators: one for each device.
-        things: to work on.
-        work: by a device on one of them, in a thread; it fails with a TritonGemmError.
-        say: told which device is given up.
+        things: the items.
+        work: processes one item on a device, in a thread; it fails with a TritonGemmError.
+        say: is told which device is given up.
 
     Raises:
-        OutputError: the work raised it, so that the rest is not tried.
+        OutputError: raised by the work; the remaining items are not tried.
     """
     devices = _FreeDevices(evaluators, say)
 

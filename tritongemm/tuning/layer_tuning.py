@@ -1,7 +1,7 @@
-"""Stage: tuned products of layers of experts → races of the same few configs at both products of each layer.
+"""The stage that races the same few configs at both products of each layer of experts, once the products are tuned.
 
-Servers launch one config at both products of a layer, so the fastest of each by itself is not what counts: those that
-were fastest at one are raced at the other too.
+A server launches one config for both products of a layer, so the fastest config of each product alone does not decide:
+configs that were fastest at one product are raced at the other too.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class LayerTuning:
 
     Args:
         run: the run that tuned the products, whose devices, compilers and store are used.
-        can_tell: whether a server's kernel may be launched so.
+        can_tell: whether a server's table can express a config.
     """
 
     def __init__(self, run: TuningRun, can_tell: Callable[[Config], bool]) -> None:
         self._run, self._can_tell, self._races = run, can_tell, TableTuning(run)
 
     def tune(self, rows: Sequence[FormatRow]) -> None:
-        """Race at the products of each layer what was fastest at one of them, and what the server runs today.
+        """Race at each product of a layer the configs that were fastest at one of them, and the server's own.
 
         Args:
-            rows: of products, those of a layer one after the other with the same number.
+            rows: the products, those of a layer adjacent and with the same number.
 
         Raises:
             OutputError: the store or the cache can't be written.

@@ -1,4 +1,4 @@
-"""A table over M of one product: what was measured at some M, which M each result serves, and how well it does."""
+"""A table over M of one product: measurements at some M, the range of M that each result serves, and its regret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_REGRET = 0.03  # A range whose result is further from the best than this sh
 
 @dataclass(frozen=True)
 class MeasuredM:
-    """What a race at one M gave.
+    """The result of a race at one M.
 
     Attributes:
         record: the result.
@@ -31,35 +31,35 @@ class MeasuredM:
 
     @property
     def best(self) -> float:
-        """Seconds of the fastest, the library among them."""
+        """Seconds of the fastest candidate, including the library."""
         library = self.record.library_seconds
         return min([*self.seconds.values(), *([] if library is None else [library])])
 
     def seconds_of(self, record: Record) -> float | None:
-        """Seconds that another M's result takes here; None where it did not race."""
+        """Return the seconds that another M's result takes at this M; None if it did not race."""
         if library_serves(record):
             return self.record.library_seconds
         return self.seconds.get(record.config)
 
     def regret(self, record: Record) -> float | None:
-        """How much longer another M's result takes here than the best, relative; None where it did not race."""
+        """Return how much slower another M's result is here than the best, relative; None if it did not race."""
         seconds = self.seconds_of(record)
         return None if seconds is None else seconds / self.best - 1
 
     def share(self, record: Record) -> float | None:
-        """The library's time here over that of another M's result; None where one of them did not race."""
+        """Return the library's time over that of another M's result at this M; None if one of them did not race."""
         seconds, library = self.seconds_of(record), self.record.library_seconds
         return library / seconds if seconds and library else None
 
 
 @dataclass
 class MTable:
-    """The results of a table over M, each of which serves from the M after the last one's up to its own.
+    """The rows of a table over M, each of which serves the M above the previous row's up to its own.
 
     Attributes:
-        low: the least M that is served.
+        low: the smallest M that is served.
         rows: results by their M.
-        held_out: races at other M, which had no part in choosing the rows, by M.
+        held_out: races at held-out M, which had no part in choosing the rows, by M.
     """
 
     low: int
@@ -67,13 +67,13 @@ class MTable:
     held_out: dict[int, MeasuredM] = field(default_factory=dict)
 
     def row_of(self, m: int) -> MeasuredM | None:
-        """The row that serves an M; None above the last."""
+        """Return the row that serves an M; None above the last."""
         known = sorted(self.rows)
         at = bisect_left(known, m)
         return self.rows[known[at]] if at < len(known) else None
 
     def records(self) -> list[Record]:
-        """The rows' records, each with the M that it serves from and what was seen at the M held out of its range."""
+        """Return the rows' records, each with the smallest M it serves and the results at held-out M of its range."""
         found, start = [], self.low
         for m in sorted(self.rows):
             record = self.rows[m].record
@@ -85,7 +85,7 @@ class MTable:
 
 
 def library_serves(record: Record) -> bool:
-    """Whether the library that raced as the baseline serves a result's calls."""
+    """Say whether the library that raced as the baseline serves a result's calls."""
     return bool(record.library) and record.winner == record.library
 
 

@@ -1,4 +1,4 @@
-"""Stage: tasks → their plans, in the order of the tasks, and what their strategies try first."""
+"""The planning stage, which prunes and ranks the space of each task in order, and starts its strategy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PlannedTasks: TypeAlias = Generator[tuple[Task, PlannedSearch | None], None, Non
 def plan_tasks(
     tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart
 ) -> PlannedTasks:
-    """The tasks in their order, each as soon as it is planned; None where no backend is searched.
+    """Yield the tasks in their order with their plans, each as soon as it is planned; None if no backend is searched.
 
     Args:
         tasks: those to plan.
@@ -46,7 +46,7 @@ def plan_tasks(
 def search_job(
     problem: Problem, target: Target, backend: str, options: TuningOptions, warm_start: WarmStart
 ) -> SearchJob:
-    """What is to be planned and searched of a problem, with one backend's kernels."""
+    """Return the planning and search job of a problem, for one backend's kernels."""
     return SearchJob(
         problem,
         target,
@@ -61,13 +61,13 @@ def search_job(
 
 
 def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStart, watcher: Watcher) -> None:
-    """Have a task's strategy say what to try first.
+    """Start a task's strategy and store its first batch in the task.
 
     Args:
         task: is given its search and its first batch; tasks must come in the order of the run.
-        planned: its plan; None where no backend is searched.
-        warm_start: what problems tell each other's strategies.
-        watcher: told of the progress.
+        planned: its plan; None if no backend is searched.
+        warm_start: shares winners and compiled kernels between problems.
+        watcher: is told of the progress.
     """
     if planned is None:
         task.search = no_search()
@@ -81,8 +81,9 @@ def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStar
 
 
 def take_job(task: Task, config: Config, target: Target) -> CompileJob | Support:
-    """What to compile for a config of a task, or why it can't be compiled: what a planning process has made ready,
-    where it has, which is forgotten then.
+    """Return the compile job of a task's config, or why it can't be compiled.
+
+    A job that a planning process has prepared is used and then dropped.
     """
     made = task.jobs.pop(config.name, None)
     return compile_job(task.problem, config, target) if made is None else made

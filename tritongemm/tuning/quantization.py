@@ -1,4 +1,4 @@
-"""Stage: the race of a product of quantised activations → the same with the time in which they are quantised."""
+"""The stage that adds the time of quantising A to the race's result of a product with quantised activations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FROM = "bf16"  # the type of the activations that are quantised
 
 
 def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator) -> RaceResult:
-    """A race's result with the seconds of quantising A, where it is of eight bits or has powers of two along K.
+    """Return a race's result with the seconds of quantising A, if A has an 8-bit type or powers of two along K.
 
-    Whatever goes wrong with that costs the race nothing.
+    A failure of that measurement does not affect the race.
     """
     asked, converts = quantization_of(problem), evaluator.target.supports(problem.a) or not problem.a.is_fp8
     if asked is None or not converts or not result.samples or not evaluator.times_quantization:
@@ -34,7 +34,7 @@ def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator
 
 
 def quantization_of(problem: Problem) -> Quantization | None:
-    """What `tritongemm.quantize` does for the A of a problem; None where it has no kernel for that."""
+    """Return the arguments of `tritongemm.quantize` for the A of a problem; None if it has no kernel for it."""
     return quantization_kernels.quantization_of(problem, FROM, problem.m) if problem.kind == "one" else None
 
 

@@ -1,4 +1,4 @@
-"""Kernels that were tuned before race once more beside the baseline; what comes of it is a result anew."""
+"""Races of previously tuned kernels against the baseline, which give a new result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tritongemm.tuning.task import make_record
 def race_again(
     evaluator: Evaluator, problem: Problem, artifacts: Sequence[Artifact], options: TuningOptions
 ) -> Record | Support:
-    """The result of a race of these kernels and the baseline, or why there is none.
+    """Race these kernels and the baseline, and return the result, or why there is none.
 
     Args:
         evaluator: the device.
-        problem: what they compute.
+        problem: the problem that they compute.
         artifacts: the kernels; those that could not be compiled do not race.
         options: names the baseline, the margin and the toolchain.
 

@@ -1,4 +1,4 @@
-"""Stale results are raced again: each beside what was measured to be fast at its own and at the nearest sizes."""
+"""Repair of stale results, each of which races again with the configs that were fast at similar sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own tri
 
 
 def list_neighbours(record: Record, records: Iterable[Record], trials: Iterable[Trial]) -> list[Config]:
-    """The configs that are raced for a result: its own, then those that were fast at its size and at sizes like it.
+    """List the configs that are raced for a result: its own, then those that were fast at its and similar sizes.
 
     Args:
         record: the result.
@@ -62,9 +62,9 @@ class Repair:
         evaluators: one for each device; each takes the next result when it is free.
         pool: compiles.
         options: the baseline, the margin and the toolchain.
-        keep: writes a new result in the place of a stale one, or says why that can't be; nothing else is raced by the
-            device meanwhile, so that who ends it loses no result that is known.
-        say: told which device is given up.
+        keep: replaces a stale result by a new one, or says why it can't; the device starts no other race meanwhile, so
+            that an interruption loses no finished result.
+        say: is told which device is given up.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Repair:
     def repair(
         self, stale: Sequence[Record], records: Sequence[Record], trials: Mapping[Problem, Sequence[Trial]]
     ) -> Generator[tuple[Record, Record | Support], None, None]:
-        """Each stale result with what has taken its place, or why nothing has, as soon as that is known.
+        """Yield each stale result with its replacement, or why there is none, as soon as that is known.
 
         Args:
             stale: the results.
-            records: all that are known, whose configs are raced too.
-            trials: what was tried, by problem.
+            records: all known records, whose configs are raced too.
+            trials: previous trials, by problem.
 
         Raises:
             OutputError: a result can't be written.

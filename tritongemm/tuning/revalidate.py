@@ -1,4 +1,4 @@
-"""Stored results → what they give when they are run again, without tuning."""
+"""Verification and timing of stored results, without tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 
 
 def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]:
-    """The rows of the file at `path`, all of which must be results.
+    """Return the rows of the file at `path`, all of which must be results.
 
     Raises:
         InputError: a row without a config.
@@ -35,13 +35,13 @@ def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]
 def compile_rows(
     rows: Sequence[FormatRow], target: Target, pool: BuildPool, watcher: Watcher | None = None
 ) -> Iterator[tuple[FormatRow, Artifact]]:
-    """Each row with its config's artifact, which says why where there is nothing to run.
+    """Yield each row with its config's artifact, which gives the reason if there is nothing to run.
 
     Args:
         rows: results; every one has a config.
         target: facts of the device.
         pool: compiles their kernels.
-        watcher: told of the progress.
+        watcher: is told of the progress.
     """
     configs = [(row.problem, row.config) for row in rows if row.config is not None]
     jobs = [_job(row, config, target) for row, (_, config) in zip(rows, configs, strict=True)]
@@ -75,16 +75,16 @@ class Revalidation:
     """Runs stored results again.
 
     Args:
-        evaluator: what verifies and times them.
+        evaluator: verifies and times them.
         pool: compiles their kernels.
-        watcher: told of the progress.
+        watcher: is told of the progress.
     """
 
     def __init__(self, evaluator: Evaluator, pool: BuildPool, watcher: Watcher) -> None:
         self.evaluator, self.pool, self.watcher = evaluator, pool, watcher
 
     def verify(self, rows: Sequence[FormatRow]) -> list[VerifiedResult]:
-        """Check every result; one that can't be run costs itself."""
+        """Verify every result; one that can't be run does not affect the others."""
         self.watcher.stage("verify", len(rows))
         results = []
         for row, artifact in compile_rows(rows, self.evaluator.target, self.pool, self.watcher):
@@ -96,7 +96,7 @@ class Revalidation:
         return results
 
     def retime(self, rows: Sequence[FormatRow], baseline: str) -> list[RetimedResult]:
-        """Time every result beside a baseline backend; one that can't be run costs itself."""
+        """Time every result together with a baseline backend; one that can't be run does not affect the others."""
         self.watcher.stage("time", len(rows))
         results = []
         for row, artifact in compile_rows(rows, self.evaluator.target, self.pool, self.watcher):

@@ -1,8 +1,8 @@
-"""Stage: --libtype → the backends that race, and the candidates of those that bring their own kernels.
+"""The roster of a run: the backends that --libtype selects, and the candidates of those that list their own kernels.
 
-A backend brings its candidates in one of three ways. Those of a `SearchedBackend` come from a search space, of which a
-strategy picks. Another `KernelBackend` lists its kernels, which are compiled beside those. A `LibraryBackend` is asked
-on the GPU. The baseline is what all are measured against.
+A backend provides candidates in one of three ways. Those of a `SearchedBackend` come from a search space, from which a
+strategy picks. Another `KernelBackend` lists its kernels, which are compiled with those. A `LibraryBackend` is queried
+on the GPU. All race against the baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Roster:
 
     Attributes:
         backends: plug-ins of backends/ whose candidates are tried.
-        left_out: why the others are not, by name.
+        left_out: the reasons why the others do not race, by name.
     """
 
     backends: tuple[str, ...]
@@ -34,27 +34,27 @@ class Roster:
 
 
 def is_searched(backend: str) -> bool:
-    """Whether a strategy picks a backend's candidates from a search space."""
+    """Say whether a strategy picks a backend's candidates from a search space."""
     return isinstance(registry.get(Backend, backend), SearchedBackend)
 
 
 def lists_kernels(backend: str) -> bool:
-    """Whether a backend lists kernels that are compiled here, rather than having a strategy search for them."""
+    """Say whether a backend lists kernels that are compiled here, rather than being searched by a strategy."""
     return isinstance(registry.get(Backend, backend), KernelBackend) and not is_searched(backend)
 
 
 def is_library(backend: str) -> bool:
-    """Whether a backend is asked on the GPU for its candidates."""
+    """Say whether a backend is queried on the GPU for its candidates."""
     return isinstance(registry.get(Backend, backend), LibraryBackend)
 
 
 def compile_limit_s(backend: str) -> float:
-    """Seconds that one compile may take where the backend asks for more than ``--timeout``, else 0."""
+    """Return the seconds that one compile may take if the backend needs more than ``--timeout``, else 0."""
     return registry.get(Backend, backend).compile_limit_s
 
 
 def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) -> Roster:
-    """The backends that a command line names.
+    """Return the backends that a command line names.
 
     Args:
         libtype: ``all``, a comma list, or None for all that compile quickly.
@@ -109,10 +109,10 @@ def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
 
 
 def list_candidates(backend: str, problem: Problem, target: Target, limits: SearchLimits) -> tuple[list[Config], str]:
-    """The candidates of a backend that lists kernels, and why there are none.
+    """Return the candidates of a backend that lists kernels, and why there are none.
 
     Raises:
-        TritonGemmError: it fails, e.g. at a damaged manifest.
+        TritonGemmError: it fails, e.g. because of a damaged manifest.
     """
     plugin = registry.get(KernelBackend, backend)
     try:
@@ -131,13 +131,13 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 
 
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
-    """Hints for a problem that no backend of a run has a kernel for: which others could compute it.
+    """Return hints for a problem that no backend of a run can compute, on which other backends could.
 
-    First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it
-    race and what it lacks here.
+    The first hint says why the searched backend has no kernel; then, for each backend that was not tried, how to select
+    it and what it lacks on this machine.
 
     Args:
-        problem: what nobody who raced had a candidate for.
+        problem: the problem without a candidate.
         target: where.
         tried: backends that raced.
     """

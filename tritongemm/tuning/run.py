@@ -1,14 +1,14 @@
-"""The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write.
+"""A tuning run, which takes problems through all stages: prune, rank, generate, compile, time, verify, race and write.
 
 One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Builders, devices and strategies work in
-threads and processes of their own and tell it what they have done (`tuning.events`).
+threads and processes of their own and send it events (`tuning.events`).
 
-Every size goes its own way. Its strategy asks for a batch, whose kernels are compiled (once, if several sizes want the
-same) and screened as they arrive, by whichever device is free; told the times, it asks for the next batch. So compilers
-and devices work on what some size wants while others are planned or thought about. With its first batch a size also
-takes in what other backends bring: their kernels are compiled with the rest, and libraries are asked while the first
-kernels compile. When a strategy wants no more, the finalists are verified and raced as soon as a device has nothing to
-screen. What takes minutes to compile does so in the background: only the race waits.
+Sizes are independent. A size's strategy requests a batch, whose kernels are compiled (once, if several sizes need the
+same) and screened as they arrive, on whichever device is free; given the times, it requests the next batch. So
+compilers and devices work on some sizes while others are planned. Candidates of other backends join a size's first
+batch: their kernels are compiled with the rest, and libraries are queried while the first kernels compile. When a
+strategy wants no more, the finalists are verified and raced as soon as a device has nothing to screen. Slow compiles
+run in the background: only the race waits for them.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ FIRST_ALGORITHMS = 8
 
 
 class TuningRun:
-    """The stages and what they share during one run.
+    """The stages of one run, and the state that they share.
 
     Args:
         evaluators: one for each device.
         pool: compiles for all of them.
-        store: where trials and records go.
-        options: what to do.
-        watcher: told of the progress.
+        store: receives trials and records.
+        options: strategy, limits and backends of the run.
+        watcher: is told of the progress.
 
     Attributes:
         unstored: trials that the store does not keep, so that a resumed run tries them again.

@@ -1,4 +1,4 @@
-"""What the thread of one device does: it draws work, screens, asks libraries and races, and tells what came of it."""
+"""The thread of one device, which draws work, screens kernels, queries libraries, races, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tritongemm.tuning.task import Task
 
 @dataclass(frozen=True)
 class ScreenWork:
-    """An artifact to screen; `in_batch`: the strategy waits for it."""
+    """An artifact to screen; `in_batch` says that the strategy waits for it."""
 
     artifact: Artifact
     in_batch: bool
@@ -27,7 +27,7 @@ class ScreenWork:
 
 @dataclass(frozen=True)
 class AlgorithmsWork:
-    """A library to ask for its algorithms."""
+    """A query for a library's algorithms."""
 
     backend: str
 
@@ -40,10 +40,10 @@ class DeviceThread:
 
     Args:
         device: its number in the queue.
-        evaluator: what times and verifies on it.
-        queue: where it draws work.
+        evaluator: times and verifies on it.
+        queue: the source of its work.
         options: of the run.
-        post: tells the owner of the tasks.
+        post: sends events to the owner of the tasks.
         screened: is called after each trial, for the progress bar; from this thread.
     """
 
@@ -60,7 +60,7 @@ class DeviceThread:
         self._post, self._screened = post, screened
 
     def run(self) -> None:
-        """Work until the queue is closed; an error that no size is to blame for ends the run."""
+        """Work until the queue is closed; an error that no size caused ends the run."""
         try:
             while (drawn := self.queue.draw(self.device)) is not None:
                 task, works = drawn

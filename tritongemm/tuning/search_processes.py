@@ -1,8 +1,8 @@
-"""Child processes that plan problems and run their searches, so that a run of many sizes has the batches alone.
+"""Child processes that plan problems and run their searches, which relieves the main process of a run with many sizes.
 
-Planning takes a core a third of a second where thousands of configs are kept, most of it to rank them and to write the
+Planning takes a third of a core-second where thousands of configs are kept, most of it to rank them and to write the
 module, and a search takes a tenth. All threads of a run share one core, which must keep several devices busy. A search
-whose process is lost is begun again in the run, and told what it was told.
+whose process is lost is restarted in the main process, and sent the same trials.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class SearchJob:
     Attributes:
         problem, target, folder, backend, limits: the arguments of `plan_search`.
         strategy: plug-in of strategies/.
-        budget, population, seeds: as of `Strategy.search` and its `SearchPlan`; seeds beside the limits' first.
+        budget, population, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to the limits', which
+            come first.
     """
 
     problem: Problem
@@ -64,12 +65,12 @@ class SearchJob:
         return plan_search(self.problem, self.target, self.folder, self.backend, self.limits)
 
     def planned_here(self, planned: PlannedProblem) -> PlannedSearch:
-        """The search of the problem, which will run in this process."""
+        """Return the planned search of the problem, which will run in this process."""
         kept = len(planned.pruned.kept)
         return PlannedSearch(len(planned.space), kept, planned.pruned, partial(self.search, planned))
 
     def search(self, planned: PlannedProblem, compiled: Collection[str], built: Collection[str]) -> Search:
-        """The search of the problem, in this process; `compiled` and `built` as of `SearchPlan`."""
+        """Return the search of the problem, in this process; `compiled` and `built` as in `SearchPlan`."""
         if not planned.order.configs:
             return no_search()  # no template computes it; other backends may
         seeds = (*self.limits.first, *self.seeds)
@@ -79,14 +80,14 @@ class SearchJob:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """The batch that a search asks for, and for each of its configs what to compile, or why it can't be compiled."""
+    """A search's batch with the compile job of each config, or the reason why it can't be compiled."""
 
     configs: list[Config]
     jobs: list[CompileJob | Support]
 
     @classmethod
     def of(cls, configs: list[Config], problem: Problem, target: Target) -> PreparedBatch:
-        """A batch of configs for a problem, whose jobs have their digests."""
+        """Prepare a batch of configs for a problem, with the digests of their jobs computed."""
         jobs = [compile_job(problem, config, target) for config in configs]
         for job in jobs:
             if isinstance(job, CompileJob):
@@ -101,7 +102,7 @@ class BegunSearch:
     Attributes:
         total, kept: configs before and after pruning.
         pruned: what each rule removed, without the kept configs.
-        first: what is to be tried first.
+        first: the first batch.
     """
 
     total: int
@@ -112,7 +113,7 @@ class BegunSearch:
 
 @dataclass(frozen=True)
 class TriedBatch:
-    """The trials of the batch that a problem's search asked for last, and names of the kernels compiled by now."""
+    """The trials of the last batch of a problem's search, and the names of the kernels compiled by now."""
 
     problem: Problem
     trials: list[Trial]
@@ -126,8 +127,8 @@ class PlannedSearch:
     Attributes:
         total, kept: configs before and after pruning.
         pruned: what each rule removed; it may lack the kept configs.
-        begin: gives the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
-        jobs: what to compile for the configs of a batch, by config name, as far as another process has made it ready.
+        begin: starts the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
+        jobs: compile jobs of a batch's configs that another process has prepared, by config name.
     """
 
     total: int
@@ -141,7 +142,7 @@ Answer: TypeAlias = BegunSearch | PlannedProblem | PreparedBatch | None
 
 
 class SearchWorker:
-    """What a planning process does."""
+    """The request handler of a planning process."""
 
     def __init__(self) -> None:
         self._searches: dict[Problem, tuple[Search, Target, set[str]]] = {}
@@ -205,7 +206,7 @@ class SearchProcess:
                 self._changed.notify_all()
 
     def begin(self, job: SearchJob) -> BegunSearch | PlannedProblem | None:
-        """What the process makes of a job; None where it is killed again and again, or meets an error.
+        """Plan a job in the process and start its search; None if the process is killed repeatedly, or meets an error.
 
         Raises:
             CancelledError: it was closed.
@@ -229,13 +230,13 @@ class SearchProcess:
         compiled: Collection[str],
         built: Collection[str],
     ) -> Search:
-        """A search that the process has begun; where the process is lost, or meets an error, it goes on in this one.
+        """Return a search that the process has begun; if the process is lost or fails, this process continues it.
 
         Args:
-            job: what was asked for.
-            begun: what the process answered.
-            jobs: is given what to compile for the configs of each batch.
-            compiled: as of `SearchPlan`.
+            job: the planned job.
+            begun: the answer of the process.
+            jobs: receives the compile jobs of each batch's configs.
+            compiled: as in `SearchPlan`.
             built: likewise.
         """
         told: list[list[Trial]] = []
@@ -254,13 +255,13 @@ class SearchProcess:
                 return
 
     def close(self) -> None:
-        """End the process; what it has not answered is given up."""
+        """End the process; unanswered requests are given up."""
         self.closed = True
         self._child.kill()
 
 
 class Planner:
-    """What plans the problems of a run, and searches them where it has processes; those end with it.
+    """Plans the problems of a run, and searches them if it has processes; these end with it.
 
     Args:
         count: processes; 0 to plan in this one.
@@ -272,16 +273,16 @@ class Planner:
 
     @classmethod
     def for_problems(cls, problems: int, jobs: int) -> Planner:
-        """A planner of so many problems, on `jobs` processes at the most."""
+        """Return a planner for a number of problems, with at most `jobs` processes."""
         return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(jobs, problems, MOST_PROCESSES))
 
     @property
     def width(self) -> int:
-        """Searches that can be asked at a time for their next batch."""
+        """Number of searches that can compute their next batch at a time."""
         return max(1, len(self._processes))
 
     def plan(self, jobs: Sequence[SearchJob]) -> Generator[PlannedSearch, None, None]:
-        """The searches of these jobs in their order; where the processes can't plan one, this one does.
+        """Yield the planned searches of these jobs in order; this process plans those that the children can't.
 
         Raises:
             OutputError: a module can't be written.
@@ -300,14 +301,14 @@ class Planner:
                 yield job.planned_here(answer or job.plan())
 
     def close(self) -> None:
-        """End the processes; what has not been planned or thought about is given up."""
+        """End the processes; unfinished plans and searches are given up."""
         for process in self._processes:
             process.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def no_search() -> Search:
-    """The search where no generated kernel is to be tried: one batch, empty."""
+    """Return the search for problems without generated kernels, which yields one empty batch."""
     yield []
 
 

@@ -1,9 +1,9 @@
-"""Stage: tuned sizes of one product → its table over M.
+"""The stage that makes tables over M from the tuned sizes of one product.
 
-Rows are measured from the largest M down. At an M between those that were searched, what is expected to be fastest
-there races (`expectation`): kernels of the nearest searched M, algorithms of the libraries, and the winner of the row
-above. A row serves the M below it down to the next row, which lies where tiles of another height fit better. Then the
-rows are tried at M that none of this has seen; where one is too slow, its range is split.
+Rows are measured from the largest M down. At an M between the searched ones, the candidates expected to be fastest race
+there (`expectation`): kernels of the nearest searched M, algorithms of the libraries, and the winner of the row above.
+A row serves the M below it down to the next row, which begins where tiles of another height fit better. Then the rows
+are measured at held-out M, which had no part in this; if a row is too slow there, its range is split.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # From one row of a table to the
 
 @dataclass(frozen=True)
 class RacingDevice:
-    """A device, which one table or layer at a time may use.
+    """A device that one table or layer at a time may use.
 
     Attributes:
         evaluator: times and verifies on it.
-        lock: held while it does.
+        lock: held during use.
     """
 
     evaluator: Evaluator
@@ -68,7 +68,7 @@ class RacingDevice:
 
 
 class TableTuning:
-    """Makes tables over M from what a run has tuned.
+    """Makes tables over M from the results of a run.
 
     Args:
         run: the run, whose devices, compilers and store are used.
@@ -80,7 +80,7 @@ class TableTuning:
         self._deadline = time.monotonic() + run.options.seconds if run.options.seconds else inf
 
     def tune(self, spans: Sequence[MSpan]) -> dict[MSpan, MTable]:
-        """The tables of spans whose searched M are tuned; their records go to the store.
+        """Make the tables of spans whose searched M are tuned; their records go to the store.
 
         Raises:
             OutputError: the store or the cache can't be written.
@@ -102,15 +102,15 @@ class TableTuning:
         return tables
 
     def devices(self) -> list[RacingDevice]:
-        """The devices that races are held on, each with a lock of its own."""
+        """The devices that run the races, each with a lock of its own."""
         return [RacingDevice(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
     def in_time(self) -> bool:
-        """Whether the run's time is not spent."""
+        """Say whether time is left in the run's budget."""
         return time.monotonic() <= self._deadline
 
     def measured(self, problem: Problem) -> MeasuredM | None:
-        """What the store has of a race at one M; None where there was none."""
+        """Return the stored result of a race at one M; None if there was none."""
         record = self._run.store.record(problem)
         if record is None:
             return None
@@ -118,7 +118,7 @@ class TableTuning:
         return MeasuredM(record, {t.config: t.seconds for t in finals} | {record.config: record.seconds})
 
     def screened(self, problem: Problem) -> dict[Config, float]:
-        """Seconds of the fastest candidates of a searched M, by their last race or screen."""
+        """Return the seconds of the fastest candidates of a searched M, from their last race or screen."""
         trials = sorted(self._run.store.trials(problem).values(), key=lambda t: t.stage)  # a final comes first
         found: dict[Config, float] = {}
         for trial in trials:
@@ -128,7 +128,7 @@ class TableTuning:
         return {c: s for c, s in found.items() if c in kernels or not roster.is_searched(c.backend)}
 
     def race(self, problem: Problem, configs: Iterable[Config], device: RacingDevice) -> MeasuredM | None:
-        """Race configs with the baseline at one M; None where none is right there. What is known is not run again."""
+        """Race configs with the baseline at one M; None if none is correct there. Stored results are reused."""
         wanted = list(dict.fromkeys(configs))
         known = self.measured(problem)
         if known is not None and all(self._was_tried(problem, config) for config in wanted):
@@ -182,7 +182,7 @@ class TableTuning:
         return [artifact for artifact in found if artifact.status == "ok"]
 
     def guesses(self, problem: Problem, device: RacingDevice, limit: int = GUESSES) -> list[Config]:
-        """The algorithms that the libraries themselves guess best, so many of each."""
+        """Return the first few algorithms of each library's own heuristic."""
         found: list[Config] = []
         for backend in filter(roster.is_library, self._run.options.backends):
             try:

@@ -1,4 +1,4 @@
-"""The noun `Task`: one size on its way down the line, with its state. The thread that runs the line owns all tasks."""
+"""The class `Task`, which is the state of one size in the pipeline. The main thread owns all tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritongemm.plugins.contracts import Search
 
 
 class TaskState(Enum):
-    """Where a size is on its way down the line."""
+    """The stage that a size has reached in the pipeline."""
 
     QUEUED = "queued"  # nothing of it has been planned
     BUILDING = "building"  # the batch that its strategy asked for is compiled, and screened binary by binary
@@ -45,7 +45,7 @@ NEXT_STATES = {
 
 
 class BestTime:
-    """The shortest seconds of a size so far; the one value of a task that its device's thread reads and lowers."""
+    """The shortest time of a size so far, in seconds; the only value of a task that its device's thread updates."""
 
     __slots__ = ("seconds",)
 
@@ -53,7 +53,7 @@ class BestTime:
         self.seconds = inf
 
     def lower(self, seconds: float) -> None:
-        """Take note of a time."""
+        """Update the shortest time."""
         self.seconds = min(self.seconds, seconds)
 
 
@@ -62,21 +62,21 @@ class Task:
     """The state of one size that is tuned.
 
     Attributes:
-        problem: what is tuned.
-        state: where it is; `move_to` changes it.
+        problem: the problem that is tuned.
+        state: its stage; `move_to` changes it.
         turn: its place in the order of the run, from 1.
         search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
-        batch: what the strategy asked for last.
-        jobs: what to compile for configs of the batch, by config name, as far as another process has made it ready.
-        trials: what became of every config so far, by config name.
-        artifacts: what was compiled, by config name.
+        batch: the strategy's last batch.
+        jobs: compile jobs of the batch's configs that another process has prepared, by config name.
+        trials: the outcome of every config so far, by config name.
+        artifacts: compiled artifacts, by config name.
         others_asked: other backends have been asked for their candidates.
         unscreened: configs of the batch that have not been screened.
         in_flight: pieces of work that a device has not answered.
-        slow: configs whose compiles take minutes, by name; the race alone waits for them.
+        slow: configs with slow background compiles, by name; only the race waits for them.
         best: the shortest time so far.
         failure: why the problem can't be tuned; "" while it can.
-        refused: backends that brought nothing, and why.
+        refused: backends without candidates, with the reasons.
     """
 
     problem: Problem
@@ -97,25 +97,25 @@ class Task:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Whether the task is done or has failed."""
         return self.state in (TaskState.DONE, TaskState.FAILED)
 
     def move_to(self, state: TaskState) -> None:
-        """Bring the size into another state.
+        """Change the state of the size.
 
         Raises:
-            ValueError: the line does not lead there from where it is.
+            ValueError: the pipeline has no transition to it from the current state.
         """
         if state is not TaskState.FAILED and state not in NEXT_STATES[self.state]:
             raise ValueError(f"{self.problem.key} can't go from {self.state.value} to {state.value}")
         self.state = state
 
     def fail(self, reason: str) -> None:
-        """Note why it can't be tuned; the first reason counts."""
+        """Record why it can't be tuned; only the first reason is kept."""
         self.failure = self.failure or reason
 
     def add_trial(self, trial: Trial) -> None:
-        """Take note of what became of a config."""
+        """Record the outcome of a config."""
         self.trials[trial.config.name] = trial
         if trial.status == "ok":
             self.best.lower(trial.seconds)
@@ -130,16 +130,16 @@ def make_record(
     verified: str,
     built: Iterable[Artifact] = (),
 ) -> Record:
-    """The result of a final race.
+    """Return the record of a final race.
 
     Args:
-        problem: what was tuned.
+        problem: the problem that was tuned.
         race: trials and samples; at least one candidate raced.
         target: facts of the device.
         options: names the baseline, the margin and the toolchain.
         libraries: backends whose kernels are a library's own.
         verified: how results are verified, in words.
-        built: what raced, as far as it was compiled.
+        built: the compiled artifacts of the race.
     """
     library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
     choice = choose.choose(race.samples, options.margin, library_entries)
@@ -169,7 +169,7 @@ def make_record(
 
 
 def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
-    """Problems in the order in which they are begun: first those that keep a device busy longest.
+    """Sort problems in the order in which they are begun: those that keep a device busy longest come first.
 
     A device times them while kernels for the others compile.
     """
@@ -181,12 +181,12 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
 
 
 def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:
-    """What became of these configs of a task, in their order."""
+    """Return the trials of these configs of a task, in their order."""
     return [task.trials[c.name] for c in configs]
 
 
 def why_nothing_was_compiled(task: Task) -> list[str]:
-    """What can be told of a task of which no config was compiled: who refused it, and how the first config failed."""
+    """Say why no config of a task was compiled: which backends refused it, and how the first config failed."""
     outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
     failed = next((outcome for outcome in outcomes if outcome.reason), None)
     refused = [f"{name}: {reason}" for name, reason in task.refused.items()]

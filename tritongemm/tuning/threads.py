@@ -1,4 +1,4 @@
-"""What planners, builders and strategies do in their threads: each tells the owner of the tasks what came of it."""
+"""The thread functions of planners, builders and strategies, which send their results to the owner of the tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 def tell_plans(tell: Tell, planned: PlannedTasks, over: threading.Event) -> None:
-    """Tell of each task as it is planned, until the run is over."""
+    """Report each task as it is planned, until the run is over."""
     try:
         with closing(planned):
             for task, plan in planned:
@@ -41,7 +41,7 @@ def tell_plans(tell: Tell, planned: PlannedTasks, over: threading.Event) -> None
 
 
 def tell_builds(tell: Tell, built: Generator[Artifact, None, None], over: threading.Event) -> None:
-    """Tell of each artifact as it is built, and of the end; once the run is over no further build begins."""
+    """Report each artifact as it is built, and the end; once the run is over no further build begins."""
     try:
         with closing(built):
             for artifact in built:
@@ -55,7 +55,7 @@ def tell_builds(tell: Tell, built: Generator[Artifact, None, None], over: thread
 
 
 def tell_slow_build(tell: Tell, task: Task, config: Config, future: Future[Artifact]) -> None:
-    """Tell of one compile in the background, unless it was given up."""
+    """Report one background compile, unless it was given up."""
     if future.cancelled():
         return
     error = future.exception()
@@ -66,7 +66,7 @@ def tell_slow_build(tell: Tell, task: Task, config: Config, future: Future[Artif
 
 
 def choose_batch(tell: Tell, task: Task, search: Search, trials: list[Trial]) -> None:
-    """Tell what a strategy asks for next, now that it knows the trials of its last batch."""
+    """Send a strategy the trials of its last batch, and report its next batch."""
     try:
         tell(BatchChosen(task, search.send(trials)))
     except StopIteration:

@@ -1,1 +1,1 @@
-"""Backend: assembly kernels from manifests."""
+"""The backend of assembly kernels from manifests."""

@@ -1,7 +1,7 @@
-"""Backend: assembly kernels from manifests (`backends.asm.manifest`), as code objects or as sources to assemble.
+"""The backend of assembly kernels from manifests (`backends.asm.manifest`), as code objects or as sources to assemble.
 
-A config's template is the kernel's symbol. Kernels that add into C from several workgroups get a C that is set to zero
-before each launch; kernels that share the K loop of a tile choose among the splits that AITER's tuner tries.
+A config's template is the kernel's symbol. Kernels that add into C from several workgroups get a C that is zeroed
+before each launch; kernels that share the K loop of a tile use the splits that AITER's tuner tries.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class AsmBackend(KernelBackend):
     capabilities = Capabilities(orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
-        """Whether a manifest is named; that one is missing is only found when it is read."""
+        """Say whether a manifest is named; a missing file is only detected when it is read."""
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
-        """A kernel by its symbol."""
+        """Return a kernel by its symbol."""
         return None if config is None else NamedKernel(self.name, config.template, split_k=config.split_k)
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
-        """The config of one of AITER's kernels, whose symbol has its tile; the same as that of its manifest's row."""
+        """Return the config of one of AITER's kernels, whose symbol has its tile, as from its manifest's row."""
         tile, prefetch = _TILE.search(kernel.name), _PREFETCH.search(kernel.name)
         if not tile or not re.fullmatch(r"\w+", kernel.name):
             return None
@@ -141,11 +141,11 @@ class AsmBackend(KernelBackend):
 def survey(
     problem: Problem, target: Target, manifests: Sequence[Path] = NO_INPUTS.manifests, symbol: str = ""
 ) -> tuple[list[Config], dict[str, str]]:
-    """The kernels that can compute a problem, each with the splits that fit it; and why the others can't, by symbol.
+    """Return the kernels that can compute a problem, each with its splits; and why the others can't, by symbol.
 
     Args:
-        problem: what is computed.
-        target: where.
+        problem: the problem to compute.
+        target: the GPU's architecture.
         manifests: files to read; none for those of the environment.
         symbol: only the kernels of this name; "" for all.
 
@@ -201,10 +201,10 @@ def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
 
 
 def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tuple[KernelInfo, tuple[Field, ...]]:
-    """A row's kernel in its code object, and its parameters, where both agree.
+    """Return a row's kernel in its code object, and its parameters, if row and object agree.
 
     Args:
-        row: the manifest's word.
+        row: the manifest's row.
         code: the code object.
         arch: architecture.
         wave: threads of a wave.

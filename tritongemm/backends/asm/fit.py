@@ -1,4 +1,4 @@
-"""Which assembly kernel can compute which problem, and with which splits along K."""
+"""The rules by which an assembly kernel can compute a problem, and its splits along K."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SCALES = {"scale_a", "scale_b"}
 
 
 def layout_name(row: KernelRow) -> str:
-    """Name of the declared layout, "" where the manifest lists the parameters."""
+    """Return the name of the declared layout, "" if the manifest lists the parameters."""
     layout = param_layout.declared(row.layout, row.symbol)
     return layout.name if isinstance(layout, param_layout.Layout) else ""
 
 
 def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
-    """Why a kernel can't compute a problem, or None."""
+    """Return why a kernel can't compute a problem, or None."""
     try:
         name = layout_name(row)
     except InputError as error:
@@ -111,7 +111,7 @@ def _fixed_split(row: KernelRow) -> int:
 
 
 def splits(row: KernelRow, problem: Problem, target: Target) -> list[int]:
-    """The splits along K that a kernel is tried with."""
+    """Return the splits along K with which a kernel is tried."""
     if not layout_name(row):
         return [_fixed_split(row)]
     if not row.split_k:

@@ -1,7 +1,8 @@
-"""Parameter blocks of assembly kernels: which value lies where, declared by name or read off the code object.
+"""Parameter blocks of assembly kernels: the offset of each value, declared by name or read from the code object.
 
-AITER's blocks are packed structs whose every field takes 16 bytes. A kernel may stop short of the end: the same struct
-grew by fields at its end over the years, and the code object's metadata says how much of it a kernel reads.
+AITER's blocks are packed structs whose every field takes 16 bytes. A kernel may read only a prefix: fields were
+appended to the same struct over the years, and the code object's metadata says how much of it a kernel reads.
+
 Source: ROCm/aiter csrc/py_itfs_cu/asm_gemm_*.cu (MIT).
 """
 
@@ -93,10 +94,10 @@ class Field:
 
 
 def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
-    """The layout of a kernel: a declared one, or the names of its parameters in order.
+    """Return the layout of a kernel: a declared one, or the names of its parameters in order.
 
     Args:
-        text: the manifest's column; "" to go by the symbol.
+        text: the manifest's column; "" to select by the symbol.
         symbol: the kernel's.
 
     Raises:
@@ -126,7 +127,7 @@ def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
 
 
 def fields(layout: Layout | tuple[str, ...], kernel: KernelInfo) -> tuple[Field, ...]:
-    """The parameters at their offsets, checked against what the code object says of itself.
+    """Return the parameters with their offsets, checked against the code object's metadata.
 
     Raises:
         InputError: size or kind of a parameter differ; says which.

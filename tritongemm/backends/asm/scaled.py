@@ -1,6 +1,6 @@
-"""Which of AITER's assembly kernels with scales computes which problem, and how many workgroups can share K.
+"""The problems that AITER's assembly kernels with scales compute, and the workgroups that can share K.
 
-All of them were tried in an emulator.
+All of them were run in an emulator.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _PER_128X128 = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 @dataclass(frozen=True)
 class Scaled:
-    """What the kernels of one layout compute.
+    """The problems that kernels of one layout compute.
 
     Attributes:
         what: in words.
         dtypes: of A and B.
-        depth: what K must be a multiple of.
+        depth: the number of which K must be a multiple.
         scales: the scale factors of A and of B.
-        step: elements along K that a workgroup's share is a multiple of.
+        step: elements along K of which a workgroup's share is a multiple.
         splits: numbers of workgroups along K that may share a tile.
-        may_be_fewer: whether such a number may be larger than that of the shares which whole steps leave: 8 of K = 7168
-            are 7 of 1024 then.
+        may_be_fewer: whether such a number may exceed the number of shares that whole steps give: 8 of K = 7168 are
+            then 7 of 1024.
     """
 
     what: str
@@ -65,7 +65,7 @@ LAYOUTS = {
 
 
 def groups_along_k(layout: str, k: int, split: int) -> int:
-    """Workgroups along K that a launch needs: those with scales take whole steps of K, so that fewer may be left."""
+    """Return the workgroups along K of a launch: kernels with scales take whole steps of K, which may need fewer."""
     if layout not in LAYOUTS:
         return split
     step = LAYOUTS[layout].step
@@ -74,7 +74,7 @@ def groups_along_k(layout: str, k: int, split: int) -> int:
 
 
 def splits(layout: str, k: int) -> list[int]:
-    """The splits along K that AITER's tuner tries; of those that come to equally many workgroups the first."""
+    """Return the splits along K that AITER's tuner tries; of those with equally many workgroups the first."""
     counts = {s: groups_along_k(layout, k, s) for s in LAYOUTS[layout].splits}
     if not LAYOUTS[layout].may_be_fewer:
         return [s for s, count in counts.items() if count == s]
@@ -82,7 +82,7 @@ def splits(layout: str, k: int) -> list[int]:
 
 
 def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
-    """Why a kernel of one of `LAYOUTS` can't compute a problem, or None."""
+    """Return why a kernel of one of `LAYOUTS` can't compute a problem, or None."""
     wanted = LAYOUTS[layout]
     if problem.k % wanted.depth or problem.n % row.tile_n:
         return f"K must be a multiple of {wanted.depth} and N of {row.tile_n}"

@@ -1,1 +1,1 @@
-"""Backend: the vendor's GEMM library, cuBLASLt or hipBLASLt."""
+"""The backend of the vendor's GEMM library, cuBLASLt or hipBLASLt."""

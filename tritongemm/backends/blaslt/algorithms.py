@@ -1,7 +1,8 @@
-"""The algorithms of the vendor's library, cuBLASLt or hipBLASLt: listed, named by configs, found again, called.
+"""The algorithms of cuBLASLt or hipBLASLt: listing them, naming them by configs, and calling them.
 
 C is row-major, the libraries are column-major, so they compute C^T = B^T A^T: their A is our B, the rows of their tile
-are our columns. A bias per column of C is fused; any other is copied into C first and C added, two kernels in one call.
+are our columns. A bias per column of C is fused; any other is first copied into C, and C is added, two kernels in one
+call.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+
 
 
 def vendor() -> str | None:
-    """The vendor of this machine's GPU, ``nvidia`` or ``amd``; None where there is no GPU."""
+    """Return the vendor of this machine's GPU, ``nvidia`` or ``amd``; None if there is no GPU."""
     return driver.find_vendor()
 
 
 def library() -> blaslt_library.Library:
-    """The library of this machine's GPU."""
+    """Return the library of this machine's GPU."""
     return blaslt_library.open_library(vendor() or "nvidia")
 
 
 def version() -> int:
-    """Version of the library of the current device; solution indices mean the same as long as it is equal."""
+    """Return the version of the current device's library; solution indices are valid within one version."""
     import torch
 
     return library().version(torch.cuda.current_device() if torch.cuda.is_available() else 0)
@@ -115,9 +116,9 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
 
 
 def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
-    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be.
+    """Return the product with the problem's scale factors, whose addresses every launch gets; None if impossible.
 
-    The libraries' products with factors are single ones, not batches.
+    The libraries have scaled products for single products only, not for batches.
     """
     modes = scale_modes.modes(problem)
     if modes is None or (problem.batch > 1 and problem.scale_a is not None):
@@ -162,12 +163,12 @@ def _template(name: str) -> str:
 
 
 def config_of_solution(name: str, index: int, version: int = 0) -> Config:
-    """The config of one of hipBLASLt's solutions, whose name has its tile and its split.
+    """Return the config of one of hipBLASLt's solutions, whose name contains its tile and its split.
 
     Args:
-        name: as the library has it.
+        name: the library's name of it.
         index: its number in that version of the library.
-        version: 0 where it isn't known: the solution is found again by its name.
+        version: 0 if it isn't known: the solution is then found again by its name.
     """
     template = _template(name)
     found, split = _MACRO_TILE.search(template), _SPLIT.search(template)
@@ -191,7 +192,7 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
 
 
 def list_configs(problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:
-    """The algorithms the library has for the problem as configs, its best guess first; asked in the GPU's process.
+    """List the library's algorithms for the problem as configs, in the order of its heuristic, in the GPU's process.
 
     Args:
         problem: dtypes, layouts and bias.
@@ -217,7 +218,7 @@ def _accumulations(problem: Problem) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=16384)
 def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
-    """The algorithm a config means, in this version of the library; cuBLASLt's are what their attributes say."""
+    """Return the algorithm of a config in this library version; cuBLASLt's are identified by their attributes."""
     named = config.template != NAMELESS
     wanted = {n: v for n, v in config.options if n not in (*_PLACE, "fast")}
     if plan.library.table.vendor == "nvidia":
@@ -238,9 +239,9 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
 
 
 def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
-    """A call that computes C with one algorithm on torch's current stream; None where the library lacks it.
+    """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it.
 
-    Once called on a stream, it can be captured there: memory is allocated before.
+    After its first call on a stream, it can be captured there, as memory has been allocated.
 
     Args:
         problem: dtypes, layouts and bias.
@@ -284,21 +285,21 @@ def _run(start: Callable[[int, int], None], addend: Tensor | None, operands: Ope
 
 
 def identity(config: Config) -> Config:
-    """The config without its place in one version of the library."""
+    """Return the config without its index in one version of the library."""
     return replace(config, options=tuple(o for o in config.options if o[0] not in _PLACE))
 
 
 def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
-    """A stored config as the library of today has it, or None, with one line in the log, where it has it no more.
+    """Return a stored config in terms of the current library, or None, with a line in the log, if it has none.
 
-    An index counts while the version agrees (`prepare_call` compares the name); else the name or attributes are
-    searched.
+    An index is valid while the version agrees (`prepare_call` compares the name); else the algorithm is found by name
+    or attributes.
 
     Args:
         config: as stored.
-        problem: what it computes.
-        version: of the library that is here (`version()`).
-        found: what `list_configs` gives here; asked for if not given.
+        problem: the problem that it computes.
+        version: of the current library (`version()`).
+        found: the result of `list_configs` here; computed if not given.
     """
     if config.option("version") == version:
         return config

@@ -1,4 +1,4 @@
-"""Backend: the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate."""
+"""The backend of the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOLUTION = ("Cijk_", "Custom_Cijk_")  # names of Tensile's kernels begin so
 
 
 class BlasltBackend(LibraryBackend):
-    """Each algorithm of the vendor's library."""
+    """The algorithms of the vendor's library."""
 
     summary = "the algorithms of the vendor's library, hipBLASLt or cuBLASLt"
     aliases = ("hipblaslt", "cublaslt")
@@ -35,22 +35,22 @@ class BlasltBackend(LibraryBackend):
 
     @property
     def label(self) -> str:
-        """What tables call it; which library it is depends on the driver."""
+        """The library's name in tables, which depends on the driver."""
         return blaslt_tables.TABLES[algorithms.vendor() or "nvidia"].label
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
-        """A solution of hipBLASLt; cuBLASLt's have no names, and no other tool's files tell them."""
+        """Return the name of a hipBLASLt solution; cuBLASLt's have none, and no other tool's files name them."""
         if config is None or config.template == algorithms.NAMELESS or "index" not in dict(config.options):
             return None
         return NamedKernel("hipblaslt", config.template, config.option("index"))
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
-        """A solution by its name; its number alone means another one in another version of the library."""
+        """Return a solution by its name; a number alone means another solution in another library version."""
         known = re.fullmatch(r"\w+", kernel.name) and kernel.name.startswith(_SOLUTION)
         return algorithms.config_of_solution(kernel.name, kernel.index) if known else None
 
     def available(self) -> Support:
-        """Whether there is a GPU, and its library loads."""
+        """Say whether there is a GPU whose library loads."""
         vendor = algorithms.vendor()
         if not vendor:
             return Support("it needs a GPU: no CUDA or HIP driver with a device is here")
@@ -71,22 +71,22 @@ class BlasltBackend(LibraryBackend):
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C with one algorithm on torch's current stream; None where the library has it not."""
+        """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it."""
         return algorithms.prepare_call(problem, operands, config)
 
     def version(self) -> str:
-        """Version of the library of the current device."""
+        """Return the version of the current device's library."""
         return str(algorithms.version())
 
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
-        """A record's algorithm, loaded on a device, or why it can't be called from here."""
+        """Load a record's algorithm on a device, or say why it can't be called."""
         available = self.available()
         return served_algorithm.load_tuned(record, device_index, device) if available else available
 
     def default_kernel(
         self, problem: Problem, precision: str, device_index: int, device: driver.Device
     ) -> tuple[LoadedKernel, int] | None:
-        """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
+        """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
         from tritongemm.backends.blaslt import torch_choice  # which imports torch
 
         return torch_choice.load_torch_default(problem, precision, device_index, device)

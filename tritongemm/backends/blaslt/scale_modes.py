@@ -1,7 +1,8 @@
-"""How the vendor's library reads a problem's scale factors: what each of its pointers covers, and the order in memory.
+"""The scale modes of the vendor's library: the granularity and the memory layout of the factors that it reads.
 
-The library's A is our B, and its B our A. Factors of 1 x 128 lie row by row of A (column by column of B) for each group
-along K; those of 128 x 128 have the groups of a block beside each other, padded to a multiple of four.
+The library's A is our B, and its B our A. Factors of 1 x 128 are stored M-major: for each group along K, the rows of A
+(columns of B) are contiguous; those of 128 x 128 have the groups along K of each row of blocks contiguous, padded to a
+multiple of four.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
 
 
 def modes(problem: Problem) -> tuple[str, str] | None:
-    """What the library's pointers to the factors of its A and of its B point to; None where it can't read them."""
+    """Return the library's scale modes of its A and its B; None if it can't read the factors."""
     scales = coverage(problem)
     if scales == "mx":
         first, second = (_SHUFFLED.get(s.layout) for s in (problem.scale_b, problem.scale_a) if s is not None)
@@ -45,13 +46,13 @@ def modes(problem: Problem) -> tuple[str, str] | None:
 
 
 def supports(problem: Problem, target: Target, vendor: str | None, version: Callable[[], int]) -> Support:
-    """Whether the library applies a problem's factors on a target.
+    """Say whether the library applies a problem's factors on a target.
 
     Args:
-        problem: what is computed.
-        target: where.
-        vendor: of the GPU that is here; None where there is none.
-        version: asks the library that is here for its version.
+        problem: the problem to compute.
+        target: the GPU's architecture.
+        vendor: of this machine's GPU; None if there is none.
+        version: queries the version of this machine's library.
     """
     scales = coverage(problem)
     if not scales:
@@ -76,7 +77,7 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
 
 
 def in_order(problem: Problem, operands: Operands) -> tuple[Tensor, ...]:
-    """The factors of the library's A and of its B as it reads them, copied where they lie otherwise; or none."""
+    """Return the factors of the library's A and B in the layout it reads, copied if necessary; or none."""
     scales = coverage(problem)
     if scales in ("block", "group"):
         of_b = factors(problem, operands, "scale_b")
@@ -86,7 +87,7 @@ def in_order(problem: Problem, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def reads_as_they_are(problem: Problem) -> Support:
-    """Whether the library reads the problem's factors where and as they lie, so that they can be served."""
+    """Say whether the library reads the problem's factors in place, so that they can be served."""
     scales = coverage(problem)
     if scales not in ("block", "group"):
         return SUPPORTED if modes(problem) else Support(f"no scales of the library's are those of {problem.key}")

@@ -1,4 +1,4 @@
-"""One algorithm of the vendor's library, loaded for the operands of a linear layer, wherever they lie."""
+"""An algorithm of the vendor's library, loaded for the operands of a linear layer at any addresses."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ALIGNMENT_BYTES = 16  # Addresses of operands are multiples of so many bytes.
 class LoadedAlgorithm:
     """An algorithm of the library on a device.
 
-    Where the kernels that it launches can be told, they are launched without the library.
+    If the kernels that it launches can be captured, they are launched without the library.
 
     Args:
-        problem: x [M, K] and w [N, K] dense, a bias along N or none.
+        problem: x [M, K] and w [N, K] contiguous, a bias along N or none.
         device: the current one.
         plan: prepares the product, and picks the algorithm.
 
@@ -55,11 +55,11 @@ class LoadedAlgorithm:
         return self._kernels is not None
 
     def bytes(self, buffer: str) -> int:
-        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        """Return the bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return self._planned[1].workspace if buffer == "workspace" else 0
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread, on the device that the algorithm was loaded on."""
+        """Prepare a launch for one thread, on the device that the algorithm was loaded on."""
         if self._kernels:
             return captured_launch.prepare_captured(device, self._kernels)
         # A bias and scales lie in the descriptor, which threads must not share then.
@@ -95,12 +95,12 @@ class LoadedAlgorithm:
 
 
 def load_tuned(record: Record, device_index: int, device: driver.Device) -> LoadedAlgorithm | Support:
-    """The algorithm that won a record, or why it can't be called here.
+    """Load the algorithm that won a record, or say why it can't be called here.
 
     Args:
         record: of a problem as `LoadedAlgorithm` takes it.
-        device_index: the current device, as PyTorch counts.
-        device: the same, as the driver knows it.
+        device_index: PyTorch's index of the current device.
+        device: the same, in the driver.
     """
     problem = record.problem
     if problem.batch > 1 and problem.extras:
@@ -133,14 +133,14 @@ def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[P
 def load_first_choice(
     problem: Problem, precision: str, workspace_bytes: int, device_index: int, device: driver.Device
 ) -> LoadedAlgorithm:
-    """The algorithm that the library itself proposes first.
+    """Load the algorithm that the library itself proposes first.
 
     Args:
         problem: as `LoadedAlgorithm` takes it.
         precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-        workspace_bytes: the most that it may need.
-        device_index: the current device, as PyTorch counts.
-        device: the same, as the driver knows it.
+        workspace_bytes: maximum size of its workspace.
+        device_index: PyTorch's index of the current device.
+        device: the same, in the driver.
 
     Raises:
         LookupError: the library proposes none.

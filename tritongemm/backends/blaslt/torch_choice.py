@@ -1,7 +1,7 @@
-"""The kernel that PyTorch itself would launch for a linear layer, where it is known what PyTorch asks of the library.
+"""The kernel that PyTorch itself would launch for a linear layer, where PyTorch's request to the library is known.
 
-PyTorch asks the library anew at every call, and takes what it proposes first within a workspace of PyTorch's. Asked
-once within the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
+PyTorch queries the library at every call, and takes its first proposal within PyTorch's workspace. Queried once with
+the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")
 def load_torch_default(
     problem: Problem, precision: str, device_index: int, device: driver.Device
 ) -> tuple[LoadedAlgorithm, int] | None:
-    """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
+    """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
 
     Args:
         problem: x [M, K], w [N, K], a bias along N or none.
         precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-        device_index: the current device, as PyTorch counts.
-        device: the same, as the driver knows it.
+        device_index: PyTorch's index of the current device.
+        device: the same, in the driver.
 
     Returns:
-        None where it isn't known which kernel that is, or the library can't be asked.
+        None if that kernel isn't known, or the library can't be queried.
     """
     from tritongemm.backends.blaslt import served_algorithm
 
@@ -53,7 +53,7 @@ def load_torch_default(
 
 
 def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
-    """Bytes that PyTorch, with its settings of today, gives the library; None where it isn't known to launch the same.
+    """Return the workspace bytes that PyTorch, as it is set, gives the library; None if its kernel isn't known.
 
     Args:
         problem: as for `load_torch_default`.

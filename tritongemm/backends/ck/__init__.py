@@ -1,1 +1,1 @@
-"""Backend: instances of Composable Kernel, AMD's library of GEMM templates in C++."""
+"""The backend of Composable Kernel, AMD's library of GEMM templates in C++."""

@@ -1,4 +1,4 @@
-"""Backend: instances of Composable Kernel's universal GEMM, from templates/ck/, compiled for gfx942 or gfx950.
+"""The backend of Composable Kernel's universal GEMM, with instances from templates/ck/ compiled for gfx942 or gfx950.
 
 Split-K adds into C with atomics, in C's own type; the library zeroes C first, on the same stream.
 """
@@ -77,7 +77,7 @@ class CkBackend(KernelBackend):
     capabilities = Capabilities(archs=ARCHS, orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
-        """Whether CK's headers and a compiler for them are here."""
+        """Say whether CK's headers and a compiler for them are installed."""
         try:
             _headers()
             hip_compiler.compiler(ARCHS[0])
@@ -187,10 +187,10 @@ def _parameters(problem: Problem) -> list[tuple[str, str]]:
 
 
 def source(config: Config, problem: Problem) -> str:
-    """The C++ text of a config's instance.
+    """Return the C++ text of a config's instance.
 
     Raises:
-        InputError: the config can't be one for this problem.
+        InputError: the config is invalid for this problem.
     """
     try:
         values: dict[str, Any] = ck_instances.shape(config, problem)

@@ -1,7 +1,7 @@
-"""How a CK instance's threads share its tile: the many template parameters that follow from a config and a problem.
+"""The template parameters of a CK instance, derived from a config and a problem: how threads share a tile.
 
-Operands that are contiguous along K are read in vectors of K1 elements (16 bytes); others in vectors along M or N, for
-a K1 of four. The tile of C leaves through LDS, some rows of matrix instructions at a time.
+Operands that are contiguous along K are read in vectors of K1 elements (16 bytes); others in vectors along M or N, with
+a K1 of four. The tile of C is written through LDS, some rows of matrix instructions at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SHUFFLED_LAYOUTS = {"mx": "ck::tensor_layout::gemm::MFMA"}  # what CK calls suc
 
 
 class Misfit(Exception):
-    """Threads can't be dealt out; says what does not divide."""
+    """A tile can't be divided among threads; says what does not divide."""
 
 
 def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int, threads: int) -> dict[str, Any]:
-    """How threads copy a block of A or B into LDS.
+    """Return how threads copy a block of A or B into LDS.
 
     Args:
         name: for the message.
@@ -65,10 +65,10 @@ def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int,
 
 
 def shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Template parameters of an instance.
+    """Return the template parameters of an instance.
 
     Raises:
-        Misfit: the config can't be one for this problem.
+        Misfit: the config is invalid for this problem.
     """
     form = config.template.removesuffix(SHUFFLED)
     if is_shuffled(config) != (problem.order_b != PLAIN):
@@ -83,7 +83,7 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def is_shuffled(config: Config) -> bool:
-    """Whether an instance reads B in AITER's order."""
+    """Say whether an instance reads B in AITER's shuffled layout."""
     return config.template.endswith(SHUFFLED)
 
 
@@ -105,13 +105,13 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
 
 
 def block_scales(problem: Problem) -> tuple[Scaling, Scaling]:
-    """The scales that template ab_scale applies; those of A lie by groups where B is in AITER's order."""
+    """Return the scales that template ab_scale applies; those of A are stored by groups if B is shuffled."""
     layout = "rows" if problem.order_b == PLAIN else "groups"
     return Scaling(depth=SCALED_BLOCK, layout=layout), Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 
 def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
-    """The scale factors of A and of B."""
+    """Return the scale factors of A and of B."""
     return problem.scale_a, problem.scale_b
 
 
@@ -191,7 +191,7 @@ def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, Any]:
-    """How threads copy a part of C, `high` rows of `wide` columns, from LDS to memory.
+    """Return how threads copy a part of C, `high` rows of `wide` columns, from LDS to memory.
 
     Raises:
         Misfit: they don't divide.
@@ -209,14 +209,14 @@ def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, An
 
 
 def padding(config: Config, problem: Problem) -> str:
-    """Which sides the kernel must guard."""
+    """Return the dimensions in which the kernel must handle partial tiles."""
     if problem.k % (config.block_k * config.split_k):
         return "MNKPadding"
     return "MNPadding" if problem.m % config.block_m or problem.n % config.block_n else "Default"
 
 
 def preference(config: Config) -> tuple[int, ...]:
-    """Orders instances of one tile: the pipeline that copies furthest ahead in registers first, waves in a square."""
+    """Return the sort key of instances of one tile: deepest register prefetch first, then waves in a square."""
     wave_m = config.option("wave_m", 1)
     return (
         (3, 4, 5, 1).index(config.option("pipeline")),

@@ -1,1 +1,1 @@
-"""Backend: instances of CUTLASS, NVIDIA's library of GEMM templates in C++."""
+"""The backend of CUTLASS, NVIDIA's library of GEMM templates in C++."""

@@ -1,4 +1,4 @@
-"""Backend: CUTLASS's warp-specialised GEMM of Hopper, as instances from templates/cutlass/ that nvcc compiles."""
+"""The backend of CUTLASS's warp-specialised Hopper GEMM, with instances from templates/cutlass/ compiled by nvcc."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CutlassBackend(KernelBackend):
     capabilities = Capabilities(archs=ARCHS)
 
     def available(self) -> Support:
-        """Whether CUTLASS's headers and nvcc are here."""
+        """Say whether CUTLASS's headers and nvcc are installed."""
         try:
             _headers()
             _nvcc()
@@ -196,7 +196,7 @@ def _parameters(problem: Problem) -> list[tuple[str, str]]:
 
 
 def source(config: Config, problem: Problem, target: Target) -> str:
-    """The C++ text of a config's instance."""
+    """Return the C++ text of a config's instance."""
     swapped = bool(config.option("swap_ab"))
 
     def operand(dtype: str, row_major: bool, flipped: bool) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a CUTLASS instance is made of, and the rules that keep a config one: warp groups, shared memory, registers."""
+"""The parameters of a CUTLASS instance, and the rules for valid configs: warp groups, shared memory, registers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _BARRIERS = 1024
 
 
 def tile(config: Config) -> tuple[int, int, int]:
-    """The kernel's own tile; with A and B exchanged, its M is the problem's N."""
+    """Return the kernel's own tile; with A and B exchanged, its M is the problem's N."""
     m, n, k = config.tile
     return (n, m, k) if config.option("swap_ab") else (m, n, k)
 
 
 def cluster(config: Config) -> tuple[int, int]:
-    """Programs of one cluster along the kernel's own M and N."""
+    """Return the programs of one cluster along the kernel's own M and N."""
     m, n = config.option("cluster_m", 1), config.option("cluster_n", 1)
     return (n, m) if config.option("swap_ab") else (m, n)
 
 
 def stage_bytes(config: Config, problem: Problem) -> int:
-    """Shared memory of one stage of the pipeline."""
+    """Return the shared memory of one pipeline stage, in bytes."""
     return config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
 
 
 def epilogue_bytes(config: Config, problem: Problem) -> int:
-    """Shared memory C leaves through: four parts of a tile, 32 columns of each warp group's 64 rows."""
+    """Return the epilogue's shared memory in bytes: four parts of a tile, 32 columns of 64 rows per group."""
     m, n, _ = tile(config)
     return 4 * min(m, groups(config) * GROUP_ROWS) * min(n, 32) * problem.c.bytes + _BARRIERS
 
 
 def groups(config: Config) -> int:
-    """Warp groups that share a tile."""
+    """Return the warp groups that share a tile."""
     return {"single": 1, "pingpong": 1}.get(config.template, 2)
 
 
@@ -104,8 +104,10 @@ def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def preference(config: Config) -> tuple[int, ...]:
-    """Orders instances of one tile. Clusters share what they read, which large tiles gain from; few small tiles rather
-    lose SMs to them, because a cluster needs its SMs side by side.
+    """Return the sort key of instances of one tile.
+
+    Programs of a cluster share their loads, which favours large tiles; with few small tiles, clusters leave SMs unused,
+    because a cluster needs adjacent SMs.
     """
     programs = config.option("cluster_m") * config.option("cluster_n")
     large = config.block_m * config.block_n >= 128 * 128

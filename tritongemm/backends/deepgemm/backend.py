@@ -1,6 +1,6 @@
-"""Backend: DeepGEMM's products of bf16 and of fp8 with block scales, where the deep_gemm package is installed.
+"""The backend of DeepGEMM's bf16 and block-scaled fp8 products, if the deep_gemm package is installed.
 
-The package compiles a kernel for each shape when it is first called, in seconds; a call is made before it is timed.
+The package compiles a kernel for each shape at its first call, which takes seconds; a call is made before it is timed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DeepGemmBackend(LibraryBackend):
     capabilities = Capabilities(archs=("sm90",), kinds=("one", "grouped"), scales=("mainloop",))
 
     def available(self) -> Support:
-        """Whether the package is installed and loads."""
+        """Say whether the package is installed and loads."""
         try:
             package.load()
         except UnavailableError as error:
@@ -70,13 +70,13 @@ class DeepGemmBackend(LibraryBackend):
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C, whose kernel is compiled; None where the package refuses the problem.
+        """Return a call that computes C, whose kernel is compiled; None if the package refuses the problem.
 
         Args:
             problem: one that `supports` allows.
-            operands: on the device; factors that must lie otherwise are copied here.
-            config: whether kernels may overlap; without one they may not, and the product of groups whose rows are
-                padded for the package is given as it is, as it is to a user.
+            operands: on the device; factors in another layout are copied here.
+            config: whether consecutive kernels may overlap; without one they may not, and a grouped product whose rows
+                are padded for the package is returned in the package's layout, as a user gets it.
         """
         overlap = bool(config and config.option("overlap"))
         try:
@@ -100,7 +100,7 @@ class DeepGemmBackend(LibraryBackend):
         return str(package.load().__version__)
 
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
-        """The kernel of a record, to be called at any addresses, or why it can't be."""
+        """Load the kernel of a record, to be called at any addresses, or say why it can't be."""
         if record.problem.kind != "one":
             return Support("grouped products of DeepGEMM can't be called from here")
         available = self.available()

@@ -1,8 +1,8 @@
-"""DeepGEMM's products of groups of rows: uneven ones one after another, or groups that have equal room each.
+"""DeepGEMM's grouped products: uneven groups one after another, or groups that have equal room each.
 
-Of groups that follow each other the package wants each to begin at a multiple of 128 rows. A program that calls it
-keeps its activations and their product so: A is copied into that order before the call, and C out of it only where C
-itself is asked for. Groups that begin so anyway, and those of equal room, are read and written where they lie.
+For consecutive groups the package requires each to begin at a multiple of 128 rows. A program that calls it keeps its
+activations and their product in that layout: A is copied into it before the call, and C out of it only if C itself is
+needed. Groups that begin at such rows anyway, and those with equal room, are read and written in place.
 """
 
 from __future__ import annotations
@@ -23,23 +23,13 @@ if TYPE_CHECKING:
 
 
 def function(problem: Problem) -> str:
-    """Name of the package's function for a grouped problem."""
+    """Return the name of the package's function for a grouped problem."""
     form = "masked" if problem.room else "contiguous"
     return f"m_grouped_{'fp8' if problem.a.is_fp8 else 'bf16'}_gemm_nt_{form}"
 
 
 def product(problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], Tensor]:
-    """A call that computes the product of every group and gives it.
-
-    Args:
-        problem: a grouped one, without scales or with those of blocks.
-        operands: of it, on the device.
-        into_c: C is written, rather than a tensor with padded rows, where that differs.
-        overlap: a kernel may start before the one before it has ended.
-
-    Raises:
-        UnavailableError: the package does not load, or is too old for groups.
-    """
+    """Return a call that computes the product of every group and returns it."""
     return _masked(problem, operands, overlap) if problem.room else _contiguous(problem, operands, into_c, overlap)
 
 

@@ -1,1 +1,1 @@
-"""Clocks: one file each."""
+"""The timers, one file each."""

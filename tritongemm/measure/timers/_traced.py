@@ -1,8 +1,8 @@
 """The clock of the timers that read a profiler's kernel records.
 
-The time of a replay is the time in which at least one of its kernels ran: the union of their intervals. For kernels one
-after the other that is the sum of their durations; where consecutive launches overlap (programmatic dependent launch),
-what they share counts once. Gaps in which the device only waits for the next launch are not in it.
+The time of a replay is the time during which at least one of its kernels ran: the union of their intervals. For kernels
+one after the other that is the sum of their durations; where consecutive launches overlap (programmatic dependent
+launch), the shared part counts once. Gaps in which the device only waits for the next launch are not included.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class TracedClock:
         self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
 
     def time(self, graph: Graph, launches: int, symbol: str = "") -> float:
-        """Seconds of one launch.
+        """Return seconds of one launch.
 
-        The graph is replayed twice and the second replay is timed: profilers are slow to take up a graph that they have
-        not seen, and the device is then busy while the timed one is queued.
+        The graph is replayed twice and the second replay is timed: profilers are slow to register a graph that they
+        have not seen, and the device is then busy while the timed replay is queued.
 
         Args:
-            graph: what is replayed.
-            launches: how many it holds.
-            symbol: kernel that each of them is one dispatch of; "" for a library's operation, which may be several
+            graph: the graph to replay.
+            launches: number of launches in it.
+            symbol: kernel that each of them dispatches once; "" for a library's operation, which may be several
                 dispatches: their names are read from the graph's first replays and must stay the same.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Timer: kernel records of CUPTI, in process, on NVIDIA; gaps between launches are not in it."""
+"""The timer that reads CUPTI's kernel records, in process, on NVIDIA; gaps between launches are not included."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CuptiTimer(Timer):
     screens_with = "events"  # Events cost a fifth of a trace, and are good enough to pick finalists.
 
     def available(self) -> Support:
-        """Whether CUPTI can trace here; it is enabled for good where it can."""
+        """Say whether CUPTI can trace here; if it can, it stays enabled."""
         try:
             driver.open_driver(self.vendor)
             self.prepare()
@@ -37,5 +37,5 @@ class CuptiTimer(Timer):
         cupti.open_tracer().enable()
 
     def clock(self, device: Device, stream: int) -> TracedClock:
-        """A clock that reads the records of this process's CUPTI."""
+        """Return a clock that reads the records of this process's CUPTI."""
         return TracedClock(cupti.open_tracer(), device.synchronize, stream)

@@ -1,4 +1,4 @@
-"""Timer: device events around a captured graph of launches; the launch gaps of the host are not in it."""
+"""The timer that uses device events around a captured graph of launches, without the host's launch gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EventsTimer(Timer):
     counts_gaps = True
 
     def clock(self, device: Device, stream: int) -> EventsClock:
-        """A clock with two events of its own."""
+        """Return a clock with two events of its own."""
         return EventsClock(device, stream)
 
 
@@ -30,7 +30,7 @@ class EventsClock:
         self._start, self._stop = device.event(), device.event()
 
     def time(self, graph: Graph, launches: int, symbol: str = "") -> float:
-        """Seconds of one launch: one replay of `graph`, which holds `launches` of them; events know no `symbol`."""
+        """Return seconds of one launch, from one replay of `graph` with `launches` of them; `symbol` is ignored."""
         self._start.record(self._stream)
         graph.launch(self._stream)
         self._stop.record(self._stream)

@@ -1,4 +1,4 @@
-"""Timer: kernel records of rocprofiler-sdk, in process, on AMD; gaps between launches are not in it."""
+"""The timer that reads rocprofiler-sdk's kernel records, in process, on AMD; gaps between launches are not included."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class RocprofilerTimer(Timer):
     screens_with = "events"  # Events cost a fifth of a trace, and are good enough to pick finalists.
 
     def available(self) -> Support:
-        """Whether the SDK can trace here, tried in a process of its own.
+        """Say whether the SDK can trace here, tried in a separate process.
 
-        It takes tools on only before a process first uses the GPU, and may abort one that comes at the wrong time.
+        The SDK accepts tools only before a process first uses the GPU, and may abort if one registers later.
         """
         try:
             driver.open_driver(self.vendor)
@@ -51,12 +51,12 @@ class RocprofilerTimer(Timer):
         rocprofiler.configure()
 
     def clock(self, device: Device, stream: int) -> TracedClock:
-        """A clock that reads the records of this process's SDK."""
+        """Return a clock that reads the records of this process's SDK."""
         return TracedClock(rocprofiler.configure(), device.synchronize, stream)
 
 
 class RocprofilerProbe:
-    """What the process that tries the SDK does: it answers whether the SDK can be configured."""
+    """The request handler of the process that tries the SDK, which answers whether it can be configured."""
 
     def __call__(self, _: object) -> Iterator[Support]:
         """Yield once: whether the SDK can be configured in this process, or why not."""

@@ -1,8 +1,9 @@
-"""Timer: the external tool rocprofv3, which watches a generated module run the final race, and its kernel-trace CSV.
+"""The timer that runs rocprofv3 on a generated module in the final race, and reads its kernel-trace CSV.
 
-The module launches the finalists in turn with a mark before each launch, so the rows between two marks are those of one
-launch: a kernel of ours is exactly one row by its own name, a library's operation may be several, the same each time.
-Rows that are missing or of other kernels are an error. Candidates are screened with events: the tool starts a process.
+The module launches the finalists in turn with a mark before each launch, so the rows between two marks belong to one
+launch: a kernel of ours is exactly one row with its own name, a library's operation may be several rows, the same each
+time. Rows that are missing or of other kernels are an error. Candidates are screened with events, as the tool starts a
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Rocprofv3Timer(ExternalTimer):
     screens_with = "events"
 
     def available(self) -> Support:
-        """Whether the tool is installed."""
+        """Say whether the tool is installed."""
         try:
             tool()
         except UnavailableError as error:
@@ -43,7 +44,7 @@ class Rocprofv3Timer(ExternalTimer):
         return SUPPORTED
 
     def races(self, backend: str) -> Support:
-        """Whether generated modules hold the kernels of a backend."""
+        """Say whether generated modules contain the kernels of a backend."""
         if isinstance(registry.get(Backend, backend), SearchedBackend):
             return SUPPORTED
         return Support(f"{TOOL} watches the generated module, which has no kernels of {backend}")
@@ -103,12 +104,12 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
 
 
 def folders() -> list[Path]:
-    """Where the tool is looked for after PATH: this Python's scripts and ROCm's."""
+    """Return the folders that are searched for the tool after PATH: this Python's scripts and ROCm's."""
     return [Path(sys.executable).parent, *libraries.rocm_folders("bin")]
 
 
 def tool() -> str:
-    """Path of the tool.
+    """Return the path of the tool.
 
     Raises:
         UnavailableError: it is nowhere; says where it was looked for.
@@ -121,10 +122,10 @@ def tool() -> str:
 
 
 def read_trace(folder: Path) -> list[KernelRecord]:
-    """The dispatches in the order of launching, of the one process whose trace has marks.
+    """Return the dispatches in the order of launching, from the one process whose trace has marks.
 
     Args:
-        folder: what the tool was told to write to; its files lie in it or below, ``<pid>_kernel_trace.csv``.
+        folder: the tool's output folder; its files are there or below, ``<pid>_kernel_trace.csv``.
 
     Raises:
         TraceError: no such file, several, or one that is not a kernel trace.
@@ -151,7 +152,7 @@ def _rows(path: Path) -> list[KernelRecord]:
 
 
 def launch_seconds(records: Iterable[KernelRecord], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each launch by name, from the rows between marks.
+    """Return seconds of each launch by name, from the rows between marks.
 
     Args:
         records: in the order of launching.

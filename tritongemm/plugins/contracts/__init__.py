@@ -1,25 +1,25 @@
 """The contract of every kind of plug-in.
 
 A plug-in is a class in a file (or a folder with backend.py) of its kind's package, found by the file's name. It derives
-from its kind's class here and fills the methods that begin with an underscore; the public methods are final, check what
-they are given and call those. A class that leaves an abstract method out is refused when it is defined. docs/plugins
-has a page for each kind with a short example.
+from its kind's class here and implements the methods that begin with an underscore; the public methods are final, check
+their arguments and call those. Defining a class without an abstract method is an error. docs/plugins has a page for
+each kind with a short example.
 
 Plugin
 ├── Backend                 a source of GEMM kernels
-│   ├── KernelBackend       whose kernels are compiled here, from text, code objects or instances of a library
-│   │   └── SearchedBackend     whose kernels come from templates with a search space
-│   └── LibraryBackend      a library that is asked on its GPU for its algorithms
+│   ├── KernelBackend       kernels compiled by this package, from text, code objects or library instances
+│   │   └── SearchedBackend     kernels from templates with a search space
+│   └── LibraryBackend      a library that lists its algorithms on its GPU
 ├── Family                  what is computed: operands, inputs, reference, tolerance
-├── WeightLayout            an order of B in memory
-├── ScaleLayout             an order of scale factors in memory
-├── Timer                   a clock
-├── Strategy                a search
+├── WeightLayout            a memory layout of B
+├── ScaleLayout             a memory layout of scale factors
+├── Timer                   takes samples of kernel times
+├── Strategy                a search over configs
 ├── Format                  a file format
-│   └── ResultsFormat           that in which our own results are kept
-├── CallLog                 lines of a library's log that tell what it was asked for
-└── KernelSource            who may serve a call at run time
-Evaluator                   what times and verifies candidates: a GPU, or what stands in for one
+│   └── ResultsFormat           the format of our own results
+├── CallLog                 lines of a library's log that name the GEMMs it was called for
+└── KernelSource            a source of kernels for a call at run time
+Evaluator                   times and verifies candidates on a GPU, or on a stand-in for one
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contracts of backends: sources of GEMM kernels."""
+"""The contracts of backends, which are sources of GEMM kernels."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Backend(Plugin, abstract=True):
 
     Attributes:
         summary: one line for ``--help``.
-        capabilities: what its kernels can compute at all.
-        baseline: it is what users run today, which every race is measured against.
-        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
-            own races only where it is asked for, and compiles in the background if its kernels are compiled here.
-        named_only: it races only where its name is given, or a server is that its kernels are of; never for ``all``.
+        capabilities: the problems that its kernels can compute at all.
+        baseline: whether it is what users run today, against which every race is measured.
+        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with its own limit
+            races only if it is named or all are asked for, and compiles in the background if this package compiles its
+            kernels.
+        named_only: whether it races only if it, or the server whose kernels it launches, is named; never for ``all``.
     """
 
     package = "tritongemm.backends"
@@ -47,24 +48,24 @@ class Backend(Plugin, abstract=True):
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """The backend's name in tables."""
         return self.name
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
-        """What files of other tools call a kernel; None where no other tool can run it.
+        """Return the name of a kernel in files of other tools; None if no other tool can run it.
 
         Args:
-            config: one of this backend's; None for what it chooses by itself.
+            config: one of this backend's; None for the backend's own choice.
         """
         return None
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
-        """The config of a kernel that another tool's file names; None where that can't be told."""
+        """Return the config of a kernel that another tool's file names; None if it is unknown."""
         return None
 
     @final
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Whether it has a kernel for a problem on a target; the reason names the number or type that decides it."""
+        """Say whether it has a kernel for a problem on a target; the reason names the number or type that decides."""
         return self.capabilities.supports(problem, target) and self._supports(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
@@ -73,16 +74,16 @@ class Backend(Plugin, abstract=True):
 
     @final
     def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
-        """Whether a config, wherever it comes from, can compute a problem on a target.
+        """Say whether a config, wherever it comes from, can compute a problem on a target.
 
-        It is asked of every config before anything is compiled or launched, and whatever numbers the config holds, the
-        answer is a reason rather than an exception.
+        Every config is checked before anything is compiled or launched. Whatever numbers it contains, the answer is a
+        reason rather than an exception.
 
         Args:
-            config: one of this backend.
-            problem: what it should compute.
-            target: the GPU that it should run on.
-            inputs: files that kernels are listed in.
+            config: one of this backend's.
+            problem: the problem to compute.
+            target: the GPU to run on.
+            inputs: files that list kernels.
 
         Raises:
             InputError: the config is another backend's.
@@ -100,11 +101,11 @@ class Backend(Plugin, abstract=True):
 
 
 class KernelBackend(Backend, abstract=True):
-    """A backend whose kernels are compiled here.
+    """A backend whose kernels are compiled by this package.
 
     Attributes:
-        has_plans: its launches can be written as launch plans.
-        has_manifest_rows: `manifest_row` tells of its kernels.
+        has_plans: whether its launches can be written as launch plans.
+        has_manifest_rows: whether `manifest_row` can describe its kernels.
     """
 
     has_plans: ClassVar[bool] = True
@@ -114,13 +115,13 @@ class KernelBackend(Backend, abstract=True):
     def candidates(
         self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS, everything: bool = False
     ) -> list[Config]:
-        """Configs to try, the most promising first; empty where it has none for the problem.
+        """List configs to try, the most promising first; empty if it has none for the problem.
 
         Args:
             problem: sizes, dtypes and layouts.
             target: the GPU's architecture.
             inputs: files to look into.
-            everything: all it has, not only what a tuning run tries by default.
+            everything: list all configs, not only those that a tuning run tries by default.
 
         Raises:
             InputError: a file that lists kernels is wrong.
@@ -138,7 +139,7 @@ class KernelBackend(Backend, abstract=True):
 
     @final
     def has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
-        """Whether `candidates` has any, or why it has none.
+        """Say whether `candidates` has any, or why not.
 
         Raises:
             InputError: a file that lists kernels is wrong.
@@ -156,7 +157,7 @@ class KernelBackend(Backend, abstract=True):
     def compile_job(
         self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS
     ) -> CompileJob:
-        """What to compile for one config. Its identity does not depend on where `inputs` lie.
+        """Return the compile job of one config, whose identity does not depend on the paths of `inputs`.
 
         Raises:
             InputError: `check` refuses the config.
@@ -170,11 +171,11 @@ class KernelBackend(Backend, abstract=True):
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob: ...
 
     def warm_up(self, target: Target) -> None:
-        """Load what compiling needs, in a compiler process that has nothing else to do yet."""
+        """Load what compiling needs, in a compiler process that is still idle."""
 
     @final
     def compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
-        """Compile one job in this process: the artifact, the code, the file name of the code.
+        """Compile one job in this process, and return the artifact, the code and the code's file name.
 
         Raises:
             InputError: the compiler refuses it.
@@ -189,11 +190,11 @@ class KernelBackend(Backend, abstract=True):
 
     @final
     def launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch:
-        """The launch of a compiled config on one problem.
+        """Return the launch of a compiled config for one problem.
 
         Raises:
-            InputError: it was not compiled, the binary does not fit this version's way of passing arguments, or no such
-                launch can be on the target.
+            InputError: it was not compiled, the binary does not fit this version's way of passing arguments, or the
+                launch exceeds the target's limits.
         """
         _own(self, [artifact.config])
         if artifact.status != "ok":
@@ -207,46 +208,46 @@ class KernelBackend(Backend, abstract=True):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
     def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
-        """Where a config's launches have the strides of operands, or why they read dense operands alone.
+        """Return which launch parameters are operand strides, or why the kernels need contiguous operands.
 
         Args:
-            config: what is launched.
-            problem: what it computes.
+            config: the launched config.
+            problem: the problem it computes.
         """
         return Support(f"kernels of {self.name} read dense operands alone")
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
-        """A tuned kernel as a row of a manifest of assembly kernels without its object's name, or why it is none."""
+        """Return a tuned kernel's row for an assembly manifest, without its object's name, or why it has none."""
         return Support(f"kernels of {self.name} can't be told in a manifest")
 
 
 class SearchedBackend(KernelBackend, abstract=True):
-    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried.
+    """A backend whose kernels come from templates with a search space; a strategy selects the configs that are tried.
 
     Attributes:
-        has_helpers: it compiles and launches kernels beside the products too, which are there as text.
+        has_helpers: whether it also compiles and launches helper kernels from source text.
     """
 
     has_helpers: ClassVar[bool] = False
 
     @abstractmethod
     def space(self, problem: Problem, target: Target) -> Space:
-        """All configs of a problem, before pruning."""
+        """Return all configs of a problem, before pruning."""
 
     @abstractmethod
     def write_candidates(self, problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
-        """Write the module that holds the kernels of these configs; its path."""
+        """Write the module that contains the kernels of these configs, and return its path."""
 
     @abstractmethod
     def write_winner(self, record: Record, target: Target, folder: Path) -> Path:
-        """Write a record's kernel as a module to take away; its path."""
+        """Write a record's kernel as a standalone module, and return its path."""
 
     @abstractmethod
     def interpreted(self, config: Config) -> Support:
-        """Whether an interpreter on the CPU can run a config's kernel."""
+        """Say whether an interpreter on the CPU can run a config's kernel."""
 
     def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
-        """What to compile for a kernel beside the products.
+        """Return the compile job of a helper kernel.
 
         Raises:
             InputError: it can't be compiled.
@@ -254,31 +255,31 @@ class SearchedBackend(KernelBackend, abstract=True):
         raise InputError(f"{self.name} compiles products alone")
 
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
-        """The launch of a kernel beside the products, once compiled.
+        """Return the launch of a compiled helper kernel.
 
         Raises:
-            InputError: it can't be launched so.
+            InputError: it can't be launched with these arguments.
         """
         raise InputError(f"{self.name} launches products alone")
 
 
 class LibraryBackend(Backend, abstract=True):
-    """A library that is asked on its GPU for its algorithms, and launches them itself.
+    """A library that lists its algorithms on its GPU, and launches them itself.
 
     Attributes:
-        compiles: it compiles a kernel where that is first called.
+        compiles: whether it compiles a kernel at the kernel's first call.
     """
 
     compiles: ClassVar[bool] = False
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:
-        """The library's algorithms for a problem as configs, its best guess first.
+        """List the library's algorithms for a problem as configs, in the order of its heuristic.
 
         Args:
             problem: dtypes, layouts and bias.
             operands: A [M, K], B [K, N], C [M, N] and the problem's others, on the device.
-            limit: most of them; 0 for all.
+            limit: the maximum number; 0 for all.
         """
         found = list(self._list_algorithms(problem, operands, limit))
         _own(self, found)
@@ -291,28 +292,28 @@ class LibraryBackend(Backend, abstract=True):
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C on the current stream, and can be captured; None where the library has it not.
+        """Return a capturable call that computes C on the current stream; None if the library can't compute it.
 
         Args:
             problem: as for `list_algorithms`.
             operands: as for `list_algorithms`.
-            config: one of them; None for the library's own choice.
+            config: one of the listed algorithms; None for the library's own choice.
         """
 
     def version(self) -> str:
-        """Version of the library of the current device, with which its algorithms may change; "" where it has none."""
+        """Return the version of the current device's library, which determines its algorithms; "" if unknown."""
         return ""
 
     def torch_function(self, problem: Problem) -> str:
-        """Name of the function of torch that a generated module may race against; "" where there is none."""
+        """Return the name of the torch function that a generated module can race against, or ""."""
         return ""
 
     def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
-        """A record's algorithm, loaded on a device, or why it can't be called from here.
+        """Load a record's algorithm on a device, or say why it can't be called.
 
         Args:
             record: a result that this backend won.
-            device_index: as PyTorch counts.
+            device_index: PyTorch's index of the device.
             device: the driver's device (`hip_ext.driver.driver.Device`), the current one.
         """
         return Support(f"its winner {self.name} can't be called from here")
@@ -320,7 +321,7 @@ class LibraryBackend(Backend, abstract=True):
     def default_kernel(
         self, problem: Problem, precision: str, device_index: int, device: Any
     ) -> tuple[LoadedKernel, int] | None:
-        """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
+        """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
 
         Args:
             problem: x [M, K], w [N, K], a bias along N or none.
@@ -329,7 +330,7 @@ class LibraryBackend(Backend, abstract=True):
             device: as for `load`.
 
         Returns:
-            None where that isn't known.
+            None if it is not known.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""What a backend says of its kernels, and what a compile is given beside a config."""
+"""The capabilities that a backend declares, and the files that a compile may need beside the config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tritongemm.core.target import Target
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's kernels can compute at all; an empty tuple of architectures is all of them.
+    """The problems that a backend's kernels can compute at all; an empty tuple of architectures means all.
 
     Attributes:
         archs: names of the targets.
-        kinds: of `Problem.kind`.
-        orders_b: orders of B in memory.
+        kinds: values of `Problem.kind`.
+        orders_b: memory layouts of B.
         scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
-        tensor_scales: whether their epilogue takes one factor for all of A, and for all of B.
+        tensor_scales: whether their epilogue accepts one factor for all of A, and for all of B.
     """
 
     archs: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Capabilities:
     tensor_scales: bool = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Whether a problem is of a kind that these kernels compute."""
+        """Say whether these kernels compute problems of this kind."""
         if self.archs and target.name not in self.archs:
             return Support(f"its kernels are for {' and '.join(self.archs)}, not {target.name}")
         if problem.kind not in self.kinds:

@@ -22,12 +22,12 @@ class Format(Plugin, abstract=True):
     """A file format of sizes or results.
 
     Attributes:
-        title: what it is, in a few words, for messages.
-        suffixes: file names end so.
-        can_write: it can tell our results.
-        padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
-        families: names that its files have for what they compute, which a user may say in place of ours.
-        keeps_folder: results are told in several files of a folder, whose names say what they are of.
+        title: a description of a few words, for messages.
+        suffixes: endings of its file names.
+        can_write: whether it can express our results.
+        padded_m: whether a call without a row of its own M is served by the row of AITER's padded M.
+        families: its files' names for families, which a user may give instead of ours.
+        keeps_folder: whether results are written to several files of a folder, with names that identify the contents.
     """
 
     package = "tritongemm.formats"
@@ -41,23 +41,23 @@ class Format(Plugin, abstract=True):
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file is in this format, by its name or contents."""
+        """Say whether a file is in this format, by its name or contents."""
 
     @abstractmethod
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """The rows of a file, in its order.
+        """Return the rows of a file, in its order.
 
         Args:
             path: for messages.
             text: contents.
-            defaults: what holds for a row that does not say.
+            defaults: values for keys that a row omits.
 
         Raises:
             InputError: a row is wrong; names file, row, line and field.
         """
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """The rows of a file, the damaged ones apart; a format that can't tell those apart refuses the file.
+        """Return the rows of a file, the damaged ones apart; a format that can't separate them refuses the file.
 
         Raises:
             InputError: the file as a whole can't be read.
@@ -66,25 +66,25 @@ class Format(Plugin, abstract=True):
         return ResultsFile(rows=tuple(replace(row, number=number) for number, row in enumerate(rows, start=1)))
 
     def write(self, records: Iterable[Record]) -> str:
-        """The records as a file's text; `read` gives equal records back.
+        """Return the text of a file with these records; `read` returns equal records.
 
         Raises:
-            InputError: the format can't tell results.
+            InputError: the format can't express results.
         """
         raise InputError(f"{self.title} can't hold our results")
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Tell records in this format, beside what its files hold already.
+        """Convert records to this format, merged with the existing contents of its files.
 
-        Rows of `before` that tell of other problems or devices are kept as they are, byte for byte.
+        Rows of `before` for other problems or devices are kept byte for byte.
 
         Args:
-            records: the results. Several of one problem on one device are its best and what may stand for it where the
-                format can't tell that, the best first.
-            before: text of each file that is there, by its name; "" is the output itself.
+            records: the results. Several of one problem on one device are the best and the kernels that may replace it
+                if the format can't express it, the best first.
+            before: text of each existing file, by its name; "" is the output itself.
 
         Raises:
-            InputError: the format can't be written, or a file that is there is not in it.
+            InputError: the format can't be written, or an existing file is in another format.
         """
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
@@ -92,36 +92,36 @@ class Format(Plugin, abstract=True):
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
-        """Tell records in this format as `translate` does, where the rows that asked for them are known.
+        """Convert records to this format as `translate` does, given the rows that requested them.
 
         Args:
             rows: sizes that were tuned.
             records: the results.
-            before: text of each file that is there.
+            before: text of each existing file.
         """
         return self.translate(records, before)
 
     def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
-        """Why a file of this format, as it is called and begins, is not for a result; "" where it may be.
+        """Say why a file of this format, by its name and contents, can't hold a result; "" if it can.
 
         Args:
             path: of the file.
-            text: what is there, "" for nothing yet.
-            family: what the user says that files compute.
+            text: its contents, "" if it does not exist yet.
+            family: the user's statement of what files compute.
             record: the result.
         """
         return ""
 
     def can_tell(self, config: Config) -> bool:
-        """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
+        """Say whether `translate` may write a generated kernel of this config, for a result that another kernel won."""
         return False
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
-        """Files of this format as one, with the rows that nobody here can run; None where the format has no such rows.
+        """Merge files of this format, with rows that can't be interpreted here; None if the format has no such rows.
 
         Args:
-            sources: path and text of each; of rows that tell of the same thing the fastest is kept, on ties the first.
-            family: what they compute, where the files do not say.
+            sources: path and text of each; of rows for the same problem the fastest is kept, on ties the first.
+            family: the family, if the files do not name it.
 
         Raises:
             InputError: a file can't be read, or they do not belong together.
@@ -129,22 +129,22 @@ class Format(Plugin, abstract=True):
         return None
 
     def arrange(self, text: str) -> str:
-        """The text of a file of this format with its rows sorted, where the format has an order of its own."""
+        """Return the text of a file with its rows sorted, if the format defines an order."""
         return text
 
     @property
     def tells_results(self) -> bool:
-        """Whether `translate` can tell results, all that there is to say of them or not."""
+        """Whether `translate` can write results, completely or in part."""
         return self.can_write or type(self).translate is not Format.translate
 
 
 class ServerFormat(Format, abstract=True):
-    """A format that sets the kernels of a server's own, which can be raced with what they take of a config.
+    """A format that configures a server's own kernels, which can be raced within the values that they accept.
 
     Attributes:
         server: its name.
-        computes: the kind of problem (`Problem.kind`) that its kernels are for. Of ``grouped`` ones a row is of the
-            two products of a layer of experts, which one config serves.
+        computes: the kind of problem (`Problem.kind`) that its kernels are for. For ``grouped``, a row is one config
+            for both products of a layer of experts.
     """
 
     server: ClassVar[str]
@@ -152,21 +152,21 @@ class ServerFormat(Format, abstract=True):
 
     @property
     def backend(self) -> str:
-        """Name of the backend whose kernels are the server's own, where there is one."""
+        """Name of the backend that launches the server's own kernels, if there is one."""
         return self.server.lower()
 
     @abstractmethod
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
-        """The sizes that the server looks up for a weight of N columns of the result and depth K.
+        """List the sizes that the server looks up for a weight with N result columns and depth K.
 
         Args:
-            n: columns; of experts the inner size of one.
-            k: depth; of experts the hidden size.
-            defaults: what the user says besides.
-            chosen: experts that a token goes to.
-            tokens: every M to list; those that the server's own tables have where there are none.
+            n: columns; for experts the inner size of one.
+            k: depth; for experts the hidden size.
+            defaults: the user's other options.
+            chosen: experts per token.
+            tokens: every M to list; if empty, those of the server's own tables.
 
         Raises:
             InputError: the server has no such table for the family and dtype.
@@ -174,7 +174,7 @@ class ServerFormat(Format, abstract=True):
 
     @abstractmethod
     def limits(self, family: str, target: Target) -> SearchLimits:
-        """What of a search space the server's kernel takes, with what the server runs today to be tried first.
+        """Return the part of a search space that the server's kernel accepts, and the server's current configs.
 
         Raises:
             InputError: the server has no such table for the family.
@@ -182,16 +182,16 @@ class ServerFormat(Format, abstract=True):
 
 
 class ResultsFormat(Format, abstract=True):
-    """The format in which our own results are kept, and what newer versions wrote into them."""
+    """The format of our own results, including rows that newer versions wrote."""
 
     @abstractmethod
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """All that a file holds, with the rows that only a newer version can use.
+        """Return everything that a file holds, including rows that only a newer version can use.
 
         Args:
             path: for messages.
             text: contents.
-            defaults: what holds for a row that does not say.
+            defaults: values for keys that a row omits.
 
         Raises:
             InputError: a row is wrong; names file, row, line and field.
@@ -199,36 +199,36 @@ class ResultsFormat(Format, abstract=True):
 
     @abstractmethod
     def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
-        """The records as a file's text, with rows of a newer version at the places that they had.
+        """Return the text of a file with these records, and rows of a newer version at their original places.
 
         Args:
             records: in the order of their lines.
-            schema: the one that was read, where rows of a newer version are among them.
-            newer: rows to write back as they are.
+            schema: the schema that was read, if rows of a newer version are among them.
+            newer: rows to write back unchanged.
 
         Raises:
-            InputError: a record that a row can't tell.
+            InputError: a row can't express a record.
         """
 
     @abstractmethod
     def write_sizes(self, rows: Iterable[FormatRow]) -> str:
-        """Sizes as a file's text, with how often each is called; `read` gives equal problems back.
+        """Return the text of a file of sizes with their call counts; `read` returns equal problems.
 
         Args:
             rows: in the order of their lines.
 
         Raises:
-            InputError: a problem that a row can't tell.
+            InputError: a row can't express a problem.
         """
 
 
 class CallLog(Plugin, abstract=True):
-    """Lines of a library's log that tell which products it was asked for.
+    """Lines of a library's log that name the products it was called for.
 
-    One file may hold lines of several kinds, among those of other programs; each plug-in finds its own.
+    One file may hold lines of several kinds, mixed with those of other programs; each plug-in finds its own.
 
     Attributes:
-        title: what writes them, and how it is asked to, for messages.
+        title: what writes such lines, and how to enable it, for messages.
     """
 
     package = "tritongemm.campaigns.logs"
@@ -237,10 +237,10 @@ class CallLog(Plugin, abstract=True):
 
     @abstractmethod
     def read(self, text: str) -> LogContents:
-        """What the lines of this kind tell, in their order; nothing where a text has none.
+        """Return the calls in the lines of this kind, in order; nothing if a text has none.
 
-        A line that is cut is a fault, never a call that the library was not asked for.
+        A truncated line is a fault, never a call that the library did not get.
 
         Args:
-            text: whole lines of a log, with some of other kinds, of several processes and of other programs.
+            text: whole lines of a log, also of other kinds, of several processes and of other programs.
         """

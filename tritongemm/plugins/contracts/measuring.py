@@ -1,4 +1,4 @@
-"""The contracts of clocks, and of what times and verifies candidates."""
+"""The contracts of timers and evaluators, which time and verify candidates."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class Clock(Protocol):
-    """A timer made ready on a device."""
+    """A timer prepared on a device."""
 
     def time(self, graph: Any, launches: int, symbol: str = "") -> float:
-        """Seconds of one launch, from a replay of a captured graph of so many.
+        """Return seconds of one launch, from a replay of a captured graph of several.
 
         Args:
             graph: the captured launches.
-            launches: how many.
+            launches: their number.
             symbol: the kernel that each launches; "" for any.
         """
 
 
 class Timer(Plugin, abstract=True):
-    """A clock that takes the times of kernels on a device.
+    """A plug-in that measures the times of kernels on a device.
 
     Attributes:
-        label: what results say of it.
-        vendor: whose GPUs it reads; "" for any.
+        label: its name in results.
+        vendor: the vendor whose GPUs it supports; "" for any.
         screens_with: another timer that screens in its place; "" for itself.
-        counts_gaps: the time from one launch to the next counts, so a lead-in kernel runs before each sample.
+        counts_gaps: whether its times include the gaps between launches, so that a lead-in kernel runs before each
+            sample.
     """
 
     package = "tritongemm.measure.timers"
@@ -54,7 +55,7 @@ class Timer(Plugin, abstract=True):
 
     @abstractmethod
     def clock(self, device: Any, stream: int) -> Clock:
-        """The clock on a driver's device, for graphs that run on a stream's handle."""
+        """Return the clock on a driver's device, for graphs that run on the stream with this handle."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class ExternalRaceJob:
     """A race that a profiler runs in a process of its own.
 
     Attributes:
-        problem, target: what and where.
+        problem, target: the problem, and the GPU's facts.
         configs: verified finalists.
         baseline: plug-in of backends/ that races with them; "" for none.
         device: ordinal.
@@ -83,7 +84,7 @@ class ExternalRaceJob:
 
 
 class ExternalTimer(Timer, abstract=True):
-    """A clock that runs the final race in a process of its own; another timer, `screens_with`, screens."""
+    """A timer that runs the final race in a process of its own; another timer, `screens_with`, screens."""
 
     @final
     def clock(self, device: Any, stream: int) -> Clock:
@@ -96,15 +97,15 @@ class ExternalTimer(Timer, abstract=True):
 
     @abstractmethod
     def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:
-        """Seconds of each launch by config name, the baseline's under `core.trial.BASELINE_ENTRY`."""
+        """Return seconds of each launch by config name, the baseline's under `core.trial.BASELINE_ENTRY`."""
 
     def races(self, backend: str) -> Support:
-        """Whether kernels of a backend can take part."""
+        """Say whether kernels of a backend can take part."""
         return SUPPORTED
 
 
 class Evaluator(ABC):
-    """What times and verifies candidates: a GPU, or what stands in for one.
+    """Times and verifies candidates, on a GPU or on a stand-in for one.
 
     Attributes:
         target: facts of the device.
@@ -120,28 +121,28 @@ class Evaluator(ABC):
 
     @abstractmethod
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A cheap time for each candidate, as they come; `best_s`: seconds of the best so far."""
+        """Yield a quick time of each candidate, as they come; `best_s` is the best time so far in seconds."""
 
     @abstractmethod
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate."""
+        """Yield the error of each candidate."""
 
     @abstractmethod
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Verify candidates and race those that pass with a baseline backend ("" for none), briefly where asked."""
+        """Verify candidates and race those that pass against a baseline backend ("" for none), briefly if asked."""
 
     @abstractmethod
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The configs that a library has for a problem, `limit` of them unless that is 0."""
+        """Return the configs that a library has for a problem, at most `limit` unless that is 0."""
 
     @abstractmethod
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result is verified, in a few words."""
+        """Describe in a few words how a result is verified."""
 
     def time_quantization(self, problem: Problem, launches: tuple[Launch, ...]) -> float | None:
-        """Seconds of the kernels that quantise A, in order; None where they can't be measured."""
+        """Return seconds of the kernels that quantise A, in order; None if they can't be measured."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""

@@ -1,4 +1,4 @@
-"""The contracts of what is computed, and of orders in memory."""
+"""The contracts of families, and of the memory layouts of weights and scale factors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """Dtypes and order of B of a problem that does not say.
+    """Default dtypes and layout of B of a family's problems.
 
     Attributes:
         dtype_a: of A.
         dtype_b: of B; "" for A's.
         dtype_c: of C; "" for A's, or fp16 where A is fp8, or int32 where A is int8.
-        order_b: order of B.
+        order_b: memory layout of B.
         row_major_b: B is stored [K, N]; otherwise [N, K].
     """
 
@@ -39,13 +39,13 @@ class FamilyDefaults:
 
 
 class Family(Plugin, abstract=True):
-    """What is computed: C = A @ B with scales and a bias, in some dtypes.
+    """The meaning of a GEMM: C = A @ B with its scale factors, bias and dtypes.
 
     Attributes:
         summary: one line for ``--help``.
-        defaults: dtypes of a problem that does not say.
-        variants: other names for the family with other defaults, e.g. for another order of B.
-        kinds: of `Problem.kind` that it can make inputs and references for.
+        defaults: default dtypes and layout of B.
+        variants: other names for the family with other defaults, e.g. for another layout of B.
+        kinds: values of `Problem.kind` for which it can create inputs and references.
     """
 
     package = "tritongemm.numerics.families"
@@ -78,10 +78,10 @@ class Family(Plugin, abstract=True):
         counts: tuple[int, ...] = (),
         room: int = 0,
     ) -> Problem:
-        """A problem of this family with its operands; dtypes by our names, scales by that of one of `scalings`.
+        """Create a problem of this family with its operands, from our dtype names and the name of one of `scalings`.
 
         Raises:
-            InputError: a size, dtype, bias or granularity of scales that can't be.
+            InputError: an impossible size, dtype, bias or granularity of scales.
         """
         pairs = self.scalings(dtype_a, dtype_b)
         pair = choose_pair(scales, pairs)
@@ -91,16 +91,16 @@ class Family(Plugin, abstract=True):
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """The scale factors that A and B of these types have in this family where nobody says otherwise."""
+        """Return the default scale factors of A and B with these types."""
         return NO_SCALES
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """All pairs of scale factors that A and B of these types may have in this family, that of `scaling` first."""
+        """Return all pairs of scale factors that A and B of these types may have, the default first."""
         return (self.scaling(dtype_a, dtype_b),)
 
     @final
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Whether a target can compute a problem, whatever kernels there are for it."""
+        """Say whether a target can compute a problem, regardless of the kernels there are for it."""
         if problem.kind not in self.kinds:
             kinds = " and ".join(self.kinds)
             return Support(
@@ -120,34 +120,35 @@ class Family(Plugin, abstract=True):
 
     @abstractmethod
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders; those that each
-        product of a batch has have a dimension for it in front.
+        """Create random operands: A [M, K], B [K, N] and the others by their names, in the problem's layouts.
+
+        Operands that each product of a batch has get a leading dimension.
         """
 
     @abstractmethod
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N], or [batch, M, N]."""
+        """Compute C in float64 [M, N], or [batch, M, N]."""
 
     @abstractmethod
     def tolerance(self, problem: Problem) -> float:
-        """Largest error that is rounding rather than a fault: of max |C - reference| / (|reference| + rms)."""
+        """Return the largest max |C - reference| / (|reference| + rms) that rounding can cause."""
 
     @abstractmethod
     def input_deviation(self, problem: Problem) -> float:
-        """Standard deviation of the random floats of A and B."""
+        """Return the standard deviation of the random floats of A and B."""
 
     def typical_scale(self, problem: Problem) -> float:
-        """Middle of the random scale factors, of A and of B alike; random operands then give a C of about one."""
+        """Return the median of the random scale factors of A and B, with which C is about one."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How the columns of B are interleaved: groups of them follow each other, in each the next piece of every column.
+    """An interleaved layout of B: in each group of columns, the next piece along K of every column follows the last.
 
     Attributes:
-        columns: of a group.
-        run: elements of a column that stay together, along K; of packed ones bytes.
+        columns: columns of a group.
+        run: contiguous elements of a column along K; for packed types bytes.
     """
 
     columns: int
@@ -155,36 +156,36 @@ class Pieces:
 
 
 class WeightLayout(Plugin, abstract=True):
-    """An order of B in memory beside rows and columns."""
+    """A memory layout of B other than row-major and column-major."""
 
     package = "tritongemm.numerics.weight_layouts"
     kind = "weight layout"
 
     @abstractmethod
     def supports(self, problem: Problem) -> Support:
-        """Whether a problem's B can lie in this order."""
+        """Say whether a problem's B can be stored in this layout."""
 
     def pieces(self, dtype: DType) -> Pieces | None:
-        """How columns of a type are interleaved in pieces, which generated kernels can read; None in another order."""
+        """Return how columns of a type are interleaved, which generated kernels can read; None for another layout."""
         return None
 
     @abstractmethod
     def pack(self, b: Tensor) -> Tensor:
-        """B [K, N], column-major, in this order; of packed elements K counts bytes."""
+        """Convert B [K, N], column-major, to this layout; for packed types K counts bytes."""
 
     @abstractmethod
     def unpack(self, b: Tensor) -> Tensor:
-        """What `pack` was given."""
+        """Return the argument of `pack`."""
 
 
 class ScaleLayout(Plugin, abstract=True):
-    """An order of scale factors in memory beside rows and groups.
+    """A memory layout of scale factors other than ``rows`` and ``groups``.
 
     Attributes:
         pad: multiples to which rows and groups are padded.
-        row_place, group_place: the place of a factor in memory is their sum: what its row adds and what its group along
-            K adds, as kernels write them of ``r``, ``g`` and ``groups``, the number of groups of a row with padding;
-            "" where no kernel of ours reads the order.
+        row_place, group_place: a factor's offset in memory is their sum, of its row and its group along K, as source
+            text for kernels in ``r``, ``g`` and ``groups``, the padded number of groups of a row; "" if none of our
+            kernels reads the layout.
     """
 
     package = "tritongemm.numerics.scale_layouts"
@@ -195,8 +196,8 @@ class ScaleLayout(Plugin, abstract=True):
 
     @abstractmethod
     def pack(self, scales: Tensor) -> Tensor:
-        """Factors [rows, groups along K], padded, in this order."""
+        """Convert factors [rows, groups along K] to this layout, padded."""
 
     @abstractmethod
     def unpack(self, scales: Tensor) -> Tensor:
-        """What `pack` was given."""
+        """Return the argument of `pack`."""

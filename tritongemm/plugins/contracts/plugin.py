@@ -1,4 +1,4 @@
-"""What all kinds of plug-ins have in common."""
+"""The base class of all kinds of plug-ins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tritongemm.core.support import SUPPORTED, Support
 
 
 class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
-    """What every plug-in has.
+    """The attributes and methods that every plug-in has.
 
     Attributes:
-        package: where plug-ins of this kind lie.
-        kind: what messages call one.
+        package: the package that contains plug-ins of this kind.
+        kind: the kind's name in messages.
         name: the file's name; the registry sets it.
         aliases: other names that a command line or a file may use.
     """
@@ -43,7 +43,7 @@ class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
             )
 
     def available(self) -> Support:
-        """Whether this machine has what the plug-in needs."""
+        """Say whether this machine has what the plug-in needs."""
         return SUPPORTED
 
 

@@ -1,4 +1,4 @@
-"""The contract of searches, and of what is told of their progress."""
+"""The contracts of search strategies, and of observers of a run's progress."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Search: TypeAlias = Generator[list[Config], list[Trial], None]  # yields batches
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What a strategy is given.
+    """The input of a strategy.
 
     Attributes:
-        space: where neighbours are looked for; names the problem and the target.
+        space: the space in which neighbours are searched; names the problem and the target.
         expected: kept configs with their predictions, the best first; at least one.
         seeds: winners of similar problems, to be tried first.
-        compiled: names of kernels that other problems of the run ask for, which cost no compile.
-        built: names of kernels that the run has compiled for problems which differ from this one in size alone; they
-            become more while the search goes on.
-        population: configs of a generation, for a strategy that has generations; 0 for its own number.
+        compiled: names of kernels that other problems of the run also request, which cost no compile.
+        built: names of kernels that the run has compiled for problems which differ from this one in size only; they
+            increase while the search runs.
+        population: configs of a generation, for a strategy that has generations; 0 for its default.
     """
 
     space: Space
@@ -41,13 +41,12 @@ class SearchPlan:
 
 
 class Strategy(Plugin, abstract=True):
-    """A search: which of a problem's configs are tried, in which order.
+    """A search over a problem's configs, which decides which are tried, and in which order.
 
     Attributes:
-        population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
-            none.
-        independent: whether another process may run a search, which is told there of the kernels built meanwhile;
-            False where it reads `SearchPlan.compiled`.
+        population: default configs of a generation, for a search with generations; 0 if it has none.
+        independent: whether another process may run the search, which is sent the kernels built meanwhile; False if it
+            reads `SearchPlan.compiled`.
     """
 
     package = "tritongemm.search.strategies"
@@ -57,30 +56,30 @@ class Strategy(Plugin, abstract=True):
 
     @abstractmethod
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """A generator that yields batches of configs and is sent their trials; it ends where it wants no more.
+        """Return a generator that yields batches of configs and is sent their trials; it ends when it wants no more.
 
-        The same plan and trials give the same batches, where the kernels built meanwhile are the same.
+        The same plan and trials give the same batches, if the kernels built meanwhile are the same.
 
         Args:
-            plan: what there is to try.
-            budget: most configs to try; 0 for the strategy's own.
+            plan: the configs to choose from.
+            budget: maximum number of configs to try; 0 for the strategy's own.
         """
 
 
 class Watcher(Protocol):
-    """What is told of the progress of a run."""
+    """An observer of the progress of a run."""
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
-        """A space of `total` configs was pruned to `kept`; `pruned` says by which rules, and may lack the configs."""
+        """A space of `total` configs was pruned to `kept`; `pruned` counts them by rule, and may lack the configs."""
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
-        """A backend has `count` candidates; `why` is said where there are none."""
+        """A backend has `count` candidates; `why` is the reason if there are none."""
 
     def refused(self, problem: Problem, backend: str, reason: str) -> None:
-        """A backend can't compute the problem, or failed to say."""
+        """A backend can't compute the problem, or failed to list candidates."""
 
     def stage(self, name: str, total: int) -> None:
-        """A stage begins that has `total` steps."""
+        """A stage of `total` steps begins."""
 
     def step(self, name: str, count: int = 1) -> None:
         """Steps of a stage are done."""

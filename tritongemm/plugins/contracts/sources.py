@@ -1,4 +1,4 @@
-"""The contract of who may serve a call at run time."""
+"""The contract of kernel sources, which may serve a call at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class KernelSource(Plugin, abstract=True):
     """A source of kernels that may serve a call at run time.
 
     Attributes:
-        rank: sources are asked in the order of their ranks, the lowest first.
+        rank: sources are asked in ascending order of their ranks.
     """
 
     package = "tritongemm.serving.sources"
@@ -23,4 +23,4 @@ class KernelSource(Plugin, abstract=True):
 
     @abstractmethod
     def resolve(self, call: CallSignature, device: Any) -> Resolution | Support:
-        """The kernel that serves a call on a device (`serving.device_kernels.DeviceKernels`), or why this has none."""
+        """Return the kernel that serves a call on a device (a `DeviceKernels` of serving), or why there is none."""

@@ -1,1 +1,1 @@
-"""The analytical model: what a config is expected to take, before anything is compiled."""
+"""The analytical cost model, which predicts the time of a config before anything is compiled."""

@@ -1,12 +1,12 @@
-"""A learned factor multiplies each time in seconds that the analytical cost model predicts for a config.
+"""A factor fitted to recorded tables, by which each time that the analytical cost model predicts is multiplied.
 
-It is fitted to recorded tables of measured times, and applies to kernels like those that were recorded.
+It applies to kernels like those that were recorded.
 
-The logarithm of measured over predicted seconds is a quadratic form of `features`, fitted by least squares
-(``python benchmarks/fit_correction.py``). Its coefficients lie beside the search space, as
-search_spaces/NAME.correction.json; a target that has no such file is ranked by the analytical model alone. So are, on
-any target, warm operands, layouts and dtypes that no table has, products of a batch or of groups, and kernels of other
-templates or of other backends. No feature counts for more than it did in the tables, and no factor is more than `most`.
+The logarithm of measured over predicted seconds is a quadratic form of `features`, fitted by least squares (``python
+benchmarks/fit_correction.py``). Its coefficients are stored beside the search space, as
+search_spaces/NAME.correction.json; a target without such a file is ranked by the analytical model alone. The same
+holds, on any target, for warm operands, layouts and dtypes that no table has, products of a batch or of groups, and
+kernels of other templates or backends. Features are clipped to their range in the tables, and no factor exceeds `most`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Correction:
     Attributes:
         templates: names of the templates it knows.
         dtypes: pairs of dtypes of A and B that it knows.
-        low, high: the least and the most of each feature in the tables, [features].
-        mean, spread: what is taken off each feature, and what it is then divided by, [features].
+        low, high: the minimum and maximum of each feature in the tables, [features].
+        mean, spread: the value subtracted from each feature, and the divisor after that, [features].
         linear: coefficients of the features, [features].
         products: coefficients of the products of two features, [features, features].
         most: the largest logarithm of a factor.
@@ -62,10 +62,10 @@ class Correction:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Correction:
-        """The correction that `to_json` wrote.
+        """Read the correction that `to_json` wrote.
 
         Raises:
-            InputError: it is of other features than these.
+            InputError: it has other features than these.
         """
         names = feature_names(data["templates"])
         if data["features"] != names:
@@ -77,7 +77,7 @@ class Correction:
         return cls(tuple(data["templates"]), dtypes, products=products, most=float(data["most"]), **columns)
 
     def to_json(self) -> dict[str, Any]:
-        """A map of plain lists, four digits of each number."""
+        """Return a map of plain lists, with four digits of each number."""
         return {
             "templates": list(self.templates),
             "dtypes": sorted(map(list, self.dtypes)),
@@ -88,16 +88,16 @@ class Correction:
         }
 
     def covers(self, problem: Problem) -> bool:
-        """Whether there were tables of problems of this kind."""
+        """Say whether there were tables of problems of this kind."""
         dense = problem.batch == 1 and problem.groups == 1 and problem.layout == "TN" and not problem.microscaled
         return dense and (problem.a.name, problem.b.name) in self.dtypes
 
     def scaled(self, rows: Floats) -> Floats:
-        """Features as the fit takes them: held to the range that the tables had, around 0, [n, features]."""
+        """Return features as the fit uses them: clipped to the range of the tables, and centred, [n, features]."""
         return np.asarray((np.clip(rows, self.low, self.high) - self.mean) / self.spread)
 
     def factors(self, configs: Sequence[Config], rows: Floats) -> Floats:
-        """What to multiply the analytical model's seconds by, [n].
+        """Return the factors for the analytical model's seconds, [n].
 
         Args:
             configs: the candidates.
@@ -111,33 +111,33 @@ class Correction:
 
 @cache
 def fitted(target: str) -> Correction | None:
-    """The correction of a target by its name; None where there is none.
+    """Return the correction of a target by its name; None if there is none.
 
     Raises:
-        InputError: it is of other features than these.
+        InputError: it has other features than these.
     """
     path = SPACES / f"{target}.correction.json"
     return Correction.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def feature_names(templates: Sequence[str]) -> list[str]:
-    """Names of the columns of `features`."""
+    """Return the names of the columns of `features`."""
     return [*(f"share_{t}" for t in SHARES), *AXES, *DERIVED, *OPTIONS, *(f"is_{t}" for t in templates)]
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What the analytical model knows of candidates and features need, a column each.
+    """The quantities of the analytical model that features are computed from, one column per candidate.
 
     Attributes:
         axes: values of `core.config.AXES`, [len(AXES), n].
         terms: seconds of each of `TERMS`, [n, len(TERMS)].
         seconds: of a launch.
         resident: programs that share a compute unit.
-        registers: 32-bit registers that a thread wants.
+        registers: 32-bit registers that a thread needs.
         from_lds: 1 where matrix instructions read LDS themselves, else 0.
         traffic: bytes that a program loads in one iteration.
-        stages: blocks of K whose loads are under way, and the one being multiplied.
+        stages: blocks of K whose loads are in flight, plus the one being multiplied.
     """
 
     axes: Floats
@@ -153,7 +153,7 @@ class Demand:
 def features(
     configs: Sequence[Config], problem: Problem, target: Target, demand: Demand, templates: Sequence[str]
 ) -> Floats:
-    """What the correction is a function of, [n, features], in the order of `feature_names`."""
+    """Return the inputs of a correction, [n, features], in the order of `feature_names`."""
     block_m, block_n, block_k, _, split, _, _ = np.maximum(demand.axes, 1)
     waves = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch * split / target.compute_units
     derived = [

@@ -1,8 +1,8 @@
-"""Stage: kept configs → predicted order, from an analytical model of a compute unit and the memories behind it.
+"""The analytical model of a compute unit and the memories behind it, which ranks kept configs.
 
-The model prunes and seeds; it is no clock. Every figure is a fact of the `Target` or one of the constants below, none
-is fitted per size; where tables of a target were recorded, `correction` lays on top what they teach. Times are seconds
-unless a name says otherwise.
+The model prunes and seeds; its times do not replace measurements. Every figure is a fact of the `Target` or one of the
+constants below, none is fitted per size; where tables of a target were recorded, `correction` adds a fitted factor.
+Times are seconds unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def rank(
     built: Mapping[Config, Artifact] | None = None,
     warm: bool = False,
 ) -> Predictions:
-    """Predictions for `configs`, fastest first; of equal times the larger tile first, then the taller.
+    """Return predictions for `configs`, fastest first; of equal times the larger tile first, then the taller.
 
     Args:
         configs: candidates, each once.
-        problem: what they compute.
-        target: where they run.
+        problem: the problem they compute.
+        target: the GPU's architecture.
         built: compiled configs, whose registers, spills and LDS replace the estimates.
         warm: launches follow each other on the same operands, which stay in the caches that hold them; our own timers
             never do that, some foreign tuners always do.
@@ -75,12 +75,12 @@ def rank(
 def features(
     configs: Sequence[Config], problem: Problem, target: Target, templates: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """What a correction is fitted to: seconds without it, [n], and features, [n, features].
+    """Return the data that a correction is fitted to: uncorrected seconds, [n], and features, [n, features].
 
     Args:
         configs: candidates, each once.
-        problem: what they compute.
-        target: where they run.
+        problem: the problem they compute.
+        target: the GPU's architecture.
         templates: names of the templates that have a feature.
     """
     batch = _Batch.gather(configs, problem, target, [None] * len(configs))
@@ -91,7 +91,7 @@ def features(
 def predict(
     config: Config, problem: Problem, target: Target, built: Artifact | None = None, warm: bool = False
 ) -> Prediction:
-    """Expected time of one launch of `config`, to the picosecond, with what it is made of; arguments as of `rank`."""
+    """Return the expected time of one launch of `config`, to the picosecond, with its terms; arguments as of `rank`."""
     return rank([config], problem, target, {config: built} if built else None, warm)[0]
 
 

@@ -1,7 +1,7 @@
-"""What one config asks of a compute unit before it is compiled: LDS, registers, warps; and how many programs fit.
+"""Estimates of a config's LDS, registers and warps before it is compiled, and of the programs that fit on one CU.
 
-The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); a compiled `Artifact`
-knows better.
+The formulas follow the observed allocations of Triton 3.9 (gfx942, gfx950, sm80, sm90, sm100); a compiled `Artifact`
+has exact values.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ UNROLLED_ITERATIONS = 4
 
 
 def matrix_sides(config: Config) -> tuple[int, int]:
-    """Rows and columns of the tile as matrix instructions see them; swap_ab computes the transpose."""
+    """Return rows and columns of the tile as matrix instructions see them; swap_ab computes the transpose."""
     tile = config.block_m, config.block_n
     return (tile[1], tile[0]) if config.option("swap_ab") else tile
 
 
 def without_matrix_units(config: Config) -> bool:
-    """Whether products are made without matrix instructions, each thread's in its own registers."""
+    """Say whether products are computed without matrix instructions, each thread's in its own registers."""
     return not search_facts(config.template).matrix
 
 
 def has_single_row(config: Config) -> bool:
-    """Whether a program has one row of A, so that loads go straight to the registers that multiply."""
+    """Say whether a program has one row of A, so that loads go straight to the registers that multiply."""
     return without_matrix_units(config) and config.block_m == 1
 
 
 def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
-    """Blocks of K whose loads are under way at a time, and the one being multiplied."""
+    """Return the blocks of K whose loads are in flight at a time, plus the one being multiplied."""
     if not has_single_row(config):
         return config.option("prefetch", 1) if without_matrix_units(config) else config.num_stages
     each = config.block_n * config.block_k * problem.b.width / (config.num_warps * target.wave_size)
@@ -54,13 +54,13 @@ def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
 
 
 def async_matrix(config: Config, target: Target) -> bool:
-    """Whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
+    """Say whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
     grouped = matrix_sides(config)[0] >= 64 and config.num_warps % 4 == 0
     return target.has("tensor_memory") or (grouped and target.has("wgmma"))
 
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
-    """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
+    """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
     a = int(config.block_m * config.block_k * problem.a.width)
     b = int((padded_columns(config) or config.block_n) * config.block_k * problem.b.width)
     if without_matrix_units(config):
@@ -73,17 +73,18 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
 
 
 def accumulator_registers(config: Config, target: Target) -> int:
-    """32-bit registers a thread needs for its share of the tile of C, or of the products that add up to it."""
+    """Return the 32-bit registers a thread needs for its share of the C tile, or of the products summed in it."""
     depth = config.block_k if without_matrix_units(config) else 1
     return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
 
 
 def block_sum_registers(config: Config, problem: Problem, target: Target) -> int:
-    """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
+    """Return the 32-bit registers a thread needs for the sum of one block of K; 0 if blocks add to the accumulator.
 
-    Where K is too long for one sum of fp8 products in the matrix units, warps with roles keep a second one of all.
-    Where scales change along K, and are not for the matrix units to apply, it is not; large tiles of kernels whose
-    warps have roles are then multiplied in two parts, side by side or, where they are high, one below the other.
+    Warp-specialised kernels keep a second accumulator if K is too long for one sum of fp8 products in the matrix units.
+    A separate block sum is also needed if scales change along K and the matrix units do not apply them;
+    warp-specialised kernels then multiply large tiles in two parts, side by side or, if the tile is high, one below the
+    other.
     """
     with_roles = "warp_roles" in search_facts(config.template).rules
     if adds_blocks(problem, target) and with_roles:
@@ -98,7 +99,7 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
 
 
 def staging_registers(config: Config, problem: Problem, target: Target) -> int:
-    """32-bit registers a thread needs for loads on their way to LDS; 0 where they bypass registers."""
+    """Return the 32-bit registers a thread needs for loads on their way to LDS; 0 if they bypass registers."""
     if not target.has("register_staging") or config.num_stages < 2:
         return 0
     tile = config.block_k * (config.block_m * problem.a.width + config.block_n * problem.b.width)
@@ -106,7 +107,7 @@ def staging_registers(config: Config, problem: Problem, target: Target) -> int:
 
 
 def register_limit(config: Config, target: Target) -> int:
-    """Most 32-bit registers a thread may have for one program to fit on a compute unit."""
+    """Return the most 32-bit registers a thread may have for one program to fit on a compute unit."""
     return min(target.max_registers, target.registers_per_cu // (config.num_warps * target.wave_size))
 
 
@@ -128,7 +129,7 @@ class WarpLayout:
 
 
 def split_among_warps(config: Config, target: Target) -> WarpLayout:
-    """Split as Triton splits: the longer side first, M first for warp groups; surplus warps repeat work."""
+    """Split as Triton does: the longer side first, M first for warp groups; surplus warps repeat work."""
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
     grouped = async_matrix(config, target)
@@ -146,7 +147,7 @@ def split_among_warps(config: Config, target: Target) -> WarpLayout:
 
 
 def operand_registers(config: Config, problem: Problem, target: Target) -> int:
-    """32-bit registers a thread needs for operands read back from LDS; 0 where none is needed."""
+    """Return the 32-bit registers a thread needs for operands read back from LDS; 0 if none is needed."""
     if async_matrix(config, target):
         return 0
     if without_matrix_units(config):
@@ -158,7 +159,7 @@ def operand_registers(config: Config, problem: Problem, target: Target) -> int:
 
 
 def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
-    """32-bit registers a thread wants, before the compiler is held to `register_limit`."""
+    """Return the 32-bit registers a thread needs, before the compiler is held to `register_limit`."""
     held = accumulator_registers(config, target) + staging_registers(config, problem, target)
     held += block_sum_registers(config, problem, target)
     return BOOKKEEPING_REGISTERS + held + operand_registers(config, problem, target)
@@ -167,7 +168,7 @@ def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
 def programs_per_cu(
     config: Config, problem: Problem, target: Target, built: Artifact | None = None, wanted: int | None = None
 ) -> int:
-    """Programs that fit on one compute unit at once, at least 1; `wanted`: what `wanted_registers` says, if known."""
+    """Return the programs that fit on one compute unit, at least 1; `wanted` is `wanted_registers`, if known."""
     threads = config.num_warps * target.wave_size
     lds, used = lds_bytes(config, problem, target), wanted or wanted_registers(config, problem, target)
     if built is not None and built.status == "ok":

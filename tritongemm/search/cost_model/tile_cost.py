@@ -1,4 +1,4 @@
-"""What one K iteration of a program asks of a compute unit: traffic, matrix instructions, LDS, spilled registers.
+"""The cost of one K iteration of a program on a compute unit: traffic, matrix instructions, LDS, spilled registers.
 
 Part of `tritongemm.search.cost_model.model`. Times are seconds.
 """
@@ -43,11 +43,11 @@ FALLBACK_RATE = 0.6
 
 @dataclass(frozen=True)
 class IterationCost(Generic[Number]):
-    """What one K iteration of one program costs.
+    """The cost of one K iteration of one program.
 
     Attributes:
-        a, b: bytes of its blocks of A and B, as an L2 feels them.
-        far_a, far_b: the same as the caches and memory behind it feel them.
+        a, b: bytes of its blocks of A and B, as L2 traffic.
+        far_a, far_b: the same as traffic of the caches and memory behind L2.
         matrix: seconds of a warp's matrix instructions on one SIMD.
         lds: seconds of LDS traffic on one compute unit.
         issue: seconds to issue its loads, longer when rows are not aligned to the widest load.
@@ -68,7 +68,7 @@ class IterationCost(Generic[Number]):
 
     @classmethod
     def estimate(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
-        """The cost of one K iteration of a config that has not been compiled."""
+        """Estimate the cost of one K iteration of a config that has not been compiled."""
         clock, split = target.clock_ghz * 1e9, occupancy.split_among_warps(config, target)
         a = config.block_m * config.block_k * problem.a.width
         b = config.block_n * config.block_k * problem.b.width
@@ -153,7 +153,7 @@ def _request(row: int, target: Target) -> int:
 
 
 def spilled_bytes(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
-    """Bytes of scratch that a thread writes and reads each K iteration; it has a use for `wanted` registers."""
+    """Return the bytes of scratch that a thread writes and reads each K iteration if it needs `wanted` registers."""
     if built is not None and built.status == "ok":
         # Registers that the loop does not touch are spilled first, and that is free.
         return max(0, built.spills - 4 * occupancy.BOOKKEEPING_REGISTERS)

@@ -1,4 +1,4 @@
-"""How the tiles of C are dealt out to compute units: the waves of a launch, and what shared tiles cost."""
+"""The distribution of C's tiles over compute units: the waves of a launch, and the cost of tiles split along K."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PARTIAL_BYTES = 4
 
 @dataclass(frozen=True)
 class Wave(Generic[Number]):
-    """Waves of programs alike in every way, of one launch or as columns of many.
+    """Identical waves of programs, of one launch or as columns of many.
 
     Attributes:
         count: number of such waves, one after the other; a fraction where programs do not wait for their wave.
         resident: programs that share a compute unit.
-        programs: programs under way on the device.
-        loop: K iterations each of them does.
+        programs: programs that run on the device at a time.
+        loop: K iterations of each.
         shared: programs that work on one tile.
     """
 
@@ -40,19 +40,19 @@ class Wave(Generic[Number]):
 
 
 def count_tiles(config: Config, problem: Problem) -> int:
-    """Tiles of C over the whole batch."""
+    """Return the number of tiles of C over the whole batch."""
     return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n) * problem.batch
 
 
 def persistent_programs(config: Config, target: Target) -> int:
-    """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
+    """Return the programs of a persistent grid, which does not grow with the problem; 0 for one program per tile."""
     given = config.option("num_sms")
     given = given or config.option("per_unit") * target.compute_units
     return given or (target.compute_units if search_facts(config.template).one_a_unit(config) else 0)
 
 
 def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Wave[int], ...]:
-    """The waves of one launch on compute units that hold `fits` programs each."""
+    """Return the waves of one launch on compute units that hold `fits` programs each."""
     units, tiles, loop = target.compute_units, count_tiles(config, problem), ceil(problem.k / config.block_k)
     programs = persistent_programs(config, target)
     if not programs:
@@ -92,10 +92,11 @@ def _programs_a_tile(tiles: int, loop: int, programs: int) -> int:
 
 
 def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, last: Wave[int]) -> float:
-    """Seconds to add up the tiles that several programs of the `last` wave share, 0 when none is.
+    """Return the seconds to add up the tiles that several programs of the `last` wave share; 0 if none is shared.
 
-    Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
-    kernel costs, unless the parts say by themselves that they are there; then one program reads them, waiting for each.
+    Each partial sum except the owner's goes out to memory and becomes visible to the whole device, which costs as much
+    as the end of a kernel, unless the partial sums themselves show that they have arrived; then one program reads them,
+    waiting for each.
     """
     if last.shared <= 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Shared by strategies: the kept configs as points, the first ones to try, and the kept config nearest to another."""
+"""Candidate sets for strategies: kept configs as points, the first configs to try, and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TEMPLATE_STEPS = 8.0
 
 
 class CandidateSet:
-    """The kept configs, best predicted first, each a point: one step is a doubling, or one more of an option.
+    """The kept configs, best predicted first, each as a point whose coordinates are steps: doublings, or option values.
 
     Attributes:
-        order, place: the configs, and where in their order each is.
+        order, place: the configs, and the index of each in that order.
         templates: names of all their templates.
-        options: names of the options that more than one value is kept of; others only repeat the template.
+        options: names of the options with more than one kept value; others only repeat the template.
         axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
-        settings: their options, -1 where one has none of a name, [n, len(options)].
-        membership: 1 for the template that is theirs, else 0, [n, len(templates)].
-        first: the place of the first config that differs from each in its launch at most: in how many rows of tiles are
-            walked together, and how programs are launched, [n].
+        settings: their options, -1 where a config lacks the option, [n, len(options)].
+        membership: 1 for a config's own template, else 0, [n, len(templates)].
+        first: the index of the first config that differs from each in its launch at most: in GROUP_M, and in how
+            programs are launched, [n].
         has_launch_variants: whether any two do.
     """
 
@@ -50,11 +50,11 @@ class CandidateSet:
         self.has_launch_variants = len(self._firsts) < len(self.order)
 
     def stand_in(self, config: Config) -> int | None:
-        """Place of the first config that differs in its launch at most; `config` itself need not be kept."""
+        """Return the index of the first config that differs in its launch at most; `config` need not be kept."""
         return self._firsts.get(_fixed(config))
 
     def launch_variants(self, config: Config) -> list[Config]:
-        """The configs that differ from a kept one in their launch at most, in order."""
+        """Return the configs that differ from a kept one in their launch at most, in order."""
         return [self.order[i] for i in np.flatnonzero(self.first == self.first[self.place[config]])]
 
     @staticmethod
@@ -69,7 +69,7 @@ class CandidateSet:
         return np.maximum(np.array(axes, np.float64), 0.5), settings, membership.astype(np.float64)
 
     def nearest(self, config: Config, taken: Iterable[Config] = ()) -> Config | None:
-        """The kept config fewest steps away, the better predicted of equals; None when all are `taken`."""
+        """Return the kept config fewest steps away, the better predicted of equals; None if all are `taken`."""
         if config in self.place and config not in (taken := set(taken)):
             return config
         steps = np.abs(self._points - self._steps(*self._columns([config]))).sum(axis=1)
@@ -78,16 +78,16 @@ class CandidateSet:
         return self.order[found] if np.isfinite(steps[found]) else None
 
     def seeds(self, seeds: Sequence[Config]) -> list[Config]:
-        """Kept configs that stand for `seeds`: themselves, or the nearest of the same template."""
+        """Return the kept configs for `seeds`: the seeds themselves, or the nearest of the same template."""
         found = [self.nearest(s) for s in seeds if s.template in self.templates]
         return list(dict.fromkeys(c for c in found if c is not None))
 
     def pick_varied(self, count: int) -> list[Config]:
-        """The first of the order, so that no template, tile or value of an axis crowds the others out.
+        """Select the first configs of the order such that no template, tile or axis value crowds out the others.
 
-        Half are the best predicted of distinct tiles whatever their template. The model errs most between templates, so
-        a quarter goes round the templates: each gives its best of distinct tiles, and then again. The last quarter are
-        the best predicted of those with a value of an axis that their template has not been tried with yet.
+        Half are the best predicted of distinct tiles of any template. As the model errs most between templates, a
+        quarter cycles through the templates, each of which gives its best of distinct tiles in turn. The last quarter
+        are the best predicted of those with an axis value that their template has not been tried with yet.
         """
         by_template = {t: _rounds([c for c in self.order if c.template == t]) for t in self.templates}
         overall = _rounds(self.order)

@@ -1,8 +1,8 @@
-"""Shared by strategies: a learned model of how a problem's times differ from what the analytical model expects.
+"""A Gaussian process that models how a problem's measured times differ from the analytical model's predictions.
 
-A Gaussian process (Matérn 5/2) on the log of measured over predicted seconds. With a hundred rows it ranks unseen
-configs at least as well as forests of trees do, knows where it is unsure, and takes milliseconds where they take
-tenths.
+It is a Gaussian process (Matérn 5/2) on the log of measured over predicted seconds. With a hundred rows it ranks unseen
+configs at least as well as forests of trees, has an estimate of its uncertainty, and takes milliseconds where they take
+tenths of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAILURE_LOG_SECONDS = 0.7
 
 
 def features(kept: CandidateSet, expected: Predictions, problem: Problem, target: Target) -> Floats:
-    """The features of all configs, a row each: axes, options, what follows from them here, and the model's terms."""
+    """Return the features of all configs, one row each: axes, options, derived quantities, and the model's terms."""
     block_m, block_n, block_k, _, split, warps, stages = kept.axes.T
     tiles = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch
     waves = tiles * split / target.compute_units
@@ -49,11 +49,11 @@ def features(kept: CandidateSet, expected: Predictions, problem: Problem, target
 
 
 class Surrogate:
-    """What is expected of every kept config of one problem, given the trials so far.
+    """Expected times of all kept configs of one problem, given the trials so far.
 
     Args:
         rows: features of all candidates.
-        prior: log of the seconds the analytical model expects of each.
+        prior: log of the seconds that the analytical model predicts for each.
     """
 
     def __init__(self, rows: Floats, prior: Floats) -> None:
@@ -62,7 +62,7 @@ class Surrogate:
         self.prior = prior
 
     def fit(self, measured: Ints, logs: Floats) -> None:
-        """Learn from candidates number `measured`, whose log seconds were `logs` (NaN: failed)."""
+        """Fit to the candidates with indices `measured`, whose log seconds were `logs` (NaN: failed)."""
         worst = np.nanmax(logs)
         bad = np.maximum(worst, self.prior[measured] + FAILURE_LOG_SECONDS)
         rest = np.where(np.isnan(logs), bad, logs) - self.prior[measured]
@@ -82,21 +82,21 @@ class Surrogate:
         self._known = known
 
     def predict(self, wanted: Ints) -> tuple[Floats, Floats]:
-        """Expected log seconds of candidates, and the standard deviation of that."""
+        """Return the expected log seconds of candidates, and their standard deviations."""
         cross = self._kernel(self.rows[wanted], self._known)
         mean = cross @ self._weights * self.scale + self.mean + self.prior[wanted]
         variance = 1 - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
         return mean, self.scale * np.sqrt(np.maximum(variance, 1e-9))
 
     def choose(self, wanted: Ints, count: int, exploration: float) -> list[int]:
-        """The `count` most promising of `wanted`, one after the other.
+        """Select the `count` most promising of `wanted`, one after the other.
 
-        Each choice makes its surroundings less unknown to the next, so a batch does not crowd together.
+        Each choice reduces the uncertainty of its neighbours for the next, so a batch does not cluster.
 
         Args:
             wanted: candidates.
             count: how many of them.
-            exploration: standard deviations by which an unsure candidate is favoured.
+            exploration: standard deviations by which an uncertain candidate is favoured.
         """
         mean, deviation = self.predict(wanted)
         best = np.argsort(mean - exploration * deviation, kind="stable")[: max(400, 8 * count)]

@@ -1,8 +1,8 @@
-"""Strategy: generations bred from the fastest: tournaments, uniform crossover, mutation, elites.
+"""A genetic strategy, which breeds from the fastest configs: tournaments, uniform crossover, mutation, elites.
 
-As in hipBLASLt's TuningDriver, scaled down from its 512 x 30 to what a few minutes of one GPU allow. Offspring that the
-rules pruned, or that were tried before, become the nearest kept config that is new, so every trial is of a kept config
-and none is repeated; the winners are verified like anybody else's.
+As in hipBLASLt's TuningDriver, scaled down from its 512 x 30 to what a few minutes of one GPU allow. Offspring that
+were pruned, or tried before, are replaced by the nearest kept config that is new, so every trial is of a kept config
+and none is repeated; the winners are verified like those of any strategy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Genetic(Strategy):
     independent = True
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """The first generation is half the best predicted, half drawn at random; 0 tries 8 generations."""
+        """Yield generations; the first is half the best predicted, half random; a budget of 0 tries 8 generations."""
         rng, kept = random.Random(SEED), CandidateSet(plan.expected.configs)
         axes = {a.template: a for a in plan.space.axes}
         budget = min(len(kept.order), budget or (plan.population or POPULATION) * GENERATIONS)

@@ -1,10 +1,10 @@
-"""Strategy: a few large batches, each where a learned correction of the model expects the fastest.
+"""The guided strategy, which tries a few large batches where a correction fitted to trials expects the fastest.
 
-Kernels that other sizes of a run have had compiled cost milliseconds, others half a second of a core. So a batch brings
-the most promising of them as well, and compiles a third as many others, unless a budget is asked for.
+Kernels that other sizes of a run have compiled cost milliseconds, others half a core-second. So a batch also contains
+the most promising of the compiled ones, and compiles a third as many others, unless a budget is given.
 
-Of configs that differ only in how many rows of tiles are walked together and how programs are launched the best
-predicted stands for all; those like the fastest are tried at the end.
+Of configs that differ only in GROUP_M and in how programs are launched, the best predicted represents all; variants of
+the fastest are tried at the end.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Guided(Strategy):
     independent = True
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128.
+        """Yield seeds and the best predicted first; a budget of 0 tries 3 % of the configs, from 48 to 128.
 
-        Kernels that are compiled already come on top of the 3 %; a budget that is asked for bounds all configs.
+        Kernels that are already compiled come on top of the 3 %; a given budget limits all configs.
         """
         space, kept = plan.space, CandidateSet(plan.expected.configs)
         count = len(kept.order)
@@ -103,12 +103,12 @@ class Guided(Strategy):
 
 
 def default_budget(count: int) -> int:
-    """Configs to try of `count` kept ones."""
+    """Return the number of configs to try of `count` kept ones."""
     return min(count, max(FEWEST_CONFIGS, min(MOST_CONFIGS, round(BUDGET_SHARE * count))))
 
 
 def best_seconds(trials: Iterable[Trial]) -> float:
-    """Shortest seconds so far; infinite while all have failed."""
+    """Return the shortest seconds so far; infinite if all have failed."""
     return min((t.seconds for t in trials if t.status == "ok"), default=float("inf"))
 
 

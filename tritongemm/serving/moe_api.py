@@ -187,9 +187,11 @@ def _mode(
     if mode == "block" and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
         raise InputError(f"hidden {w1.shape[2]} and inner {w2.shape[2]} must be multiples of {DEPTH}, a block's depth")
     for name, scale, (experts, rows, depth) in (("w1_scale", w1_scale, w1.shape), ("w2_scale", w2_scale, w2.shape)):
-        wanted = (experts, rows) if mode == "row" else (experts, cdiv(rows, DEPTH), depth // DEPTH)
+        of_rows, of_blocks = (experts, rows), (experts, cdiv(rows, DEPTH), depth // DEPTH)
+        wanted, other = (of_rows, of_blocks) if mode == "row" else (of_blocks, of_rows)
         if tuple(scale.shape) != wanted or scale.dtype != torch.float32:
-            raise InputError(f"{name} must be float32 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
+            forms = f"{wanted}, or of {'blocks' if mode == 'row' else 'rows'} {other}"
+            raise InputError(f"{name} must be float32 {forms}, not {scale.dtype} {tuple(scale.shape)}")
     check_values(w1_scale=w1_scale, w2_scale=w2_scale)
     return mode
 

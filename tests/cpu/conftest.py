@@ -28,6 +28,7 @@ from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import offline_evaluator
 from tritongemm.plugins import registry
+from tritongemm.tuning import search_processes
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("any machine")
@@ -56,6 +57,13 @@ def pytest_collection_finish() -> None:
             logger.propagate = True  # pytest listens to each logger that does not, several times a test
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_earlier_files() -> None:
+    """What earlier files left is collected once, and what they keep, a million objects in the end, never looked at."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache of compiled kernels for the whole run, whatever its processes, and never the user's own."""
@@ -69,10 +77,10 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def lent_processes() -> Iterator[None]:
-    """Compiler and interpreter processes of a test go on to the next."""
+    """Compiler, interpreter and planning processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "WorkerProcess", LentProcess)
-        patch.setattr(offline_evaluator, "WorkerProcess", LentProcess)
+        for module in (pool, offline_evaluator, search_processes):
+            patch.setattr(module, "WorkerProcess", LentProcess)
         yield
         LentProcess.end()
 

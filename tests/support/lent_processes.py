@@ -1,4 +1,4 @@
-"""Processes that outlive who asked for them, for compilers and the interpreter: a start takes longer than most uses."""
+"""Compilers, planners and interpreters that outlive who asked for them: to start takes them longer than most uses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class LentProcess(WorkerProcess):
         self._busy = False
 
     def kill(self) -> None:
-        if self.alive and self._ready and not self._busy:
+        lasts = self.role.startswith("tritongemm.") or self.role in _SOONER.values()  # a test's own role may count
+        if lasts and self.alive and self._ready and not self._busy:
             kept = LentProcess(self.role, self.environment)
             vars(kept).update(vars(self))
             LentProcess.idle.append(kept)

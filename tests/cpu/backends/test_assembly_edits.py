@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,6 @@ from triton.backends.compiler import GPUTarget
 
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -40,7 +39,7 @@ def scaled(m: int = 4096) -> Problem:
     return found.problem(m, 4096, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
 
 
-def compiled(config: Config, problem: Problem) -> tuple[Artifact, str, str]:
+def compiled_anew(config: Config, problem: Problem) -> tuple[Artifact, str, str]:
     """The artifact of a kernel, the assembly that Triton made, and what was made of that."""
     seen: list[tuple[str, str]] = []
 
@@ -53,6 +52,9 @@ def compiled(config: Config, problem: Problem) -> tuple[Artifact, str, str]:
         built = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))[0]
     assert built.status == "ok", built.reason
     return built, *seen[0]
+
+
+compiled = cache(compiled_anew)  # several tests look at the same kernel
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +198,13 @@ def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     assert before.count("mbarrier.init") == 2 * config.num_stages
 
 
-@pytest.mark.parametrize(("m", "block_n", "pairs"), [(300, 128, 2 * 32), (100, 64, 1 * 32)])
-def test_a_launch_of_pairs(session_cache: Path, m: int, block_n: int, pairs: int) -> None:
-    """300 rows are two pairs of 128 and 4096 columns 32 tiles of 128, or as many pairs of 64."""
-    triton, config = registry.get(KernelBackend, "triton"), replace(HIGH_PAIR, block_n=block_n, block_k=64)
-    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
-    try:
-        built = compiler.build(triton.compile_job(config, scaled(m), SM90))
-    finally:
-        compiler.close()
-    launch = triton.launch(built, scaled(m), SM90)
+@pytest.mark.parametrize(("m", "n", "config", "pairs"), [(300, 1024, PAIR, 3 * 16), (100, 4096, HIGH_PAIR, 1 * 64)])
+def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
+    """300 rows are three pairs of 64 and 1024 columns 16 tiles of 64; or 4096 columns are as many pairs of 32."""
+    triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
+    jobs = [triton.compile_job(config, one, SM90) for one in (scaled(), problem)]
+    assert jobs[0].digest == jobs[1].digest, "one binary for all sizes"
+    launch = triton.launch(compiled(config, scaled())[0], problem, SM90)
     assert isinstance(launch, Launch)
     assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
 
@@ -303,5 +302,5 @@ def test_where_the_newest_assembler_fails_triton_s_own_is_used(monkeypatch: pyte
     monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(broken))
     monkeypatch.setattr(compiler, "get_ptxas", lambda arch: triton.knobs.nvidia.ptxas)
     config = Config("ws_tma", 192, 64, 128, 4, num_warps=12, num_stages=3)
-    built, _, after = compiled(config, scaled())
+    built, _, after = compiled_anew(config, scaled())
     assert "// by the newest assembler" in after and built.status == "ok"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.backends.triton import compiling
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
@@ -50,6 +51,26 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> Non
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
     assert TRITON.compile_job(config, replace(problem, **other), target).digest != digest
+
+
+def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes half a second, and a compile of ours leaves nothing in Triton's cache that a hash would tell apart."""
+    import triton
+
+    asked = list[str]()
+
+    def hashed() -> str:
+        asked.append("")
+        return "a hash"
+
+    monkeypatch.setattr(triton.runtime.cache, "triton_key", hashed)
+    compiling._spare_the_hash.cache_clear()
+    try:
+        compiling.warm_up(target_files.load_target("gfx942"))
+        assert not asked
+        assert triton.runtime.cache.triton_key() == "a hash" and len(asked) == 1
+    finally:
+        compiling._spare_the_hash.cache_clear()  # the next compile spares what monkeypatch brings back
 
 
 def words(code: bytes) -> Iterable[int]:

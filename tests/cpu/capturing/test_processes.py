@@ -115,9 +115,8 @@ def test_an_unmodified_program_and_its_children_are_captured(tmp_path: Path) -> 
 def test_a_program_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import torch\ntorch.ones(2, 3) @ torch.ones(3, 4)\nopen('/no/such/file')\n", encoding="utf-8")
-    command = [sys.executable, "-m", "tritongemm.capture", str(program)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AITER_TUNE_GEMM": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = forked.run(["-m", "tritongemm.capture", str(program)], tmp_path, environment)
     assert done.returncode == 1
     assert re.search(r"program.py\", line 3.*FileNotFoundError", done.stderr, re.DOTALL)
     assert (tmp_path / "bf16_untuned_gemm.csv").exists() is False

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
@@ -129,9 +130,10 @@ def test_a_process_that_is_killed_costs_no_problem(
     assert signed == [[p.key] for p in PROBLEMS] if not planned_here else all(one.kept for one in found)
 
 
-@pytest.mark.parametrize("strategy", ["guided", "genetic", "exhaustive"])
-@pytest.mark.parametrize("worker", [SearchWorker, WorkerKilledLater])
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("strategy", "worker", "shares"),
+    pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledLater], [False, True]),
+)
 def test_a_search_asks_for_the_same_wherever_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type, shares: bool
 ) -> None:

@@ -70,6 +70,18 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     Raises:
         Misfit: the config is invalid for this problem.
     """
+    fitted = _fitted(config, problem)
+    schedule = "Interwave" if config.option("interwave") else "Intrawave"
+    usual = {"padding": padding(config, problem), "schedule": schedule, "pipeline": config.option("pipeline", 1)}
+    return usual | fitted
+
+
+def _fitted(config: Config, problem: Problem) -> dict[str, Any]:
+    """As `shape`, without what is usual and fits any problem: that is read of a config only where it is needed.
+
+    Raises:
+        Misfit: the config can't be one for this problem.
+    """
     form = config.template.removesuffix(SHUFFLED)
     if is_shuffled(config) != (problem.order_b != PLAIN):
         raise Misfit(f"template {config.template} does not read B in the order {problem.order_b}")
@@ -130,7 +142,7 @@ def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Template parameters of an instance whose scales, if any, the epilogue applies.
+    """Template parameters of an instance whose scales, if any, the epilogue applies, but those that fit any problem.
 
     Raises:
         Misfit: threads don't divide.
@@ -155,9 +167,6 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
         "a": a | {"layout": "Row" if problem.row_major_a else "Col"},
         "b": b | {"layout": "Row" if problem.row_major_b else "Col"},
         "c": result(problem, threads, wave_m * xdl, wave_n * xdl * shuffle),
-        "padding": padding(config, problem),
-        "schedule": "Interwave" if config.option("interwave") else "Intrawave",
-        "pipeline": config.option("pipeline", 1),
     }
 
 
@@ -227,7 +236,7 @@ def preference(config: Config) -> tuple[int, ...]:
 
 def _divides(config: Config, problem: Problem, target: Target) -> str | None:
     try:
-        shape(config, problem)
+        _fitted(config, problem)
     except Misfit as misfit:
         return str(misfit)
     return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
@@ -27,6 +29,8 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "amd": lambda arch: ("hip", arch),
 }
 Grid = tuple[int, int, int]
+# Whether this thread compiles into a cache that ends with the compile.
+_COMPILES_ALONE: ContextVar[bool] = ContextVar("_COMPILES_ALONE", default=False)
 ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
@@ -99,6 +103,19 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
     return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
 
 
+@cache
+def _spare_the_hash() -> None:
+    """Have Triton hash its own files only for others, from now on: half a second of a process's first compile.
+
+    The hash keeps binaries of two versions of Triton apart in a cache; that of `_call_triton` holds one binary.
+    """
+    import triton
+
+    if hasattr(triton.runtime.cache, "triton_key"):
+        own = triton.runtime.cache.triton_key
+        triton.runtime.cache.triton_key = lambda: triton.__version__ if _COMPILES_ALONE.get() else own()
+
+
 def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
 
@@ -106,10 +123,15 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """
     import triton
 
+    _spare_the_hash()
     with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
         triton.knobs.cache.dir = str(scratch)
         triton.knobs.compilation.store_binary_only = True
-        return triton.compile(source, target=target, options=options)
+        alone = _COMPILES_ALONE.set(True)
+        try:
+            return triton.compile(source, target=target, options=options)
+        finally:
+            _COMPILES_ALONE.reset(alone)
 
 
 def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:

@@ -28,7 +28,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     What is left to hide is short: the end of a sum, the programs' own start. On an H200 other combinations than these
     gained nothing, or lost.
     """
-    if "ahead" not in dict(config.options):
+    if config.option("ahead", -1) < 0:  # the template does not have it; to list all options would be to read them
         return None
     if "warp_roles" in search_facts(config.template).rules:
         # The warp that fetches starts early by itself, and so can its first weights.

@@ -104,12 +104,10 @@ def test_it_keeps_modules(tuned: Tuned) -> None:
     assert text.count("\ntile__") >= 5
 
 
-def test_running_it_again_is_quick_and_changes_nothing(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_it_again_changes_nothing(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
     before, journal = tuned.results.read_bytes(), tuned.folder / "out.yaml.journal"
     lines = journal.read_bytes()
-    started = time.monotonic()
     assert tune.main(tuned.argv) == 0
-    assert time.monotonic() - started < 3
     assert "3 of 3 sizes are in" in capsys.readouterr().err
     assert (tuned.results.read_bytes(), journal.read_bytes()) == (before, lines)
 

@@ -6,7 +6,6 @@ import random
 import re
 import struct
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.support.counted_calls import count_calls
 from tritongemm.core.errors import InputError
 from tritongemm.hip_ext.binaries import code_object
 
@@ -164,15 +164,10 @@ def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, 
 
 
 @pytest.mark.parametrize("name", ["sm90", "gfx942"])
-def test_reading_takes_under_two_milliseconds(compiled: Compiled, name: str) -> None:
+def test_reading_takes_few_calls(compiled: Compiled, name: str) -> None:
     code = compiled(name, 128).code
 
-    def once() -> float:
-        start = time.perf_counter()
-        code_object.read(code)
-        return time.perf_counter() - start
-
-    assert min(once() for _ in range(20)) < 2e-3
+    assert count_calls(lambda: code_object.read(code)) < 600
 
 
 @pytest.mark.parametrize("name", ["sm80", "sm90", "gfx942"])

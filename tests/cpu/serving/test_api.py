@@ -223,14 +223,11 @@ def test_fake_tensors_and_the_operation_itself() -> None:
 
 def test_importing_is_light() -> None:
     code = """
-import sys, time, torch
-start = time.process_time()
+import sys, torch
 import tritongemm
 tritongemm.mm
-took = time.process_time() - start
 heavy = [m for m in ("triton", "jinja2", "joblib", "yaml", "scipy", "sklearn", "rich") if m in sys.modules]
 assert not heavy, heavy
-assert took < 0.1, took
 """
     done = forked.run(["-c", code], ROOT)
     assert done.returncode == 0, done.stderr

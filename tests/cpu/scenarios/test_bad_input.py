@@ -120,7 +120,7 @@ def test_bad_options(
         ((*SIZE, "--gpu_ids", "0,,1"), "--gpu-ids: '0,,1' is not a list of numbers of GPUs with commas between"),
         ((*SIZE, "-o", ""), "the name is empty"),
         ((*SIZE, "-o", "\udcff.yaml"), "is no text in this locale"),
-        (("--gemm_size_file", "x", "--benchmark", "--profile_file", "y"), "--profile_file is written by tuning"),
+        (("--gemm_size_file", "x", "--benchmark", "--profile_file", "y"), "--profile_file lists the candidates"),
         ((*SIZE, "--gpu_ids", "0", "--ngpus", "2"), "exclude each other"),
         ((*SIZE, "--compare", "--benchmark"), "not allowed with"),
         ((*SIZE, "--init_type", "ones"), "invalid choice: 'ones'"),

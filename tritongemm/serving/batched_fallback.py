@@ -62,7 +62,8 @@ def _scaled(operands: BatchOperands) -> Tensor:
         factors = _of_product(scale_a, i), _of_product(of_b, i)
         one = ScaledOperands(a[i], weight, *factors, added, wanted, scale_layout=layout)
         products.append(_torch_scaled(read_product(one))(*one[:_ARGUMENTS]))
-    return torch.stack(products)
+    with torch._C._DisableAutocast():  # which has `stack` refuse 16 bits other than its own
+        return torch.stack(products)
 
 
 def _of_product(scales: Tensor, product: int) -> Tensor:

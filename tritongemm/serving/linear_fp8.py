@@ -97,6 +97,8 @@ def _linear(
     out_dtype: torch.dtype,
     unquantized: Tensor | None = None,
 ) -> Tensor:
+    if not x.dim() or not x.shape[-1]:
+        raise InputError(f"x is {tuple(x.shape)}; activations are [..., K], and there is nothing to multiply without K")
     if not x.numel():
         return _of_no_tokens(x, weight, weight_scale, bias, out_dtype)
     operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)

@@ -52,8 +52,10 @@ def check_values(**scales: Tensor) -> None:
         InputError: names the operand.
     """
     for name, factors in scales.items():
-        looked_at = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
-        if looked_at and factors.layout == torch.strided and not _are_numbers(factors):
+        plain = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
+        known = factors.dtype == torch.float32 or factors.dtype in EXPONENTS  # a wrong type is named later
+        dense = factors.layout == torch.strided and not factors.is_nested
+        if plain and known and dense and not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
 
 
@@ -71,12 +73,12 @@ def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
 
 
 def check_bias(bias: Tensor | None) -> None:
-    """Refuse a bias of so few bits that PyTorch adds it to nothing.
+    """Refuse a bias of so few bits that PyTorch adds it to nothing, or whose imaginary part would be lost.
 
     Raises:
         InputError: names its type.
     """
-    if bias is not None and bias.element_size() == 1:
+    if bias is not None and (bias.element_size() == 1 or bias.is_complex()):
         raise InputError(f"bias is {bias.dtype}; it may be {', '.join(map(str, SCALED_RESULTS))}")
 
 
@@ -95,20 +97,31 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
 
     Raises:
         TypeError: one is no tensor.
-        InputError: one is sparse, or lies elsewhere.
+        InputError: one is sparse or nested, or lies elsewhere.
     """
     first = ""
     for name, tensor in operands.items():
         if not torch.overrides.is_tensor_like(tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         assert isinstance(tensor, Tensor)
-        if tensor.layout != torch.strided:
-            raise InputError(f"{name} is {tensor.layout}; products take strided tensors")
+        check_layout(name, tensor)
         first = first or name
         here = operands[first]
         assert isinstance(here, Tensor)
         if together and tensor.device != here.device:
             raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
+
+
+def check_layout(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that is not one block of numbers with strides.
+
+    Raises:
+        InputError: names it.
+    """
+    if tensor.layout != torch.strided:
+        raise InputError(f"{name} is {tensor.layout}; products take strided tensors")
+    if tensor.is_nested:
+        raise InputError(f"{name} is nested; products take tensors of one shape")
 
 
 def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:

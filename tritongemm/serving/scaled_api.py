@@ -95,11 +95,11 @@ def _run(
             a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
             scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
         )  # fmt: skip
-    except RuntimeError:  # sparse tensors have no strides; to ask each operand first would cost every call
+        if bias is not None:
+            key = (*key, bias.shape, bias.dtype)
+    except RuntimeError:  # sparse tensors have no strides, nested ones no shape; to ask each would cost every call
         read_product(ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout))
         raise
-    if bias is not None:
-        key = (*key, bias.shape, bias.dtype)
     dispatcher = default_dispatcher()
     call = dispatcher.calls.table.get(key)
     if call is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
-from tritongemm.serving.operand_checks import check_values
+from tritongemm.serving.operand_checks import check_layout, check_values
 from tritongemm.serving.scaled_call import ScaledCall
 from tritongemm.serving.scaled_fallback import TorchScaled
 from tritongemm.serving.scaled_operands import (
@@ -67,8 +67,10 @@ class CheckedProduct:
         """The result.
 
         Raises:
-            InputError: operands on several devices, or factors that are no numbers on the CPU.
+            InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.
         """
+        if bias is not None:
+            check_layout("bias", bias)
         check_devices(ScaledOperands(a, b, scale_a, scale_b, bias))
         check_values(scale_a=scale_a, scale_b=scale_b)
         return self._compute(a, b, scale_a, scale_b, bias, out_dtype)

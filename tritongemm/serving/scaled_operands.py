@@ -17,7 +17,7 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
-from tritongemm.serving.operand_checks import SCALED_RESULTS, check_bias, check_encodings
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_bias, check_encodings, check_layout
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -171,8 +171,7 @@ def _check_tensors(operands: ScaledOperands) -> None:
     for name, value in named.items():
         if not torch.overrides.is_tensor_like(value):
             raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
-        if value.layout != torch.strided:
-            raise InputError(f"{name} is {value.layout}; scaled products take strided tensors")
+        check_layout(name, value)
     check_devices(operands)
     if operands.out_dtype not in SCALED_RESULTS:
         raise InputError(

@@ -46,6 +46,10 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
     w1, w2 = module.gate_up_proj, module.down_proj
     if w1.dtype not in DTYPE_NAMES or w1.dtype != w2.dtype or not (w1.is_contiguous() and w2.is_contiguous()):
         return f"its weights are {w1.dtype} and {w2.dtype}"
+    # Classes that say nothing of themselves may have them the other way round, or more experts than weights for them.
+    experts, hidden, inner = w2.shape
+    if tuple(w1.shape) != (experts, 2 * inner, hidden):
+        return f"its weights are {tuple(w1.shape)} and {tuple(w2.shape)}, not [experts, 2 * inner, hidden] and back"
     family = "dense"
     if DTYPES[DTYPE_NAMES[w1.dtype]].is_fp8:
         family = "a8w8_blockscale"

@@ -47,6 +47,13 @@ def test_autocast_rounds_no_product_of_eight_bits(name: str) -> None:
         assert torch.equal(SCALED[name](), plain)
 
 
+@pytest.mark.parametrize(("cast", "wanted"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_autocast_to_other_halves_than_the_results_changes_no_batch(cast: torch.dtype, wanted: torch.dtype) -> None:
+    plain = tritongemm.scaled_bmm(BATCH_A, BATCH_B, OF_A, OF_B, None, wanted)
+    with torch.autocast("cpu", cast):
+        assert torch.equal(tritongemm.scaled_bmm(BATCH_A, BATCH_B, OF_A, OF_B, None, wanted), plain)
+
+
 def test_products_that_pytorch_can_map_are_mapped() -> None:
     mapped = torch.func.vmap(lambda a, s: tritongemm.scaled_mm(a, B, s, COLUMNS))(BATCH_A, OF_A)
     assert torch.equal(mapped[1], tritongemm.scaled_mm(BATCH_A[1], B, OF_A[1], COLUMNS))

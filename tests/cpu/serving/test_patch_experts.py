@@ -6,6 +6,7 @@ import copy
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,22 @@ def test_other_experts_are_left_with_the_reason() -> None:
     assert left["1"].startswith("its factors are not dynamic")
     assert left["2"] == "another library replaced its forward" and left["3"] == "its has_bias is True"
     assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
+
+
+def test_experts_whose_weights_lie_otherwise_are_left() -> None:
+    """Llama 4's lie with K first, and take no ids; LongCat-Flash's gate has experts that give a token back as it is."""
+    llama = pytest.importorskip("transformers.models.llama4.modeling_llama4")
+    longcat = pytest.importorskip("transformers.models.longcat_flash.modeling_longcat_flash")
+    of_llama = SimpleNamespace(num_local_experts=EXPERTS, intermediate_size=INNER, hidden_size=HIDDEN, hidden_act="silu")
+    of_longcat = SimpleNamespace(
+        n_routed_experts=EXPERTS, zero_expert_num=2, expert_ffn_hidden_size=INNER, hidden_size=HIDDEN, hidden_act="silu"
+    )
+    model = nn.ModuleList([llama.Llama4TextExperts(of_llama), longcat.LongcatFlashExperts(of_longcat)]).bfloat16()
+    weights = [getattr(layer, name) for layer in model for name in ("gate_up_proj", "down_proj")]
+    known = [record(replace(problem(w.shape[1], w.shape[2]), groups=w.shape[0])) for w in weights]
+    left = tritongemm.patch(model, known).left
+    assert left["0"].startswith("its weights are (4, 128, 256) and (4, 128, 128), not [experts, 2 * inner, hidden]")
+    assert left["1"].startswith("its weights are (6, 256, 128) and (4, 128, 128)")
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

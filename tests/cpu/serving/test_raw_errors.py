@@ -37,12 +37,17 @@ def out(*shape: int, device: str = "cpu", dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+def nested(*shape: int) -> Tensor:
+    return torch.nested.nested_tensor([ONE(shape), ONE(shape)])
+
+
+BIASES = ONE(N), ONE(N).to_sparse()  # of which the first has the call kept
 W1, W2 = q(3, 2 * N, K), q(3, K, N)
 FP4 = powers(M, K // 2), powers(N, K // 2), powers(32, 8), powers(32, 8)
 BLOCKS = q(M, K), q(N, K), ONE(M, 2), ONE(1, 2)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -68,6 +73,20 @@ BLOCKS = q(M, K), q(N, K), ONE(M, 2), ONE(1, 2)
             lambda: aiter.fused_moe(ONE(M, K), ONE(3), W2, *CHOSEN, w1_scale=ONE(3), w2_scale=ONE(3)),
             r"w1 \(3,\) and w2 \(3, 256, 32\) must be",
         ),
+        (lambda: tritongemm.linear_fp8(ONE(M, 0), q(N, K), ONE(N)), r"x is \(5, 0\).*without K"),
+        (lambda: tritongemm.linear_fp8(ONE(()), q(N, K), ONE(N), None, None, ONE(N, K)), r"x is \(\)"),
+        (lambda: tritongemm.linear_fp8(ONE(M, K), q(N, K), q(N)), "weight_scale is torch.float8_e4m3fn"),
+        (lambda: tritongemm.grouped_mm(q(M, K), q(2, K, N), ENDS, q(M), ONE(2, N)), "scale_a must be float32"),
+        (lambda: tritongemm.scaled_mm(q(M, K), q(N, K), nested(M), ONE(N)), "scale_a is nested"),
+        (lambda: tritongemm.scaled_bmm(q(2, M, K), q(2, K, N), ONE(2, M), nested(2)), "scale_b is nested"),
+        (lambda: tritongemm.scaled_mm(q(M, K), q(N, K), ONE(M), ONE(N), nested(N)), "bias is nested"),
+        (lambda: tritongemm.grouped_mm(q(M, K), q(2, K, N), ENDS, nested(M), ONE(2, N)), "scale_a is nested"),
+        (lambda: tritongemm.fused_moe(nested(M, K), W1, W2, *CHOSEN), "x is nested"),
+        (
+            lambda: tritongemm.scaled_mm(q(M, K), q(N, K), ONE(M), ONE(N), torch.full((N,), 1j)),
+            "bias is torch.complex64",
+        ),
+        (lambda: [tritongemm.scaled_mm(q(M, K), q(N, K), ONE(M), ONE(N), b) for b in BIASES], "bias is torch.sparse"),
     ],
 )
 def test_it_is_named(call: Callable[[], object], says: str) -> None:

@@ -140,7 +140,9 @@ def test_experts_whose_weights_lie_otherwise_are_left() -> None:
     """Llama 4's lie with K first, and take no ids; LongCat-Flash's gate has experts that give a token back as it is."""
     llama = pytest.importorskip("transformers.models.llama4.modeling_llama4")
     longcat = pytest.importorskip("transformers.models.longcat_flash.modeling_longcat_flash")
-    of_llama = SimpleNamespace(num_local_experts=EXPERTS, intermediate_size=INNER, hidden_size=HIDDEN, hidden_act="silu")
+    of_llama = SimpleNamespace(
+        num_local_experts=EXPERTS, intermediate_size=INNER, hidden_size=HIDDEN, hidden_act="silu"
+    )
     of_longcat = SimpleNamespace(
         n_routed_experts=EXPERTS, zero_expert_num=2, expert_ffn_hidden_size=INNER, hidden_size=HIDDEN, hidden_act="silu"
     )

@@ -107,14 +107,14 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     about = next(b for b in plan["buffers"] if b["role"] == "c")
     if lie := {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}:
         values = with_powers(values, lie)
-    if groups:
-        return compare(device, module, plan, bytes(block), host, held, grouped(values, *groups, about["shape"]), late)
     for buffer in plan["buffers"]:
         if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
             factors, operand = values.pop(buffer["name"]), buffer["name"][-1]
             rows = values[operand].swapaxes(-1, -2) if operand == "b" else values[operand]
             scaled = rows * spread(factors, buffer["scaling"], rows.shape)
             values[operand] = scaled.swapaxes(-1, -2) if operand == "b" else scaled
+    if groups:
+        return compare(device, module, plan, bytes(block), host, held, grouped(values, *groups, about["shape"]), late)
     exact = values["a"] @ values["b"]
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)
@@ -129,19 +129,14 @@ def grouped(values: dict[str, Any], name: str, numbers: list[int], shape: list[i
         values["a"].reshape(-1, k),
         np.full((shape[0] if name == "offsets" else shape[0] * shape[1], shape[-1]), np.nan),
     )
-    of_a, of_b = values.get("scale_a", np.ones((a.shape[0], 1))), values.get("scale_b", np.ones(count * shape[-1]))
-    if of_a.shape[0] != a.shape[0]:  # groups along K first
-        of_a = of_a.T if of_a.ndim == 2 else of_a.transpose(0, 2, 1).reshape(a.shape[0], -1)
-    of_b = of_b if of_b.ndim == 3 else of_b.reshape(count, shape[-1], 1)
+    # Factors that change along K are in A and B already.
+    of_a = values.get("scale_a", np.ones(a.shape[0])).reshape(a.shape[0], 1)
+    of_b = values.get("scale_b", np.ones(count * shape[-1])).reshape(count, 1, shape[-1])
     first = 0
     for group, number in enumerate(numbers):
         rows = slice(first, number) if name == "offsets" else slice(group * shape[1], group * shape[1] + number)
         first = number
-        left = a[rows] * np.repeat(of_a[rows], -(-k // of_a.shape[1]), axis=1)[:, :k]
-        across = np.repeat(of_b[group], -(-shape[-1] // of_b.shape[1]) if of_b.shape[2] == 1 else 128, axis=0)[
-            : shape[-1]
-        ]
-        exact[rows] = left @ (values["b"][group] * np.repeat(across, -(-k // across.shape[1]), axis=1)[:, :k].T)
+        exact[rows] = (a[rows] * of_a[rows]) @ (values["b"][group] * of_b[group])
     return exact.reshape(shape)
 
 

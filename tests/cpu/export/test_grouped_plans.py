@@ -28,6 +28,8 @@ SERVED = "grouped_tile__bm16__bn32__bk64__gm4__sk1__w2__s2__kpack1__matrix_instr
         ("gfx942", SERVED, ["--family", "a8w8_blockscale", "-k", "256"]),
         ("gfx950", GFX950, ["--family", "a4w4_blockscale", "-k", "330", "--group_form", "masked", "--room", "35"]),
         ("gfx950", SERVED, ["-dtype_a", "bf16", "--group_form", "masked", "--room", "33"]),
+        ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "250", "-n", "139"]),
+        ("gfx950", GFX950, ["--family", "a8w8_blockscale", "--scales", "group", "-k", "250", "-n", "13"]),
     ],
 )
 def test_a_plan_has_its_groups_and_runs(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:

@@ -33,12 +33,13 @@ HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` s
 LONG_FP8_SUM = 8192
 # Warps that issue a matrix instruction of Hopper together.
 WARPS_OF_A_GROUP = 4
-DERIVED = {"tail", "padded", "exchange"}  # constants that follow from a config's columns, and that it can't name
+# Constants that follow from a config's tile and splits, and that it can't name.
+DERIVED = {"tail", "padded", "exchange"}
 # Columns of a tile that lies in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
 # instruction has at most 256.
 PADDED_STEP, MOST_PADDED = 16, 256
-# Splits of a tile whose programs are a cluster and exchange sums; elements of a tile for whose sums shared memory has
-# room beside the blocks under way; and columns, at least, of what each program adds up.
+# Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
+# beside the ring; the fewest columns that each program adds up.
 EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
@@ -186,15 +187,9 @@ def tail(block: int) -> int:
 
 
 @cache
-def _pads(template: str) -> bool:
-    """Whether a kernel's tiles may be padded; False for other backends' templates."""
-    return template in names() and "padded" in kernel_template(template).constexprs
-
-
-@cache
-def _exchanges(template: str) -> bool:
-    """Whether a kernel's splits may exchange sums; False for other backends' templates."""
-    return template in names() and "exchange" in kernel_template(template).constexprs
+def _has_constant(template: str, name: str) -> bool:
+    """Whether a kernel has a constant of this name; False for other backends' templates."""
+    return template in names() and name in kernel_template(template).constexprs
 
 
 def padded_columns(config: Config) -> int:
@@ -203,7 +198,7 @@ def padded_columns(config: Config) -> int:
     Returns:
         0 for a tile that is multiplied as wide as its blocks are, of any template.
     """
-    if not _pads(config.template):
+    if not _has_constant(config.template, "padded"):
         return 0
     columns = kernel_template(config.template).columns(config)
     return 1 << columns.bit_length() if columns.bit_count() > 2 else 0
@@ -216,11 +211,12 @@ def operands(problem: Problem) -> tuple[str, ...]:
 
 
 def exchanges_sums(config: Config) -> bool:
-    """Whether the splits of a tile are programs of a cluster, each of which adds up and stores some of its columns.
+    """Whether the splits of a config's tile exchange their sums through the shared memory of a cluster.
 
-    Tiles that are stored in parts, in pairs of programs or in two parts add their sums through memory.
+    Each of its programs then adds up and stores an equal share of the tile's columns. The splits of tiles that are too
+    large or two powers of two wide, that are stored in parts, or whose programs are paired add their sums through L2.
     """
-    if config.split_k not in EXCHANGED_SPLITS or not _exchanges(config.template):
+    if config.split_k not in EXCHANGED_SPLITS or not _has_constant(config.template, "exchange"):
         return False
     columns = kernel_template(config.template).columns(config)
     stored_whole = config.option("epilogue_parts", 1) == 1 and not config.option("pair")

@@ -86,7 +86,8 @@ def test_splits_send_each_other_their_columns(split: int) -> None:
     assert sent.count("st.shared.v4.b32") == stores * (split - 1)
     assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
     assert before.count("st.shared") - after.count("st.shared") == stores * (split - 1)
-    assert after.count("mapa.shared::cluster.u32 told") == split - 1
+    assert after.count("mapa.shared::cluster.u32 counter") == split - 1
+    assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared::cta") == 1
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,21 @@ def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
     assert exchanges_sums(config) == exchanges
 
 
+def test_sums_are_sent_whole_or_not_at_all() -> None:
+    """Where Triton stores part of a sum in another form, the kernel is compiled without edits, and adds through L2."""
+    _, before, after = compiled(EXCHANGING, scaled(64))
+    first = before.index("// tritongemm: send\n")
+    stored = before.index("st.shared.v4.b32", first)
+    other = before[:stored] + before[stored:].replace("st.shared.v4.b32", "st.shared.v4.f32", 1)
+    with pytest.raises(UnknownAssemblyError, match="send"):
+        edit(other)
+    assert "tritongemm: " not in after
+
+
 def test_splits_without_blocks_of_their_own_exchange_nothing() -> None:
     triton = registry.get(KernelBackend, "triton")
     short = replace(scaled(64), k=128)
-    assert "all have blocks of K" in triton.check(EXCHANGING, short, SM90).reason
+    assert "must have a block of K" in triton.check(EXCHANGING, short, SM90).reason
 
 
 def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]]) -> None:

@@ -10,8 +10,10 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   memory of both programs, and tells both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``columns N``: all products have so many columns, of the wider block that Triton has them on.
-- ``send``: up to ``sent``, what is stored in shared memory goes to the program of the cluster whose rank ``receiver``
-  holds, and is counted by its barrier, the one that the mark's own arrival names.
+- ``send``: up to ``sent``, stores into shared memory go to another program of the cluster, the one whose rank is in the
+  register ``receiver``. The mbarrier of the first arrival behind the mark counts their bytes there; that arrival itself
+  is left out.
+- ``received``: the wait behind it acquires what other programs of the cluster have written.
 - ``meet``: no program of a cluster goes on before the others' barriers are there.
 - ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
@@ -94,19 +96,24 @@ def _fetch_into_cache(found: re.Match[str]) -> str:
 
 
 def _store_there(found: re.Match[str]) -> str:
-    # A register pair would do for several stores; the assembler finds that they are the same.
+    # The address is mapped anew for each store: the assembler merges equal mappings.
     there = f"mapa.shared::cluster.u32 there, {found['base']}, {_RECEIVER};"
-    return f"{{ .reg .b32 there; {there} {_SEND} [there{found['offset'] or ''}], {found['values']}, [told]; }}"
+    return f"{{ .reg .b32 there; {there} {_SEND} [there{found['offset'] or ''}], {found['values']}, [counter]; }}"
 
 
 def _send(found: re.Match[str]) -> str:
     arrival = re.search(_ARRIVE, found["between"])
     if not arrival:
         return found[0]
-    tell = f"{{ .reg .b32 told; mapa.shared::cluster.u32 told, {arrival['address']}, {_RECEIVER};"
-    between = _GROUP_BARRIER.sub("", found["between"].replace(arrival[0], tell))
+    find = f"{{ .reg .b32 counter; mapa.shared::cluster.u32 counter, {arrival['address']}, {_RECEIVER};"
+    between = _GROUP_BARRIER.sub("", found["between"].replace(arrival[0], find))
     sent, stores = _STORE.subn(_store_there, between)
-    return f"{sent}}}" if stores else found[0]
+    # A store of another form would stay in this program's memory, and the receiver would wait for ever.
+    return f"{sent}}}" if stores and "st.shared" not in sent else found[0]
+
+
+def _acquire(found: re.Match[str]) -> str:
+    return f"{found['between']}mbarrier.try_wait.parity.acquire.cluster"
 
 
 def _alone(found: re.Match[str]) -> str:
@@ -134,6 +141,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
     (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
     (_behind("send", f"{_MARK}sent\n"), _send),
+    (_behind("received", r"mbarrier\.try_wait\.parity(?=\.shared)"), _acquire),
     (_behind("into L2", f"{_MARK}fetched\n"), _fetch_into_cache),
 )
 

@@ -70,7 +70,10 @@ def _run_on(
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
-        remarks = [machine.why]
+        limit = "; --budget N compiles only the N best predicted configs of each size"
+        searches = not (args.compare_wo_tuning or args.benchmark or machine.devices)
+        tries_all = searches and not (args.strategy or any(args.budget))
+        remarks = [machine.why + (limit if tries_all else "")]
         libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, remarks.append)
         roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         for remark in remarks:

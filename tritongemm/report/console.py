@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from threading import Lock
+from time import monotonic
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -27,6 +28,8 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.report.plain_table import align
 
+# Seconds between two lines of progress in a log, which has no bars.
+LINE_SECONDS = 30.0
 # Columns of words; the others hold numbers. In a narrow terminal these are folded, but for the first, a size's name.
 _WORDS = ("size", "callers", "config", "winner", "status", "checked", "why", "timer")
 
@@ -55,6 +58,7 @@ class Reporter:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._last_line = monotonic()
         self._lock = Lock()
         self.statuses: Counter[str] = Counter()
         self._refused: set[tuple[str, str]] = set()
@@ -80,9 +84,14 @@ class Reporter:
                 self._tasks[name] = self._progress.add_task(name, total=total)
 
     def step(self, name: str, count: int = 1) -> None:
-        """Move the bar of a stage on."""
+        """Advance the bar of a stage; off a terminal, print a line of all stages every `LINE_SECONDS` seconds."""
         with self._lock:
             self._progress.advance(self._tasks[name], count)
+            if not self._progress.disable or monotonic() - self._last_line < LINE_SECONDS:
+                return
+            self._last_line = monotonic()
+            done = (f"{task.description} {task.completed:g} of {task.total:g}" for task in self._progress.tasks)
+            self.say(", ".join(done))
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
         """Say how many configs of a size are left after pruning, and what each rule removed."""

@@ -14,6 +14,7 @@ from tritongemm.core.printable import WORD_CHARACTERS, printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
+from tritongemm.report import console as console_module
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
@@ -139,3 +140,23 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     lines = out.getvalue().splitlines()
     assert sum(shown in line for line in lines) >= 8 and all(line.isprintable() for line in lines)
     assert max(len(word) for line in lines for word in line.split(" ")) <= WORD_CHARACTERS
+
+
+def test_a_log_gets_lines_where_a_terminal_has_bars(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "LINE_SECONDS", 0.0)
+    with Reporter() as reporter:
+        reporter.stage("plan", 1)
+        reporter.stage("compile", 2)
+        reporter.step("plan")
+        reporter.stage("compile", 3)
+        reporter.step("compile", 2)
+    assert capsys.readouterr().err.splitlines() == ["plan 1 of 1, compile 0 of 2", "plan 1 of 1, compile 2 of 5"]
+
+
+def test_a_log_gets_no_lines_of_short_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter() as reporter:
+        reporter.stage("plan", 1)
+        reporter.step("plan")
+    assert capsys.readouterr().err == ""

@@ -94,6 +94,7 @@ class KernelTemplate:
         launch_options: those of them that say how programs are launched; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
+        cluster: expression of the consecutive programs that are launched as a cluster; 1 where the target has none.
         workspace: expression of the scratch elements (four bytes each, any contents).
         semaphores: expression of the counters (four bytes each, zero before and after a launch).
         descriptors: TMA descriptors in the order of the operands they are of, with the expressions of their block's
@@ -116,6 +117,7 @@ class KernelTemplate:
     launch_options: tuple[str, ...]
     defaults: dict[str, int]
     grid: tuple[str, str, str]
+    cluster: str
     workspace: str
     semaphores: str
     descriptors: dict[str, tuple[str, str]]
@@ -302,6 +304,7 @@ def kernel_template(name: str) -> KernelTemplate:
         launch_options=tuple(facts.get("launch_options", ())),
         defaults=dict(facts.get("defaults", {})),
         grid=tuple(map(spelled_out, facts["grid"])),  # type: ignore[arg-type]
+        cluster=str(facts.get("cluster", 1)),
         workspace=spelled_out(facts.get("workspace", 0)),
         semaphores=spelled_out(facts.get("semaphores", 0)),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
@@ -380,9 +383,20 @@ def compiler_options(config: Config) -> dict[str, int]:
     """Options of a config that go to the compiler rather than into the kernel's text."""
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
-    scope = template.constants(config) | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
-    fixed = {k: int(eval(_code(v), {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
+    fixed = {k: _of_constants(v, config) for k, v in template.compiler.items()}
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
+
+
+def programs_of_cluster(config: Config) -> int:
+    """Return the number of consecutive programs of a config that are launched as a cluster."""
+    return _of_constants(kernel_template(config.template).cluster, config)
+
+
+def _of_constants(expression: str, config: Config) -> int:
+    """The value of a fact that depends on a config alone, not on M, N and K."""
+    scope = kernel_template(config.template).constants(config)
+    scope |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPLIT_K": config.split_k}
+    return int(eval(_code(expression), {"__builtins__": {}, "min": min}, scope))
 
 
 @cache

@@ -72,6 +72,10 @@ if TMA:
             problem(904, 776, 1032, "n"),
             Config("ws_tma", 128, 64, 64, 8, 1, 8, 3, (("pair", 1),)),
         ),
+        "neighbours": (
+            problem(264, 904, 1032, "n"),
+            Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("side_by_side", 1),)),
+        ),
         "swapped": (
             problem(777, 776, 1032, "n"),
             Config("ws_tma_swapped", 264, 128, 64, 4, 1, 8, 3, (("swap_ab", 1),)),

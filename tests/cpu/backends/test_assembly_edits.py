@@ -221,6 +221,20 @@ def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
     assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
 
 
+@pytest.mark.parametrize(("m", "n", "programs"), [(128, 928, 30), (64, 960, 30), (4096, 4096, 132)])
+def test_a_launch_of_neighbours(m: int, n: int, programs: int) -> None:
+    """An odd number of tiles gets a program without one, and many tiles a program for each compute unit."""
+    triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
+    config = replace(ALONE, options=(("side_by_side", 1),))
+    built, _, after = compiled(config, scaled())
+    launch = triton.launch(built, problem, SM90)
+    assert isinstance(launch, Launch)
+    assert launch.cluster == 2 and launch.grid == (programs, 1, 1)
+    assert "shared::cluster.global.mbarrier::complete_tx::bytes.multicast" not in after, "each fetches for itself"
+    for other in (replace(config, split_k=2), replace(config, options=(("share", 1), ("side_by_side", 1)))):
+        assert "side_by_side must be 0, or 1 without" in triton.check(other, problem, SM90).reason
+
+
 def test_a_high_tile_is_multiplied_in_halves() -> None:
     """Both halves of the rows have their sums in the same registers, of which there are enough for one."""
     config = Config("ws_tma", 256, 128, 128, 8, num_warps=8, num_stages=3, options=(("epilogue_parts", 4),))

@@ -110,7 +110,8 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
         (
             replace(WS, options=(("padded", 1),)),
             "nothing reads padded; its options can be"
-            " ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share",
+            " ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share,"
+            " side_by_side",
         ),
         (
             replace(WS_TWO_PARTS, block_m=192),

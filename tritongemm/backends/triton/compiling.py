@@ -11,7 +11,7 @@ from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
-from tritongemm.codegen import modules
+from tritongemm.codegen import modules, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError
@@ -158,7 +158,9 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    built = _artifact(job, compiled.metadata, code, edited, _programs_of_cluster(constants) if edited else 1)
+    # What programs of a cluster do for each other is edits; without these each works alone.
+    cluster = template_facts.programs_of_cluster(job.config) if edited else 1
+    built = _artifact(job, compiled.metadata, code, edited, cluster)
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 
@@ -170,13 +172,6 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
     for name in wanted["small"]:
         attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
     return attributes
-
-
-def _programs_of_cluster(constants: Mapping[str, Any]) -> int:
-    """Programs that are launched as a cluster: the two of a pair, or the splits of a tile that exchange their sums."""
-    if constants.get("PAIR"):
-        return assembly_edits.PROGRAMS
-    return int(constants["SPLIT_K"]) if constants.get("EXCHANGE") else 1
 
 
 def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: int) -> Artifact:

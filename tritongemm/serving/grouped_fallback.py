@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tritongemm.core.torch_limits import takes_groups
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.operand_checks import wants_gradient
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 from tritongemm.serving.torch_fallback import converted, is_plain, wide_dtype
@@ -17,6 +18,11 @@ def grouped(operands: GroupedOperands) -> Tensor:
 
     Only the last asks the GPU for the groups' rows, and so can't be captured. Autocast changes no operand's type.
     """
+    a, b = operands.a, operands.b
+    if not a.numel() and not wants_gradient(
+        *operands.tensors.values()
+    ):  # its groups may not be asked for: a graph may be captured
+        return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=operands.out_dtype)
     with torch._C._DisableAutocast():
         return _multiply(operands)
 

@@ -22,6 +22,7 @@ from tritongemm.serving.operand_checks import (
     check_unmapped,
     check_values,
     is_wrapped,
+    wants_gradient,
 )
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
@@ -107,8 +108,7 @@ def _operation(  # noqa: PLR0913
 
 def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
     """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others))
-    if wants_gradient or any(map(is_wrapped, (x, *others))):
+    if wants_gradient(x, *others) or any(map(is_wrapped, (x, *others))):
         return moe_torch
     device = dispatcher.device(x.get_device()) if x.is_cuda else None
     return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)

@@ -144,5 +144,7 @@ def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layo
         rows = some[mode.from_tensor(torch.ones(6, dtype=torch.bool))]
         q, scale = tritongemm.quantize(rows, granularity, torch.float8_e4m3fn, layout)
     assert q.shape[1] == 256 and scale.dim() == 2
-    with pytest.raises(InputError, match=r"\(0, 256\)"):
-        torch.ops.tritongemm.quantize(torch.ones(0, 256), granularity, torch.float8_e4m3fn, layout)
+    q, scale = torch.ops.tritongemm.quantize(torch.ones(0, 256), granularity, torch.float8_e4m3fn, layout)
+    assert q.shape == (0, 256) and scale.shape[0] == 0
+    with pytest.raises(InputError, match=r"\(256, 0\)"):
+        torch.ops.tritongemm.quantize(torch.ones(256, 0), granularity, torch.float8_e4m3fn, layout)

@@ -141,6 +141,10 @@ SCALED: dict[str, Call] = {
     "fused_moe rows": lambda r: tritongemm.fused_moe(
         r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "silu", r.f(GROUPS, 2 * N), r.f(GROUPS, K)
     ),
+    "fused_moe int8": lambda r: tritongemm.fused_moe(
+        r.x(r.m, K), r.q(GROUPS, 2 * N, K, dtype=INT8), r.q(GROUPS, K, N, dtype=INT8), *r.routing, "silu",
+        r.f(GROUPS, 2 * N), r.f(GROUPS, K),
+    ),
     "fused_moe blocks": lambda r: tritongemm.fused_moe(
         r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "silu", r.f(GROUPS, 4, 2), r.f(GROUPS, 2, 2)
     ),

@@ -51,7 +51,8 @@ def _multiply(operands: GroupedOperands) -> Tensor:
 def _own_product(operands: GroupedOperands) -> Tensor | None:
     """PyTorch's grouped product; None where it has none of these types."""
     a, b, offs, scale_a, scale_b, out_dtype, _ = operands
-    if operands.granularity == "row" and out_dtype == torch.bfloat16 and b.mT.is_contiguous() and _aligned(a, b):
+    has_own = operands.granularity == "row" and a.dtype != torch.int8 and out_dtype == torch.bfloat16
+    if has_own and b.mT.is_contiguous() and _aligned(a, b):
         assert scale_a is not None and scale_b is not None
         try:
             result: Tensor = torch._scaled_grouped_mm(

@@ -12,6 +12,7 @@ from torch.nn import functional
 from tritongemm.build.expert_kernels import MX_MODES, powers_of
 from tritongemm.serving import microscaling
 from tritongemm.serving.grouped_operands import DEPTH
+from tritongemm.serving.quantize import by_torch
 
 _Pair = tuple[Tensor, "Tensor | None"]
 
@@ -49,6 +50,9 @@ def _put(values: Tensor, mode: str, dtype: torch.dtype) -> _Pair:
         return values.to(dtype), None
     if mode in MX_MODES:
         return microscaling.by_torch(values, dtype, powers_of(mode).layout)
+    if dtype == torch.int8:
+        q, factors = by_torch(values, mode, dtype, "rows")
+        return q, factors.flatten()
     rows, k = values.shape
     most = torch.finfo(dtype).max
     depth = k if mode == "row" else DEPTH

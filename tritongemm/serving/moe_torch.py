@@ -22,7 +22,7 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     known = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten()
     found, order = known.sort(stable=True)
     ends = torch.searchsorted(found, torch.arange(experts, device=ids.device, dtype=found.dtype), right=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=ids.device))
+    place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=ids.device))
     return order, place, ends.int()
 
 

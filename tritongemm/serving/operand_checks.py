@@ -64,6 +64,20 @@ def wants_gradient(*operands: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands)
 
 
+def read_integers(numbers: Tensor) -> list[int]:
+    """The values of a vector of integers; a GPU is waited for.
+
+    Args:
+        numbers: the vector, which transforms of ``torch.func`` other than ``vmap`` may have wrapped.
+    """
+    while is_wrapped(numbers):
+        if torch._is_functional_tensor(numbers):
+            torch._sync(numbers)  # what was written to it may not be there yet
+        numbers = torch._C._functorch.get_unwrapped(numbers)
+    values: list[int] = numbers.tolist()
+    return values
+
+
 def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
     """Refuse operands that ``torch.func.vmap`` maps over, for a call whose steps it can't follow.
 

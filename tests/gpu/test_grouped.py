@@ -194,7 +194,7 @@ def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
     assert error <= tolerance
 
 
-@pytest.mark.parametrize("mode", ["", "row", "block", "mx", "mx_shuffled", "mx fp4"])
+@pytest.mark.parametrize("mode", ["", "row", "row int8", "block", "mx", "mx_shuffled", "mx fp4"])
 @pytest.mark.parametrize("tokens", [1, 77])
 def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> None:
     """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert."""
@@ -218,7 +218,9 @@ def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> N
         w1, w2 = (torch.stack([q for q, _ in each]) for each in pairs)
         scales = [torch.stack([powers for _, powers in each]) for each in pairs]
     elif mode:
-        dtype = torch.float8_e4m3fnuz if fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
+        dtype = torch.int8
+        if mode != "row int8":
+            dtype = torch.float8_e4m3fnuz if fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
         (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, dtype) for w in (w1, w2))
 
     def compute() -> torch.Tensor:
@@ -232,10 +234,11 @@ def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> N
 
 
 def quantised(w: torch.Tensor, mode: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    most, wide = torch.finfo(dtype).max, w.float()
-    if mode == "row":
+    most, wide = 127 if dtype == torch.int8 else torch.finfo(dtype).max, w.float()
+    if mode.startswith("row"):
         scale = wide.abs().amax(-1) / most
-        return (wide / scale[..., None]).to(dtype), scale
+        numbers = wide / scale[..., None]
+        return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scale
     scale = wide.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / most
     return (wide / scale.repeat_interleave(128, 1).repeat_interleave(128, 2)).to(dtype), scale
 

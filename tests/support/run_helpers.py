@@ -159,6 +159,7 @@ def main() -> int:
     }
     found["mixture"] = mixture(gpu, torch.bfloat16, "")
     found |= {f"mixture {dtype} {mode}": mixture(gpu, dtype, mode) for dtype in fp8 for mode in ("row", "block")}
+    found["mixture int8 row"] = mixture(gpu, torch.int8, "row")
     found |= {f"mixture fp4 {mode}": mixture(gpu, torch.uint8, mode) for mode in MX_MODES}
     for what, share in found.items():
         print(f"{what}: {share:.2g} differ")

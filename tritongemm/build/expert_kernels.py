@@ -30,6 +30,7 @@ MOST_TOPK = 16  # experts of a token for which a library has kernels
 MX_MODES = ("mx", "mx_shuffled")  # granularities with a power of two for each 32 elements of a row
 _MODES = {"": 0, "row": 1, "block": 2}
 _POWERS, _PACKED_POWERS = 3, 4  # of fp8, and of fp4
+_INTEGERS = 5  # with a factor for each row
 _GROUPS_STORED = 8  # powers of a row that are stored together, at most
 _SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
@@ -133,10 +134,12 @@ def _mode(problem: Problem) -> str | None:
     if problem.microscaled:
         pair = granularity((problem.scale_a, problem.scale_b))
         return pair if pair in MX_MODES else None
-    if not problem.a.is_fp8 or problem.scale_b is None:
+    if not (problem.a.is_fp8 or problem.dtype_a == "int8") or problem.scale_b is None:
         return None
     if problem.scale_a == problem.scale_b == Scaling():
         return "row"
+    if not problem.a.is_fp8:
+        return None
     a, b = problem.scale_a, problem.scale_b
     blocks = (a.dtype, a.rows, a.depth, b.rows, b.depth) == ("fp32", 1, DEPTH, DEPTH, DEPTH)
     return "block" if blocks else None
@@ -152,7 +155,8 @@ def powers_of(mode: str) -> Scaling:
 def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
     constants = {"MAXIMUM": 0.0, "DEPTH": DEPTH, "CARRY": 0, "LESS": 0, "PAD": 1, "BLOCK": max(DEPTH, _power_of_two(k))}
     if mode not in MX_MODES:
-        return constants | {"MODE": _MODES[mode], "MAXIMUM": DTYPES[dtype_q].maximum if mode else 0.0}
+        kind = _INTEGERS if mode and DTYPES[dtype_q].is_integer else _MODES[mode]
+        return constants | {"MODE": kind, "MAXIMUM": DTYPES[dtype_q].maximum if mode else 0.0}
     scaling, rounding, packed = powers_of(mode), Rounding.of(dtype_q), DTYPES[dtype_q].packed > 1
     constants |= {"MODE": _PACKED_POWERS if packed else _POWERS, "CARRY": rounding.carry, "LESS": rounding.less}
     block = max(scaling.depth * _GROUPS_STORED, _power_of_two(k))

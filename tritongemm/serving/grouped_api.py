@@ -14,7 +14,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, check_extents, problem_of
-from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped
+from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped, wants_gradient
 from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
@@ -134,7 +134,7 @@ def _checked(operands: GroupedOperands) -> Tensor:
 
 
 def _wants_gradient(operands: GroupedOperands) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands.tensors.values())
+    return wants_gradient(*operands.tensors.values())
 
 
 def _operation(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tritongemm.core.torch_limits import takes_groups
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.operand_checks import read_integers, wants_gradient
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 from tritongemm.serving.torch_fallback import converted, is_plain, wide_dtype
@@ -17,6 +18,10 @@ def grouped(operands: GroupedOperands) -> Tensor:
 
     Only the last asks the GPU for the groups' rows, and so can't be captured. Autocast changes no operand's type.
     """
+    a, b = operands.a, operands.b
+    # Of no rows the groups are not asked for, as a graph may be captured.
+    if not a.numel() and not wants_gradient(*operands.tensors.values()):
+        return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=operands.out_dtype)
     with torch._C._DisableAutocast():
         return _multiply(operands)
 
@@ -31,21 +36,24 @@ def _multiply(operands: GroupedOperands) -> Tensor:
         if product is not None:
             return product
     left, right = _plain_operands(operands)
-    c = torch.zeros((a.shape[0], b.shape[2]), dtype=out_dtype, device=a.device)
-    if c.is_meta:  # where there are no numbers of rows
-        return c
-    first = 0
-    for group, end in enumerate(offs.tolist()):
+    m, n = a.shape[0], b.shape[2]
+    if a.is_meta:  # where there are no numbers of rows
+        return a.new_empty((m, n), dtype=out_dtype)
+    parts, first = [], 0
+    for group, end in enumerate(read_integers(offs)):
         if end > first:
-            c[first:end] = converted(left[first:end] @ right[group], out_dtype)
+            parts.append(left[first:end] @ right[group])
         first = max(first, end)
-    return c
+    # They are joined, not written into one tensor: transforms of torch.func can't follow that.
+    parts.append(left.new_zeros((max(m - first, 0), n)))
+    return converted(torch.cat(parts), out_dtype)
 
 
 def _own_product(operands: GroupedOperands) -> Tensor | None:
     """PyTorch's grouped product; None where it has none of these types."""
     a, b, offs, scale_a, scale_b, out_dtype, _ = operands
-    if operands.granularity == "row" and out_dtype == torch.bfloat16 and b.mT.is_contiguous() and _aligned(a, b):
+    has_own = operands.granularity == "row" and a.dtype != torch.int8 and out_dtype == torch.bfloat16
+    if has_own and b.mT.is_contiguous() and _aligned(a, b):
         assert scale_a is not None and scale_b is not None
         try:
             result: Tensor = torch._scaled_grouped_mm(

@@ -16,7 +16,7 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.operand_checks import check_eight_bits, check_fit, check_tensors, check_unmapped
+from tritongemm.serving.operand_checks import check_eight_bits, check_fit, check_tensors, check_unmapped, read_integers
 from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -151,7 +151,7 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
 
 def _check_rows(operands: GroupedOperands) -> None:
     """Refuse groups that do not add up, which a CPU can tell without waiting."""
-    numbers, a = operands.offs.tolist(), operands.a
+    numbers, a = read_integers(operands.offs), operands.a
     if operands.masked:
         if any(not 0 <= rows <= a.shape[1] for rows in numbers):
             raise InputError(f"offs must be the rows of each group, 0 to {a.shape[1]}; it is {numbers}")

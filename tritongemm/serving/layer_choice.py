@@ -90,6 +90,8 @@ def _judge(operands: ScaledOperands, dtype: torch.dtype) -> Verdict:
     from tritongemm.search_spaces import loader  # which reads YAML
 
     product = read_product(operands)
+    if not product.m:
+        return Verdict(False, "there are no activations")
     names = DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], DTYPE_NAMES[operands.out_dtype]
     plain = layer_problem((product.m, product.n, product.k), names, product.bias)
     return compare(device, list(product.problems(loader.load_target(device.device.arch))), plain)

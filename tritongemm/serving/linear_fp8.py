@@ -99,8 +99,6 @@ def _linear(
 ) -> Tensor:
     if not x.dim() or not x.shape[-1]:
         raise InputError(f"x is {tuple(x.shape)}; activations are [..., K], and there is nothing to multiply without K")
-    if not x.numel():
-        return _of_no_tokens(x, weight, weight_scale, bias, out_dtype)
     operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
     if unquantized is not None:
         _check_unquantized(x, weight, unquantized)
@@ -117,21 +115,9 @@ def _linear(
     return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
 
 
-def _of_no_tokens(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
-) -> Tensor:
-    """The empty result of a step that brings no token: that of one token without its row, so that all is checked.
-
-    Raises:
-        InputError: operands that do not belong together, or no K.
-    """
-    row = _linear(x.new_zeros((1, x.shape[-1])), weight, weight_scale, bias, out_dtype)
-    return row[:0].view(*x.shape[:-1], row.shape[1])
-
-
 def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
     """A factor for each row of the weight, as kernels read them, also where all share one."""
-    if weight_scale.numel() > 1:
+    if weight_scale.numel() != 1:
         return weight_scale
     return weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
 

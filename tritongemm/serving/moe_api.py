@@ -22,6 +22,7 @@ from tritongemm.serving.operand_checks import (
     check_unmapped,
     check_values,
     is_wrapped,
+    wants_gradient,
 )
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
@@ -43,8 +44,8 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
 
     w1 gives gate and up. For inference. Tokens are sorted by expert on the GPU without synchronising, so the call can
     be captured in a graph. The two products are those of `grouped_mm`, with tuned kernels where a record has them. With
-    fp8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with factors of
-    the same granularity: per row, per 128 elements along K, or a power of two per 32.
+    fp8, int8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with
+    factors of the same granularity: per row, per 128 elements along K (fp8), or a power of two per 32 (fp8, fp4).
 
     Args:
         x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
@@ -55,8 +56,8 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
         topk_ids: int32 or int64 [tokens, k], the expert ids; an id out of range, e.g. of an expert on another rank,
             contributes nothing.
         activation: ``silu`` or ``gelu``.
-        w1_scale: None; float32 [experts, 2 * inner], or [experts, 2 * inner / 128, hidden / 128]; or powers of two
-            (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
+        w1_scale: None; float32 [experts, 2 * inner], for fp8 and int8, or [experts, 2 * inner / 128, hidden / 128], for
+            fp8; or powers of two (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
         w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0 [experts, hidden,
             inner / 32].
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives the layout of each
@@ -107,8 +108,7 @@ def _operation(  # noqa: PLR0913
 
 def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
     """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others))
-    if wants_gradient or any(map(is_wrapped, (x, *others))):
+    if wants_gradient(x, *others) or any(map(is_wrapped, (x, *others))):
         return moe_torch
     device = dispatcher.device(x.get_device()) if x.is_cuda else None
     return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
@@ -179,8 +179,7 @@ def _mode(
         return ""
     if w1_scale.dtype in EXPONENTS:
         return _mode_of_powers(w1, w2, w1_scale, w2_scale, scale_layout)
-    if w1.element_size() != 1 or not w1.dtype.is_floating_point:
-        raise InputError(f"w1_scale is for weights of fp8, not {w1.dtype}")
+    _check_floats(w1, w1_scale)
     if w1_scale.dim() != w2_scale.dim():
         raise InputError("w1_scale and w2_scale must both be of rows, or both of blocks")
     mode = "row" if w1_scale.dim() == 2 else "block"
@@ -194,6 +193,19 @@ def _mode(
             raise InputError(f"{name} must be float32 {forms}, not {scale.dtype} {tuple(scale.shape)}")
     check_values(w1_scale=w1_scale, w2_scale=w2_scale)
     return mode
+
+
+def _check_floats(w1: Tensor, w1_scale: Tensor) -> None:
+    """Refuse weights that have no factors in float32, and factors of blocks where there are those of rows alone.
+
+    Raises:
+        InputError: says which there are.
+    """
+    if w1.dtype != torch.int8 and (w1.element_size() != 1 or not w1.dtype.is_floating_point):
+        raise InputError(f"w1_scale is for weights of fp8 or int8, not {w1.dtype}")
+    if w1.dtype == torch.int8 and w1_scale.dim() != 2:
+        shape = tuple(w1_scale.shape)
+        raise InputError(f"w1_scale is {shape}; of int8 weights it is of rows, float32 {tuple(w1.shape[:2])}")
 
 
 def _mode_of_powers(w1: Tensor, w2: Tensor, w1_scale: Tensor, w2_scale: Tensor, scale_layout: str) -> str:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from tritongemm.build.expert_kernels import MX_MODES, powers_of
 from tritongemm.serving import microscaling
 from tritongemm.serving.grouped_operands import DEPTH
+from tritongemm.serving.quantize import by_torch
 
 _Pair = tuple[Tensor, "Tensor | None"]
 
@@ -21,7 +22,7 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     known = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten()
     found, order = known.sort(stable=True)
     ends = torch.searchsorted(found, torch.arange(experts, device=ids.device, dtype=found.dtype), right=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=ids.device))
+    place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=ids.device))
     return order, place, ends.int()
 
 
@@ -49,6 +50,9 @@ def _put(values: Tensor, mode: str, dtype: torch.dtype) -> _Pair:
         return values.to(dtype), None
     if mode in MX_MODES:
         return microscaling.by_torch(values, dtype, powers_of(mode).layout)
+    if dtype == torch.int8:
+        q, factors = by_torch(values, mode, dtype, "rows")
+        return q, factors.flatten()
     rows, k = values.shape
     most = torch.finfo(dtype).max
     depth = k if mode == "row" else DEPTH

@@ -59,6 +59,25 @@ def check_values(**scales: Tensor) -> None:
             raise InputError(f"{name} holds NaN or infinity")
 
 
+def wants_gradient(*operands: Tensor | None) -> bool:
+    """Whether a gradient is to flow back to one of these operands."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands)
+
+
+def read_integers(numbers: Tensor) -> list[int]:
+    """The values of a vector of integers; a GPU is waited for.
+
+    Args:
+        numbers: the vector, which transforms of ``torch.func`` other than ``vmap`` may have wrapped.
+    """
+    while is_wrapped(numbers):
+        if torch._is_functional_tensor(numbers):
+            torch._sync(numbers)  # what was written to it may not be there yet
+        numbers = torch._C._functorch.get_unwrapped(numbers)
+    values: list[int] = numbers.tolist()
+    return values
+
+
 def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
     """Refuse operands that ``torch.func.vmap`` maps over, for a call whose steps it can't follow.
 
@@ -156,7 +175,7 @@ def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *opera
         raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
     if any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
         raise InputError(f"out has strides {out.stride()}: several numbers would lie in one place")
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*operands, out)):
+    if wants_gradient(*operands, out):
         raise InputError("a gradient is wanted, and what is written to out has none; call it under torch.no_grad()")
 
 

@@ -58,7 +58,8 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
             For ``mx``: ``rows`` [M, K / 32], or a plug-in of numerics/scale_layouts, e.g. ``e8m0_32x8``, padded.
 
     Returns:
-        q [..., K], contiguous, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
+        q [..., K], contiguous, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32]. Of no rows both
+            are empty, but for the one factor of ``tensor``, which is 1.
 
     Raises:
         TypeError: x is no tensor.
@@ -95,9 +96,9 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
         return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
     if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
         raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
-    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x):
+    if x.dtype not in _INPUTS or not x.dim() or _has_no_k(x):
         known = ", ".join(map(str, _INPUTS))
-        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K], not empty, of {known}")
+        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K], K not 0, of {known}")
     wanted = dtype or (own_fp8(x.device) if x.is_cuda else torch.float8_e4m3fn)
     if wanted not in _TYPES:
         raise InputError(f"dtype is {wanted}; there are: {', '.join(map(str, _TYPES))}")
@@ -116,15 +117,15 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
         known = ", ".join(map(str, microscaling.FORMATS))
         raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
     packed = DTYPES[microscaling.FORMATS[dtype]].packed
-    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x) or x.shape[-1] % packed:
-        wanted = f"activations [..., K], not empty, of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
+    if x.dtype not in _INPUTS or not x.dim() or _has_no_k(x) or x.shape[-1] % packed:
+        wanted = f"activations [..., K], K not 0, of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; {wanted}")
     return dtype
 
 
-def _is_empty(x: Tensor) -> bool:
-    """Whether there is nothing to quantise; a tracer may not know how many rows there are, and looks at K alone."""
-    size = x.shape[-1] if torch.compiler.is_compiling() else x.numel()
+def _has_no_k(x: Tensor) -> bool:
+    """Whether rows hold nothing to quantise; a tracer may not know how long they are."""
+    size = x.shape[-1]
     return isinstance(size, int) and size == 0
 
 
@@ -155,10 +156,11 @@ def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tenso
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
-    if not x.numel():
-        raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
-    if not x.is_cuda or is_wrapped(x):
+    if is_wrapped(x):
         check_unmapped("quantize", {"x": x})
+    if not x.numel():
+        return _of_no_rows(x, granularity, dtype, layout)
+    if not x.is_cuda or is_wrapped(x):
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     table: dict[Any, Any] = default_dispatcher().calls.table
@@ -166,6 +168,18 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _
     if launch is None:
         launch = _make_ready(key, x, granularity, dtype, layout)
     return launch(x)
+
+
+def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+    """What no rows are quantised to; a factor that all numbers share is there all the same, and is 1.
+
+    Raises:
+        InputError: it is K that is 0.
+    """
+    if not x.shape[-1]:
+        raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
+    q, factors = _empty_pair(x, granularity, dtype, layout)
+    return q, factors.fill_(1.0) if granularity == "tensor" else factors
 
 
 def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:

@@ -92,6 +92,8 @@ def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands
         return _fallback("nothing is loaded on this device; call tritongemm.load or run it once first", lasting=False)
     target = device.target
     check_encoding(product, target)
+    if not product.m:
+        return _fallback("an operand is empty")
     if operands.bias is not None and operands.bias.dtype != operands.out_dtype:
         return _fallback(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
     readings = [CallSignature(problem) for problem in product.problems(target)]

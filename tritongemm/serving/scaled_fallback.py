@@ -10,6 +10,7 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.core.torch_limits import PADDED_GROUPS, PADDED_ROWS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
+from tritongemm.serving.operand_checks import wants_gradient
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
 from tritongemm.serving.torch_fallback import linear
@@ -29,7 +30,7 @@ class TorchScaled:
 
     def __init__(self, product: ScaledProduct) -> None:
         self._product = product
-        self._native = product.order_b == PLAIN and product.dtypes[0].startswith("fp8")
+        self._native = product.m > 0 and product.order_b == PLAIN and product.dtypes[0].startswith("fp8")
 
     def __call__(
         self,
@@ -40,7 +41,9 @@ class TorchScaled:
         bias: Tensor | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
-        """The result, [..., N], of the types that the operands have under autocast too."""
+        """The result, [..., N], of the types that the operands have under autocast too; no rows launch nothing."""
+        if not self._product.m and not wants_gradient(scale_a, scale_b, bias):
+            return a.new_empty((*a.shape[:-1], self._product.n), dtype=out_dtype)
         with torch._C._DisableAutocast():
             return self._multiply(a, b, scale_a, scale_b, bias, out_dtype)
 

@@ -42,7 +42,7 @@ class ScaledProduct:
     """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
 
     Attributes:
-        m, n, k: sizes.
+        m, n, k: sizes; an M of 0 is a product without a result.
         transposed: b is a view [K, N] of the weight, and scale_b one of its factors.
         dtypes: names of the types of a, b and the result.
         scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same.
@@ -105,13 +105,13 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     transposed = is_transposed(a, b)
     n = int(b.shape[1] if transposed else b.shape[0])
     m = int(a.numel()) * packed // k if k else 0
-    if not m or not n or not k:
+    if not n or not k:
         raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
     if bias is not None and tuple(bias.shape) != (n,):
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
     check_bias(bias)
     dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
-    _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
+    _check_order(Problem(max(m, 1), n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
     others = known_scalings()

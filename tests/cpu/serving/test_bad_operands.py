@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "nan": ({"scale_a": ONE(M, 2) * NAN}, "scale_a holds NaN or infinity"),
             "inf": ({"scale_b": ONE(1, 2) * INF}, "scale_b holds NaN or infinity"),
             "e8m0 nan": (E8M0 | {"scale_a": E8M0["scale_a"] + 128}, "scale_a holds NaN or infinity"),
-            "no tokens": ({"a": q(0, K), "scale_a": ONE(0, 2)}, "is empty"),
+            "no columns": ({"b": q(0, K), "scale_b": ONE(0, 2)}, "is empty"),
             "types": ({"b": q(N, K, dtype=INT8)}, "int8 is multiplied by int8"),
             "no tensor": ({"scale_a": 1.0}, "scale_a must be a tensor"),
             "fp4 by fp8": ({"b": torch.zeros(N, K, dtype=torch.uint8)}, "fp4 is multiplied by fp4"),

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.support import no_rows
+from tests.support.no_rows import Rows, tensors
 from tritongemm.core.errors import InputError
 
 M, N, K = 3, 32, 256
@@ -21,6 +24,62 @@ def q(*shape: int) -> Tensor:
 
 def powers(*shape: int) -> Tensor:
     return torch.full(shape, 127, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("name", no_rows.CALLS)
+def test_no_rows_give_an_empty_result(name: str) -> None:
+    """One of the type and extents that rows give, also where a tracer asks; a factor of all numbers is there, as 1."""
+    call = no_rows.CALLS[name]
+    of_three, found = tensors(call(Rows(5))), tensors(call(Rows(0)))
+    with FakeTensorMode():
+        traced = tensors(call(Rows(0)))
+    for some, none, fake in zip(of_three, found, traced, strict=True):
+        extents = [0 if size in (5, 10, 32) else size for size in some.shape]  # rows, rows of rows, padded rows
+        assert list(none.shape) == extents == list(fake.shape) and none.dtype == some.dtype == fake.dtype
+        assert not none.numel() or bool((none == 1).all())
+    if name in no_rows.QUANTISED:
+        assert found[1].numel() == (name == "quantize tensor")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"scale_a": ONE(1, 2)}, "scale_a is"),
+        ({"scale_a": ONE(0, 3)}, "scale_a is"),
+        ({"scale_b": ONE(N, 3)}, "scale_b is"),
+        ({"bias": ONE(N + 1)}, "bias is"),
+        ({"b": q(N, K + 1)}, "b is"),
+        ({"order_b": "backwards"}, "no weight layout"),
+        ({"b": q(0, K), "scale_b": ONE(0, 2)}, "is empty: there is nothing to multiply"),
+        ({"a": q(0, 0), "b": q(N, 0), "scale_a": ONE(0, 0), "scale_b": ONE(N, 0)}, "is empty: there is nothing"),
+    ],
+)
+def test_what_does_not_belong_together_is_named_without_rows_too(changes: dict[str, Tensor], says: str) -> None:
+    given = {"a": q(0, K), "b": q(N, K), "scale_a": ONE(0, 2), "scale_b": ONE(N, 2)}
+    assert tritongemm.scaled_mm(**given).shape == (0, N)
+    with pytest.raises(InputError, match=says):
+        tritongemm.scaled_mm(**(given | changes))
+
+
+def test_a_layer_trains_on_a_step_of_no_tokens() -> None:
+    bias = ONE(N).requires_grad_()
+    tritongemm.scaled_mm(q(0, K), q(N, K), ONE(0), ONE(N), bias).sum().backward()
+    assert bias.grad is not None and not bias.grad.any()
+
+
+def test_no_columns_are_named_and_no_k_gives_zeros_where_mm_has_them() -> None:
+    with pytest.raises(InputError, match=r"b \(0, 256\) is empty"):
+        tritongemm.linear_fp8(ONE(M, K), q(0, K), ONE(0))
+    for x, w in ((ONE(M, 0), ONE(N, 0)), (q(M, 0), q(N, 0)), (q(M, 0).to(INT8), q(N, 0).to(INT8))):
+        assert tritongemm.mm(x, w).shape == (M, N) and not tritongemm.mm(x, w).any()
+    for of_a, of_b in ((ONE(2, M), ONE(2, N)), (ONE(2, M, 0), ONE(2, 0, 1)), (powers(2, M, 0), powers(2, 0, N))):
+        none = tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, N), of_a, of_b)
+        assert none.shape == (2, M, N) and not none.any()
+
+
+def test_explain_says_why_no_kernel_serves_no_rows() -> None:
+    said = tritongemm.explain(q(0, K), q(N, K), scale_a=ONE(0), scale_b=ONE(N))
+    assert said.startswith("fallback: ")
 
 
 @pytest.mark.parametrize("factors", [ONE(N), ONE(1), ONE(1, 2), powers(N, 8)], ids=["row", "one", "block", "mx"])

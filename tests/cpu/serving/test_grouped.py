@@ -13,12 +13,16 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support import ROOT, forked
+from tests.support.kernel_cases import SM90
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tritongemm.build import expert_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
+from tritongemm.integrations import aiter
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import grouped_operands, moe_api, moe_torch
@@ -29,7 +33,7 @@ from tritongemm.serving.moe_kernels import MoeKernels
 from tritongemm.serving.record_table import RecordTable
 
 COUNTS = (5, 0, 9, 2)
-OCP = "fp8e4m3fn"
+OCP, INT8 = "fp8e4m3fn", torch.int8
 
 
 def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int, ...] = COUNTS) -> Problem:
@@ -200,6 +204,82 @@ def test_quantised_experts_are_close(mode: str) -> None:
     assert (found - exact).norm() / exact.norm() < 0.1
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_experts_of_integers_are_those_of_float64(activation: str) -> None:
+    """Tokens, and what is activated, are rounded to int8 with a factor for each row, and nothing else is."""
+    torch.manual_seed(0)
+    loud = torch.logspace(-3, 3, 7, base=2.0, dtype=torch.float64)[:, None]  # so that each row has a factor of its own
+    x, weights, ids = (torch.randn(7, 128) * loud).float(), torch.rand(7, 3), torch.randint(-1, 6, (7, 3))
+    w1, w2 = (torch.randn(5, *shape) * torch.rand(5, shape[0], 1) for shape in ((192, 128), (128, 96)))
+    (q1, s1), (q2, s2) = ((integers(w).to(INT8), factors(w).float()) for w in (w1, w2))
+    found = tritongemm.fused_moe(x, q1, q2, weights, ids, activation, s1[..., 0], s2[..., 0])
+    exact, unrounded = torch.zeros(2, 7, 128, dtype=torch.float64)
+    for token, expert, weight in zip(range(7), ids.tolist(), weights.tolist(), strict=True):
+        for one, share in zip(expert, weight, strict=True):
+            if 0 <= one < 5:
+                first, second = q1[one].double() * s1[one], q2[one].double() * s2[one]
+                for out, to_int8 in ((exact, True), (unrounded, False)):
+                    gate, up = (first @ stepped(x[token].double(), to_int8)).chunk(2)
+                    act = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
+                    out[token] += share * (second @ stepped(act * up, to_int8))
+    assert (found - exact).norm() / exact.norm() < 1e-5 < 1e-3 < (unrounded - exact).norm() / exact.norm()
+    as_aiter = aiter.fused_moe(x, q1, q2, weights, ids, activation=activation, w1_scale=s1, w2_scale=s2)
+    assert torch.equal(as_aiter, found)
+
+
+def stepped(row: Tensor, to_int8: bool) -> Tensor:
+    """The numbers of a row as int8 holds them, or as they are."""
+    return integers(row) * factors(row) if to_int8 else row
+
+
+def factors(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row over that of int8."""
+    return rows.abs().amax(-1, keepdim=True).double() / 127
+
+
+def integers(rows: Tensor) -> Tensor:
+    """Rows over their factors, rounded."""
+    return (rows.double() / factors(rows)).round()
+
+
+def test_an_infinite_activation_makes_the_rows_of_its_token_nan() -> None:
+    """Int8 has no such number: the factor says it."""
+    x, weights, ids = torch.ones(3, 16), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int64)
+    x[0, 3], x[2, 5] = float("nan"), float("inf")
+    q1, q2 = torch.ones(2, 8, 16, dtype=INT8), torch.ones(2, 16, 4, dtype=INT8)
+    found = tritongemm.fused_moe(x, q1, q2, weights, ids, "silu", torch.ones(2, 8), torch.ones(2, 16))
+    assert found.isnan().all(-1).tolist() == [True, False, True] and bool(found[1].isfinite().all())
+
+
+def test_a_mixture_of_integers_asks_for_the_rows_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
+        asked.append(grouped_operands.problem_of(operands))
+        return torch.zeros(*operands.a.shape[:-1], operands.b.shape[2], dtype=operands.out_dtype)
+
+    monkeypatch.setattr(moe_api, "run", run)
+    q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
+    ids = torch.zeros(5, 2, dtype=torch.int64)
+    given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
+    tritongemm.fused_moe(*given, torch.ones(4, 96), torch.ones(4, 64))
+    family = registry.get(Family, "a8w8")
+    tuned = [
+        family.problem(10, n, k, "int8", "int8", "bf16", row_major_b=False, groups=4) for n, k in ((96, 64), (64, 48))
+    ]
+    assert asked == tuned
+    beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
+    assert all(sum(constants.get("MODE") == 5 for constants in each) == 3 for each in beside)  # gather, two activations
+    blocks = replace(
+        tuned[0], family="a8w8_blockscale", scale_a=Scaling(depth=128), scale_b=Scaling(rows=128, depth=128)
+    )
+    assert not list(expert_kernels.kernels_for(blocks, SM90))
+    with pytest.raises(InputError, match=r"w1_scale is \(4, 1, 1\); of int8 weights it is of rows, float32 \(4, 96\)"):
+        tritongemm.fused_moe(*given, torch.ones(4, 1, 1), torch.ones(4, 1, 1))
+    with pytest.raises(InputError, match=r"x is torch.bfloat16, w1 is torch.int8: without scale factors"):
+        tritongemm.fused_moe(*given)
+
+
 def quantised(w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     if mode == "row":
         scale = w.abs().amax(-1) / 448
@@ -250,16 +330,27 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (70, 4, 9, 384)):
         assert torch.equal(one.long(), other.long())
     order, place, ends = ours
     x = torch.randn(tokens, k)
-    for mode, dtype in (("", torch.float32), ("row", torch.float8_e4m3fn), ("block", torch.float8_e4m3fn)):
+    x[0, 3], x[1] = float("nan"), 0.0
+    x[2, 5] = float("inf")
+    for mode, dtype in (("row", torch.int8), ("", torch.float32), ("row", torch.float8_e4m3fn),
+                        ("block", torch.float8_e4m3fn)):
+        if dtype != torch.int8:  # whose factors, not whose numbers, say what is no number
+            x[0, 3] = x[2, 5] = 1.0
         for make in (lambda steps: steps.gather(x, order, topk, mode, dtype),
                      lambda steps: steps.activate(torch.cat([x, x], 1), "gelu", mode, dtype),
                      lambda steps: steps.activate(torch.cat([x, -x], 1), "silu", mode, dtype)):
             (q, s), (r, t) = make(moe_kernels), make(moe_torch)
             assert (s is None) == (t is None) and (s is None or s.shape == t.shape and s.stride() == t.stride())
-            near = torch.isclose(q.float(), r.float(), rtol=0.13 if mode else 1e-5, atol=1e-4)
-            assert near.float().mean() > (0.95 if mode else 0.9999)  # the interpreter truncates
+            there = ~t.isnan() if dtype == torch.int8 else slice(None)
+            apart = 0.13 if dtype == torch.float8_e4m3fn else 1e-5
+            near = torch.isclose(q[there].float(), r[there].float(), rtol=apart, atol=1e-4)
+            least = 0.999 if dtype == torch.int8 else 0.95 if mode else 0.9999  # the interpreter truncates fp8
+            assert near.float().mean() > least, (mode, dtype)
             if s is not None:
-                torch.testing.assert_close(s, t)
+                torch.testing.assert_close(s, t, equal_nan=True)
+                if dtype == torch.int8:
+                    each = len(t) // tokens
+                    assert t.isnan().sum() == 2 * each and (t == 1).sum() >= each
     y, weights = torch.randn(tokens * topk, k), torch.rand(tokens, topk)
     if ends[-1] < y.shape[0]:
         y[ends[-1]:] = float("nan")

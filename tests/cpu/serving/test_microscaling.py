@@ -107,7 +107,7 @@ def test_pytorchs_own_types() -> None:
         ({"dtype": torch.float8_e4m3fnuz}, "with powers of two along K"),
         ({"layout": "tma"}, "powers of two lie in rows, e8m0_32x8"),
         ({"x": torch.zeros(2, 5), "dtype": torch.uint8}, "K even"),
-        ({"x": torch.zeros(0, 4)}, "x is torch.float32"),
+        ({"x": torch.zeros(4, 0)}, "x is torch.float32"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], says: str) -> None:

@@ -122,7 +122,7 @@ def test_zeros_and_tiny_numbers_have_factors_that_divide() -> None:
         ({"layout": "groups"}, "factors of blocks lie in rows, groups, tma"),
         ({"granularity": "block", "layout": "upside"}, "layout is 'upside'"),
         ({"dtype": torch.float16}, "dtype is torch.float16; there are:"),
-        ({"x": torch.zeros(0, 4)}, r"x is torch.float32 \(0, 4\); activations \[..., K\], not empty, of"),
+        ({"x": torch.zeros(4, 0)}, r"x is torch.float32 \(4, 0\); activations \[..., K\], K not 0, of"),
         ({"x": torch.zeros(2, 4, dtype=torch.int8)}, "x is torch.int8"),
     ],
 )

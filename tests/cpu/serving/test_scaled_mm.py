@@ -127,7 +127,7 @@ def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
         ({"b": torch.zeros(256, 200).to(FP8)}, r"b is \(256, 200\) with strides"),
         ({"a": torch.zeros(4, 256)}, "a is torch.float32; scaled products take fp8, int8 or fp4"),
         ({"a": torch.zeros(4, 256, dtype=INT8)}, "int8 is multiplied by int8"),
-        ({"a": torch.zeros(0, 256).to(FP8)}, "is empty"),
+        ({"b": torch.zeros(0, 256).to(FP8)}, "is empty"),
         ({"bias": torch.zeros(199)}, "bias is"),
         ({"out_dtype": torch.int32}, "out_dtype is torch.int32"),
         ({"order_b": "backwards"}, "no weight layout is called 'backwards'"),
@@ -227,6 +227,7 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Mak
     assert say(a, w, *of_blocks).startswith("exact")
     assert say(empty(20, 512, dtype=FP8), w, empty(4, 20).t(), of_blocks[1]).startswith("range: M 17 to 64")
     assert say(a, w, *of_blocks, order_b="shuffled_16x16").startswith("fallback")
+    assert say(empty(0, 512, dtype=FP8), w, empty(4, 0).t(), of_blocks[1]) == "fallback: an operand is empty"
     padded = torch.empty_strided((256, 512), (520, 1), dtype=FP8, device="cuda:0")
     assert "kernels take a dense weight" in say(a, padded, *of_rows)
     with pytest.raises(InputError, match="a is float8_e4m3fnuz; the fp8 encoding of sm90 is fn"):

@@ -62,6 +62,10 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "grouped_mm mx": (tritongemm.grouped_mm, (q(M, K), q(G, N, K).mT, ENDS, powers(M, 8), powers(G, N, 8))),
     "fused_moe": (tritongemm.fused_moe, (x(M, 128), x(G, 256, 128), x(G, 128, 128), *CHOSEN, "gelu")),
     "fused_moe rows": (tritongemm.fused_moe, (*MIXTURE, factors(G, 256), factors(G, 128))),
+    "fused_moe int8": (
+        tritongemm.fused_moe,
+        (x(M, 128), q(G, 256, 128, dtype=INT8), q(G, 128, 128, dtype=INT8), *CHOSEN, "silu", x(G, 256), x(G, 128)),
+    ),
     "fused_moe mx": (tritongemm.fused_moe, (*MIXTURE, powers(G, 256, 4), powers(G, 128, 4))),
     "quantize": (tritongemm.quantize, (x(M, K), "block", None, "tma")),
     "quantize mx": (tritongemm.quantize, (x(M, K), "mx", torch.uint8, "e8m0_32x8")),
@@ -144,5 +148,7 @@ def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layo
         rows = some[mode.from_tensor(torch.ones(6, dtype=torch.bool))]
         q, scale = tritongemm.quantize(rows, granularity, torch.float8_e4m3fn, layout)
     assert q.shape[1] == 256 and scale.dim() == 2
-    with pytest.raises(InputError, match=r"\(0, 256\)"):
-        torch.ops.tritongemm.quantize(torch.ones(0, 256), granularity, torch.float8_e4m3fn, layout)
+    q, scale = torch.ops.tritongemm.quantize(torch.ones(0, 256), granularity, torch.float8_e4m3fn, layout)
+    assert q.shape == (0, 256) and scale.shape[0] == 0
+    with pytest.raises(InputError, match=r"\(256, 0\)"):
+        torch.ops.tritongemm.quantize(torch.ones(256, 0), granularity, torch.float8_e4m3fn, layout)

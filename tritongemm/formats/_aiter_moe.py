@@ -19,6 +19,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats._aiter_families import DEVICE, CsvFamily
 from tritongemm.formats._aiter_rows import (
+    A_DTYPE,
     TARGETS,
     Cells,
     device,
@@ -80,6 +81,8 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
     weights = cells.text("q_dtype_w")
     if kind not in _FAMILIES:
         raise KeptError(f"no family here has experts with scales {kind or 'of no q_type'}")
+    for name in ("dtype", *(("q_dtype_a", "q_dtype_w") if kind != "No" else ())):
+        cells.require(name, A_DTYPE)
     if cells.text("q_dtype_a") != weights:
         raise KeptError(f"experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here")
     if cells.text("topk") == _ANY:

@@ -34,6 +34,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
 _ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
+A_DTYPE = "torch.bfloat16"
 _KEPT = "aiter"  # key of what our results keep of a row, as an unknown one: it is of the kernel that it names alone
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
@@ -75,6 +76,8 @@ class CellReader:
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")
         encoding, family = encoding_of(target, self._defaults), self._family
+        if "dtype" in family.keys and self._defaults.dtype_a is None:
+            cells.require("dtype", A_DTYPE)
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
         scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
         if scaled and (shuffled or not family.scaled):
@@ -151,6 +154,11 @@ class Cells:
         if text.lower() not in _FLAGS:
             self.fail(f"{name} must be True or False, not {printable(text, _SHOWN)!r}")
         return _FLAGS[text.lower()]
+
+    def require(self, name: str, example: str) -> None:
+        """Refuse the row if a cell is empty that nothing else stands for."""
+        if not self.text(name):
+            self.fail(f"{name} is empty; write a value such as {example}")
 
     def fail(self, complaint: str) -> NoReturn:
         """Refuse the row."""

@@ -15,6 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
+from tritongemm.formats import _aiter_header as header
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_moe as moe
 from tritongemm.formats._aiter_families import (
@@ -26,7 +27,7 @@ from tritongemm.formats._aiter_families import (
     is_header,
 )
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, seconds_of, told_cells
-from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
+from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
@@ -48,8 +49,12 @@ class AiterCsv(Format):
         if not text:
             words = (word for family in FAMILIES for word in family.words)
             return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
-        columns = cells_of(text.partition("\n")[0].removeprefix("\ufeff"))
+        columns = columns_of(text)
         return columns is not None and is_header(columns)
+
+    def why_unrecognised(self, path: Path, text: str) -> str:
+        """What is wrong with the names of columns, of a file that has sizes in columns."""
+        return header.fault_of(path, text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order."""
@@ -64,6 +69,7 @@ class AiterCsv(Format):
             InputError: nothing says which family it is, or nothing here computes that.
         """
         table = CsvTable.parse(path, text)
+        header.check(path, text, table.columns)
         family = family_of_file(path, table.columns, defaults.family)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []

@@ -152,10 +152,15 @@ class ToldFile:
         if name:
             format_ = output_format(path, name)
             if text and not format_.recognises(path, text):
-                raise InputError(f"{path} is there and is not {format_.title}; {_ADVICE}")
+                fault = format_.why_unrecognised(path, text) or f"{path} is there and is not {format_.title}"
+                raise InputError(f"{fault}; or {_ADVICE}")
             return cls(path, format_)
-        found = (f for f in registry.every(Format) if f is not ours and f.tells_results and f.recognises(path, text))
-        claimed = next(found, None)
+        telling = [f for f in registry.every(Format) if f is not ours and f.tells_results]
+        claimed = next((f for f in telling if f.recognises(path, text)), None)
+        if claimed is None and text and path.suffix in {suffix for f in telling for suffix in f.suffixes}:
+            fault = next((fault for f in telling if (fault := f.why_unrecognised(path, text))), "")
+            if fault:
+                raise InputError(f"{fault}; or {_ADVICE}")
         return cls(path, claimed) if claimed else None
 
     def check(self) -> None:

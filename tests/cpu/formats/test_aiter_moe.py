@@ -100,7 +100,7 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
         faster.splitlines()[2],
     ]
     (damaged,) = plugin.read_usable(path, text.replace(",9.5", ""), Defaults()).damaged
-    assert damaged.reason.endswith("has 14 values for 16 columns")
+    assert damaged.reason.endswith("has 14 values for 16 columns; write one for each, with commas between them")
 
 
 def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:

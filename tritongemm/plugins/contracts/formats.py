@@ -43,6 +43,15 @@ class Format(Plugin, abstract=True):
     def recognises(self, path: Path, text: str) -> bool:
         """Say whether a file is in this format, by its name or contents."""
 
+    def why_unrecognised(self, path: Path, text: str) -> str:
+        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise.
+
+        Args:
+            path: for the message, which names it and the line.
+            text: contents.
+        """
+        return ""
+
     @abstractmethod
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """Return the rows of a file, in its order.

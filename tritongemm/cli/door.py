@@ -3,7 +3,7 @@
 Whatever ends a command, the user is told in one line, and its exit status is one of these:
 
 0     done
-1     a result is wrong or a size failed
+1     a result is wrong, a size failed, or a row of a file to tune is of a product that no family computes
 2     bad input, a place that can't be written, or no memory left
 130   Ctrl-C, or another signal to stop
 

@@ -14,7 +14,7 @@ from tritongemm.cli import door, model_options, options, servers, session, table
 from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.format_row import DamagedRow, FormatRow
+from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
@@ -41,6 +41,8 @@ from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.workloads import sizes
 from tritongemm.workloads.m_spans import MSpan
 
+_LISTED_ROWS = 10  # of those that nothing here computes
+
 
 @door.command
 def main(argv: Sequence[str]) -> int:
@@ -60,13 +62,14 @@ def _run_on(
     machine: Machine, cluster: Cluster | None, args: argparse.Namespace, reporter: Reporter, command: str
 ) -> int:
     if args.print_sizes:
-        print_sizes(reporter, _rows(args, machine)[0])
+        print_sizes(reporter, _asked_rows(args, machine).rows)
         return door.DONE
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
-        rows, damaged = _rows(args, machine)
-        for row in damaged:
+        asked = _asked_rows(args, machine)
+        rows: Sequence[FormatRow] = asked.rows
+        for row in asked.damaged:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
@@ -97,7 +100,7 @@ def _run_on(
                 if args.compare_wo_tuning
                 else _retime(again, rows, file, plan.library, reporter)
             )
-            return max(status, door.WRONG if damaged else door.DONE)
+            return max(status, door.WRONG if asked.damaged else door.DONE)
         spans = tables.read_spans(rows, args, reporter)
         if spans and machine.devices and not plan.budget and args.strategy is None:
             plan = replace(plan, budgets=tables.search_budgets(spans))
@@ -107,30 +110,39 @@ def _run_on(
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
-        return _tune(_Asked(rows, problems, spans), run, args, command, told_file)
+        status = _tune(_Asked(rows, problems, spans), run, args, command, told_file)
+        return max(status, _report_untunable(asked.untunable))
 
 
-def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
-    """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
+def _asked_rows(args: argparse.Namespace, machine: Machine) -> ResultsFile:
+    """What the command line asks for, with the rows of its file that can't be used; of sizes none may be damaged.
+
+    Raises:
+        InputError: a file can't be read, a row of sizes is damaged, or none can be tuned.
+    """
     defaults = options.defaults(args, machine.target)
     if args.model_dir is not None:
         model = model_options.read_model(args, defaults)
         for remark in model.remarks:
             door.tell(remark)
-        return model.rows, ()
+        return ResultsFile(rows=tuple(model.rows))
     named = args.gemm_size_file or args.workload
     if args.server is not None and named is None and (args.m is None or args.top_k is not None):
         server, tokens = servers.server_format(args.server, args.groups), () if args.m is None else (args.m,)
-        return server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens), ()
+        return ResultsFile(rows=tuple(server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens)))
     if named is None:
-        return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
+        return ResultsFile(rows=tuple(sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults)))
     path = Path(named)
     if not (args.compare_wo_tuning or args.benchmark):
-        return sizes.from_file(path, defaults), ()
+        found = sizes.from_results(path, defaults).require_undamaged()
+        if not found.rows:
+            reason = f"{found.untunable[0].reason}; no row of the file can" if found.untunable else ""
+            raise InputError(reason or f"{path} contains no sizes; write one line per size")
+        return found
     found = sizes.from_results(path, defaults)
     if not found.rows:
         found.require_undamaged()
-    return require_results(found.rows, args.gemm_size_file), found.damaged
+    return replace(found, rows=tuple(require_results(found.rows, args.gemm_size_file)))
 
 
 def _wanted(
@@ -183,8 +195,6 @@ def _computable(
         if args.workload is None and args.model_dir is None:
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
-    if not rows:
-        raise InputError(f"{path} contains no sizes; write one line per size")
     if not kept:
         raise InputError(others[0] if others else f"{path}: {machine.target.name} can compute none of its products")
     if others:
@@ -304,6 +314,15 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         for problem, reason in failures.items():
             door.tell(f"failed: {problem.key}: {reason}")
     return door.WRONG if failures else door.DONE
+
+
+def _report_untunable(rows: Sequence[DamagedRow]) -> int:
+    """Say which rows of a file were not tuned, as nothing here computes them; 1 if there are any."""
+    for row in rows[:_LISTED_ROWS]:
+        door.tell(f"not tuned: {row.reason}")
+    if len(rows) > _LISTED_ROWS:
+        door.tell(f"not tuned: {len(rows) - _LISTED_ROWS} other rows")
+    return door.WRONG if rows else door.DONE
 
 
 def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -> None:

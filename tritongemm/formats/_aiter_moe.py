@@ -80,11 +80,14 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
     kind = cells.text("q_type").rpartition(".")[2]
     weights = cells.text("q_dtype_w")
     if kind not in _FAMILIES:
-        raise KeptError(f"no family here has experts with scales {kind or 'of no q_type'}")
+        known = ", ".join(_FAMILIES)
+        raise KeptError(f"q_type: no family here has experts with scales {kind or 'of no q_type'}; there are: {known}")
     for name in ("dtype", *(("q_dtype_a", "q_dtype_w") if kind != "No" else ())):
         cells.require(name, A_DTYPE)
     if cells.text("q_dtype_a") != weights:
-        raise KeptError(f"experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here")
+        raise KeptError(
+            f"q_dtype_a, q_dtype_w: experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here"
+        )
     if cells.text("topk") == _ANY:
         raise KeptError(f"topk {_ANY} does not tell to how many experts a token goes")
     tokens, hidden, inner, experts, chosen = (

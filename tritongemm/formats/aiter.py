@@ -74,7 +74,7 @@ class AiterCsv(Format):
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
         damaged: list[DamagedRow] = []
-        kept: list[tuple[int, str]] = []
+        kept: list[tuple[int, int, str]] = []
         for line in table.lines:
             where = f"{path}: row {line.row} (line {line.number})"
             try:
@@ -83,12 +83,12 @@ class AiterCsv(Format):
                 else:
                     rows += moe.read_line(line, where, defaults) if line.row else ()
             except KeptError as reason:
-                kept.append((line.number, str(reason)))
+                kept.append((line.row, line.number, str(reason)))
             except InputError as error:
                 damaged.append(DamagedRow(line.row, line.number, str(error)))
-        warn_of(path, kept)
+        untunable = warn_of(path, kept)
         used = _without_doubles(path, rows, table) if family.ours else rows
-        return ResultsFile(rows=tuple(used), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(used), damaged=tuple(damaged), untunable=untunable)
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]

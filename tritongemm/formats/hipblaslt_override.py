@@ -81,7 +81,7 @@ class HipblasltOverride(Format):
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
         rows = dict[Problem, FormatRow]()
-        kept, damaged = list[tuple[int, str]](), list[DamagedRow]()
+        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
         for pair in _pairs(text):
             try:
                 problem = _product(pair).problem({})
@@ -89,12 +89,11 @@ class HipblasltOverride(Format):
                     raise InputError(f"repeats row {rows[problem].number}; hipBLASLt may take either: keep one of them")
                 rows[problem] = FormatRow(problem, _config(pair), line=pair.line, number=pair.number)
             except KeptError as why:
-                kept.append((pair.line, str(why)))
+                kept.append((pair.number, pair.line, str(why)))
             except InputError as error:
                 reason = f"{path}: row {pair.number} (line {pair.line}) {error}"
                 damaged.append(DamagedRow(pair.number, pair.line, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file with the solutions that won; rows of other products stay byte for byte."""

@@ -67,7 +67,7 @@ class InductorLookup(Format):
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows, kept, damaged = list[FormatRow](), list[tuple[int, str]](), list[DamagedRow]()
+        rows, kept, damaged = list[FormatRow](), list[tuple[int, int, str]](), list[DamagedRow]()
         seen: dict[str, int] = {}
         for number, member in enumerate(read_members(path, text), start=1):
             try:
@@ -78,12 +78,11 @@ class InductorLookup(Format):
                 target = target_of_device(device)
                 rows.append(FormatRow(problem, config, line=member.line, number=number, target=target))
             except KeptError as why:
-                kept.append((member.line, str(why)))
+                kept.append((number, member.line, str(why)))
             except InputError as error:
                 reason = f"{path}: row {number} (line {member.line}) {printable(member.key, 120)!r} {error}"
                 damaged.append(DamagedRow(number, member.line, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A table with these results; its other rows stay byte for byte."""

@@ -39,7 +39,7 @@ class TensileLogic(Format):
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """A size for each row of the table that lies densely, with its solution; a warning tells of others."""
-        logic, kept = read_logic(path, text), list[tuple[int, str]]()
+        logic, kept = read_logic(path, text), list[tuple[int, int, str]]()
         target, units = logic.target
         rows = []
         for number, (size, (index, _)) in enumerate(logic.sizes.items(), start=1):
@@ -47,7 +47,7 @@ class TensileLogic(Format):
             try:
                 problem = _product(logic, size).problem({})
             except KeptError as why:
-                kept.append((line, str(why)))
+                kept.append((number, line, str(why)))
                 continue
             except InputError as error:
                 raise InputError(f"{path}: row {number} (line {line}) {error}") from None

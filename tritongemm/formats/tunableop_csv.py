@@ -94,7 +94,7 @@ class TunableOpCsv(Format):
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
         rows: dict[Problem, FormatRow] = {}
-        kept, damaged = list[tuple[int, str]](), list[DamagedRow]()
+        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
         target = target_of_device(_validators(text).get("GCN_ARCH_NAME", ""))
         for index, line in enumerate(_lines(text)):
             try:
@@ -107,12 +107,11 @@ class TunableOpCsv(Format):
                 if known is not row:
                     rows[problem] = replace(known, count=known.count + 1)
             except KeptError as why:
-                kept.append((line.number, str(why)))
+                kept.append((index + 1, line.number, str(why)))
             except InputError as error:
                 reason = f"{path}: row {index + 1} (line {line.number}) {error}"
                 damaged.append(DamagedRow(index + 1, line.number, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""

@@ -76,7 +76,7 @@ def test_scaled_products() -> None:
 
 
 def test_a_tuned_file_and_recorded_ones() -> None:
-    with pytest.warns(NewerVersionWarning, match=r"line 7 can't be tuned here: 'double' has a dtype"):
+    with pytest.warns(NewerVersionWarning, match=r"row 7 \(line 7\) can't be tuned here: 'double' has a dtype"):
         found = CSV.read_usable(PATH, TUNED, Defaults())
     assert [r.target for r in found.rows] == ["gfx942"] * 3 and [r.line for r in found.rows] == [5, 6, 8]
     twice = f"{LINEAR}\r\n\r\n{LINEAR},- {{ function: matmul, M: 6144, N: 16 }}\r\n"

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.cli import door, model_options, options, servers, session, tables
+from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables
 from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
@@ -19,20 +19,16 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.numerics.computable_families import is_computed_by, name_others
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.numerics.computable_families import name_others
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.report.quality import quality_over_time
 from tritongemm.report.revalidation import print_retimed, print_verified
-from tritongemm.report.sizes import print_sizes
 from tritongemm.results import history
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime.machine import Machine, find_machine
-from tritongemm.search_spaces.loader import load_target, target_names
 from tritongemm.tuning.m_table import MTable
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
@@ -62,8 +58,7 @@ def _run_on(
     machine: Machine, cluster: Cluster | None, args: argparse.Namespace, reporter: Reporter, command: str
 ) -> int:
     if args.print_sizes:
-        print_sizes(reporter, _asked_rows(args, machine).rows)
-        return door.DONE
+        return computable_rows.print_selected(_asked_rows(args, machine), machine.target, args, reporter)
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
@@ -72,7 +67,7 @@ def _run_on(
         for row in asked.damaged:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
-            rows = _computable(rows, machine, args, reporter)
+            rows = computable_rows.select(rows, machine.target, args, reporter)
         limit = "; --budget N compiles only the N best predicted configs of each size"
         searches = not (args.compare_wo_tuning or args.benchmark or machine.devices)
         tries_all = searches and not (args.strategy or any(args.budget))
@@ -169,38 +164,6 @@ def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporte
         reporter.say(f"written: {told_file.place / name}")
     lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
     reporter.say(f"{told_file.path}: {told.told} results told{lost}")
-
-
-def _computable(
-    rows: Sequence[FormatRow], machine: Machine, args: argparse.Namespace, reporter: Reporter
-) -> list[FormatRow]:
-    """The rows that the target can compute; others of a workload or a model are named, of sizes none may be.
-
-    Of a file for several targets, rows that another target computes are left out, and told in one line.
-
-    Raises:
-        InputError: says which, where in the file of sizes, and why.
-    """
-    path, kept, others = args.gemm_size_file or args.workload, list[FormatRow](), list[str]()
-    for row in rows:
-        supported = registry.get(Family, row.problem.family).supports(row.problem, machine.target)
-        if supported:
-            kept.append(row)
-            continue
-        where = "" if path is None else f"{row.where(path)}: "
-        complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
-        if row.optional and is_computed_by(row.problem, map(load_target, target_names())):
-            others.append(complaint)
-            continue
-        if args.workload is None and args.model_dir is None:
-            raise InputError(complaint)
-        reporter.say(f"left out: {complaint}")
-    if not kept:
-        raise InputError(others[0] if others else f"{path}: {machine.target.name} can compute none of its products")
-    if others:
-        more = f", and {len(others) - 1} others" if len(others) > 1 else ""
-        reporter.say(f"left out, as another target computes it{more}: {others[0]}")
-    return kept
 
 
 def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:

@@ -64,11 +64,11 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """The decorator of a command's main: it gets the words of the command line, and its errors become exit statuses."""
 
     @functools.wraps(main)
-    def told(argv: Sequence[str] | None = None) -> int:
+    def guarded(argv: Sequence[str] | None = None) -> int:
         with _stopped_like_ctrl_c():
             return _told(lambda: main(sys.argv[1:] if argv is None else list(argv)))
 
-    return told
+    return guarded
 
 
 @contextmanager

@@ -157,13 +157,13 @@ def _wanted(
 
 def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporter: Reporter) -> None:
     """Tell results in another tool's file, and say what it can't hold."""
-    told = told_file.write(store, asked.problems, asked.rows, family)
-    for record, reason in told.untold:
+    written = told_file.write(store, asked.problems, asked.rows, family)
+    for record, reason in written.untold:
         reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
-    for name in filter(None, told.files):
+    for name in filter(None, written.files):
         reporter.say(f"written: {told_file.place / name}")
-    lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
-    reporter.say(f"{told_file.path}: {told.told} results told{lost}")
+    lost = f"; {len(written.untold)} lost something, which {store.path} has" if written.untold else ""
+    reporter.say(f"{told_file.path}: {written.told} results told{lost}")
 
 
 def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:

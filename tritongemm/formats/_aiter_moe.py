@@ -127,7 +127,7 @@ def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, fami
         best.setdefault(record.problem, record)
     columns = (*DEVICE, *(name for name in rows[0].subject if name not in DEVICE), *_RESULTS)
     table = CsvTable.parse(Path("the output"), before or ",".join(dict.fromkeys(columns)) + "\n")
-    lines, told, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
+    lines, written, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
     for _, layer in groupby(rows, key=lambda row: row.number):
         stages = list(layer)
         found = [best[row.problem] for row in stages if row.problem in best]
@@ -140,8 +140,8 @@ def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, fami
             continue
         cells = _told_cells(stages[0].subject, found)
         lines.put(lines.table.line_of(cells), cells)
-        told += 1
-    return Translation({"": lines.text() if told else before}, told, tuple(untold))
+        written += 1
+    return Translation({"": lines.text() if written else before}, written, tuple(untold))
 
 
 def _untellable(records: Sequence[Record]) -> str:

@@ -226,8 +226,8 @@ def _kept(cells: Cells) -> dict[str, Any]:
     number = whole_number(cells.text("kernelId"))
     ratio = _share(cells.text("errRatio"))
     found = {"kernelId": number or None, "errRatio": ratio or None}
-    told = {name: value for name, value in found.items() if value is not None}
-    return {"kernelName": cells.text("kernelName"), **told} if told else {}
+    present = {name: value for name, value in found.items() if value is not None}
+    return {"kernelName": cells.text("kernelName"), **present} if present else {}
 
 
 def _share(value: object) -> float | None:
@@ -251,8 +251,8 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
         return {}
     number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))
     cells = {"kernelId": number, "errRatio": ratio}
-    told = {name: str(value) for name, value in cells.items() if value is not None}
-    return told | {older: told[name] for older, name in OLDER_NAMES.items() if name in told}
+    present = {name: str(value) for name, value in cells.items() if value is not None}
+    return present | {older: present[name] for older, name in OLDER_NAMES.items() if name in present}
 
 
 def own_config(name: str) -> Config | None:

@@ -115,7 +115,7 @@ class AiterCsv(Format):
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
-        told, untold = 0, list[tuple[Record, str]]()
+        written, untold = 0, list[tuple[Record, str]]()
         groups = [list(group) for _, group in groupby(sorted(records, key=_thing), key=_thing)]
         family = _family_of_output(before.get("", ""), [group[0] for group in groups])
         if family is None:
@@ -127,10 +127,10 @@ class AiterCsv(Format):
             reason = _untellable(group[0], family)
             if not reason:
                 is_told, reason = _tell(group, family, lines)
-                told += is_told
+                written += is_told
             if reason:
                 untold.append((group[0], reason))
-        return Translation({"": lines.text() if told else before.get("", "")}, told, tuple(untold))
+        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(untold))
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
         """Files of one family as one, in the columns of all; only lines that lost are left out."""
@@ -214,16 +214,16 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     winner = best.config.short_name if best.winner == best.config.backend else best.winner
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
-    told: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
-    measured = next(record for record in group if told in _ways(record))
-    cells = told_cells(best, family, *told) | kept_cells(measured, told[0])
+    chosen: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
+    measured = next(record for record in group if chosen in _ways(record))
+    cells = told_cells(best, family, *chosen) | kept_cells(measured, chosen[0])
     lost = ""
-    if ways[0] != told:
-        seconds, stead = ways[0][1], told[0].name
+    if ways[0] != chosen:
+        seconds, stead = ways[0][1], chosen[0].name
         lost = f"AITER has no kernel for {winner} ({seconds * 1e6:.2f} us)"
         if merging.is_faster(lines.seconds(cells), seconds_of(cells)):
             return False, f"{lost}; the line that is there stays"
-        lost += f"; told as {told[0].library} {stead} ({told[1] * 1e6:.2f} us)"
+        lost += f"; told as {chosen[0].library} {stead} ({chosen[1] * 1e6:.2f} us)"
     cells |= _kept_numbers(lines.there(cells), cells)
     line = lines.table.line_of(cells)
     try:

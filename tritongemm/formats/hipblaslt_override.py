@@ -100,7 +100,7 @@ class HipblasltOverride(Format):
         text = before.get("", "")
         if text.strip() and not self.recognises(Path(), text):
             raise InputError(f"the file that is there is not {self.title}; choose another file with -o")
-        revision, told, untold = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
+        revision, written, untold = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
         first: Record | None = None
         for record in records:
             found = Support(_UNREAD) if text.strip() and not revision else _row_of(record, revision)
@@ -108,14 +108,14 @@ class HipblasltOverride(Format):
                 reason = found.reason
             elif first is not None and (record.target, record.compute_units) != (first.target, first.compute_units):
                 reason = f"a file is of one device, and this one is of {first.target}"
-            elif found[0] in told:
+            elif found[0] in written:
                 reason = "a row of its sizes and types is told, and a row tells neither bias nor scales"
             else:
                 first, revision = first or record, revision or found[2]
-                told[found[0]] = found[1]
+                written[found[0]] = found[1]
                 continue
             untold.append((record, reason))
-        return Translation({"": _with_rows(text, told, revision)} if told else {}, len(told), tuple(untold))
+        return Translation({"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(untold))
 
 
 def _is_head(line: str) -> bool:
@@ -208,7 +208,7 @@ def _is_revision(revision: str, own: str) -> bool:
     return bool(digits) and digits.zfill(_REVISION_DIGITS) == own
 
 
-def _with_rows(text: str, told: Mapping[ColumnMajor, int], revision: str) -> str:
+def _with_rows(text: str, written: Mapping[ColumnMajor, int], revision: str) -> str:
     """A file's text with these rows, in the place of other rows of the same products."""
     lines = text.split("\n") if text else []
     same = set[ColumnMajor]()
@@ -217,14 +217,14 @@ def _with_rows(text: str, told: Mapping[ColumnMajor, int], revision: str) -> str
             product = _product(pair)
         except (InputError, KeptError):
             continue
-        if product in told and product not in same and _index(pair) == told[product]:
+        if product in written and product not in same and _index(pair) == written[product]:
             same.add(product)
-        elif product in told:
+        elif product in written:
             del lines[pair.line - 1]
             behind = lines[pair.line - 1].strip() if pair.line - 1 < len(lines) else ""
             if _is_head(lines[pair.line - 2]) and (not behind or _is_head(behind)):
                 del lines[pair.line - 2]  # its own columns
-    added = [line for product, index in told.items() if product not in same for line in _lines_of(product, index)]
+    added = [line for product, index in written.items() if product not in same for line in _lines_of(product, index)]
     if lines and not lines[-1].strip():
         lines.pop()
     head = [] if _revision(text) else [f"{_VERSION}{revision}"]

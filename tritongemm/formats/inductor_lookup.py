@@ -88,25 +88,25 @@ class InductorLookup(Format):
         """A table with these results; its other rows stay byte for byte."""
         text = before.get("", "")
         members = read_members(Path("the table"), text) if text else []
-        values, told, untold = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
+        values, written, untold = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
         for record, *_ in by_device(records):
             key, config = key_of(record.problem), _config_of(record)
             if not key:
                 reason = "Inductor looks up mm and addmm of dense operands of one dtype alone"
-            elif told and record.target != told[0].target:
-                reason = f"a table is of one target, and this one is of {told[0].target}"
+            elif written and record.target != written[0].target:
+                reason = f"a table is of one target, and this one is of {written[0].target}"
             elif isinstance(config, Support):
                 reason = str(config)
             elif key in values:
                 reason = "a result of another device of the same target is told"
             else:
-                told.append(record)
+                written.append(record)
                 values[key] = [config]
                 continue
             untold.append((record, reason))
         changed = {key: value for key, value in values.items() if not _means(members, key, value)}
         new = with_members(text, members, changed) if changed else text
-        return Translation({"": new} if new else {}, len(told), tuple(untold))
+        return Translation({"": new} if new else {}, len(written), tuple(untold))
 
 
 def key_of(problem: Problem) -> str:

@@ -117,22 +117,22 @@ class TunableOpCsv(Format):
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
-        places, told, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
+        places, written, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
         for rivals in by_device(records):
             best, problem = rivals[0], rivals[0].problem
             solutions = [_solution(record, validators) for record in rivals]
             known = next((one for one in solutions if not isinstance(one, Support)), None)
-            if problem in told:
+            if problem in written:
                 untold.append((best, "a result of another device of the same target is told"))
             elif known is None:
                 untold.append((best, str(solutions[0])))
             elif not (places.get(problem) or _names(problem)):
                 untold.append((best, "what TunableOp calls this product is not known"))
             else:
-                told[problem] = known
+                written[problem] = known
                 if isinstance(solutions[0], Support):
                     untold.append((best, f"{solutions[0]}; {known[0]} stands for it"))
-        return Translation({"": _with_solutions(text, places, told)} if text else {}, len(told), tuple(untold))
+        return Translation({"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(untold))
 
 
 def _lines(text: str) -> Iterator[_Line]:
@@ -280,17 +280,17 @@ def _names(problem: Problem) -> list[str]:
     batch = f"_B_{problem.batch}" if problem.batch > 1 else ""
     lead_a, lead_b, lead_c = problem.leads
     names = [f"{kind}TunableOp_{dtype}_{layout}", f"{layout.lower()}_{n}_{m}_{k}{batch}_ld_{lead_b}_{lead_a}_{lead_c}"]
-    told = _read_line(_Line(1, ",".join(names))) if dtype else None
-    return names if told and told[0] == problem else []
+    parsed = _read_line(_Line(1, ",".join(names))) if dtype else None
+    return names if parsed and parsed[0] == problem else []
 
 
 def _with_solutions(
-    text: str, places: Mapping[Problem, Sequence[int]], told: Mapping[Problem, tuple[str, float]]
+    text: str, places: Mapping[Problem, Sequence[int]], written: Mapping[Problem, tuple[str, float]]
 ) -> str:
     """The text of a file with solutions and their milliseconds; what has them already is not touched."""
     lines = text.split("\n")
     ending, end = lines.pop() if not lines[-1] else None, "\r" if lines[0].endswith("\r") else ""
-    for problem, (solution, milliseconds) in told.items():
+    for problem, (solution, milliseconds) in written.items():
         for place in places.get(problem, ()):
             fields = lines[place].rstrip("\r").split(",")
             if fields[2:3] != [solution]:

@@ -93,15 +93,15 @@ def write(
     before = dict(_texts(path, format_)) if base is None else {"": base}
     judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
     others = tuple((record, reason) for record, reason in judged if reason)
-    told = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
-    told = replace(told, untold=(*told.untold, *others))
-    for name, text in told.files.items():
+    translation = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
+    translation = replace(translation, untold=(*translation.untold, *others))
+    for name, text in translation.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
         place = path / name if name else path
         if text and text != read_exactly(place):
             files.atomic_write(place, text)
-    return told
+    return translation
 
 
 def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:

@@ -106,8 +106,8 @@ def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.Captu
     with Reporter(verbose=False) as reporter:
         kept = computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
         assert [row.problem.dtype_a for row in kept] == ["int8"]
-        told = capsys.readouterr().err
-        assert "left out, as another target computes it, and 1 others: " in told and "row 2 (line 3)" in told
+        reported = capsys.readouterr().err
+        assert "left out, as another target computes it, and 1 others: " in reported and "row 2 (line 3)" in reported
         path.write_text("\n".join([lines[0], *lines[2:]]))
         with pytest.raises(InputError, match=r"row 1 .line 2.: 1x64x64_fp8e4m3fn.*encoding is fnuz"):
             computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
@@ -123,8 +123,8 @@ def test_files_may_be_called_anything_where_the_family_is_said(words: list[str],
     assert gradlib.main([*flags, "--family", "a4w4_blockscale", "-k"]) == 0
     args = options.parse(words)
     assert [args.gemm_size_file, args.output, args.profile_file] == files and args.to == "aiter"
-    told = ToldFile.find(Path(args.output), args.to)
-    assert told is not None and (told.place, told.results) == (tmp_path / "best", tmp_path / "best.yaml")
+    reported = ToldFile.find(Path(args.output), args.to)
+    assert reported is not None and (reported.place, reported.results) == (tmp_path / "best", tmp_path / "best.yaml")
     Path(files[1]).write_text("a letter\n")
     with pytest.raises(InputError, match="is there and is not AITER's CSV"):
         ToldFile.find(Path(args.output), args.to)

@@ -184,9 +184,9 @@ def test_the_library_and_rows_that_are_there() -> None:
     ],
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
-    told = TABLE.translate([result(product(m=32)), record], {})
-    assert told.told == 1 and list(json.loads(told.files[""])) == [key_of(product(m=32))]
-    ((same, reason),) = told.untold
+    written = TABLE.translate([result(product(m=32)), record], {})
+    assert written.told == 1 and list(json.loads(written.files[""])) == [key_of(product(m=32))]
+    ((same, reason),) = written.untold
     assert same is record
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(reason)

@@ -95,8 +95,8 @@ class Format(Plugin, abstract=True):
         Raises:
             InputError: the format can't be written, or an existing file is in another format.
         """
-        told = list(records)
-        return Translation({"": self.write(told)}, len(told))
+        results = list(records)
+        return Translation({"": self.write(results)}, len(results))
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]

@@ -100,13 +100,13 @@ class Contender:
         self.samples.append(1e6 * gpu_seconds(partial(self.graph.launch, self.sets.stream)) / self.launches)
 
 
-def race(contenders: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:
+def race(competitors: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:
     """Median microseconds of each contender, which take turns."""
     lead_in = LeadInKernel("cuda")
     for turn in range(rounds):
-        for name in list(contenders)[:: 1 if turn % 2 else -1]:
-            contenders[name].sample(lead_in)
-    return {name: median(one.samples[1:] or one.samples) for name, one in contenders.items()}
+        for name in list(competitors)[:: 1 if turn % 2 else -1]:
+            competitors[name].sample(lead_in)
+    return {name: median(one.samples[1:] or one.samples) for name, one in competitors.items()}
 
 
 def our_calls(record: Record, problem: Problem, sets: OperandSets, here: machine.Machine) -> Calls:
@@ -161,7 +161,7 @@ def best_of_library(problem: Problem, sets: OperandSets, most: int) -> Contender
 def compare(
     m: int, n: int, k: int, args: argparse.Namespace, known: dict[Problem, Record], here: machine.Machine, fp8: str
 ) -> dict[str, float]:
-    """Race all contenders of one size; the gains by what they are over."""
+    """Race all competitors of one size; the gains by what they are over."""
     entries: dict[str, Contender] = {}
     errors, apart = [], {}
     plain = make_problem("bf16", m, n, k, fp8)
@@ -199,8 +199,8 @@ def compare(
     gains |= {f"{kind} over cublaslt": times[f"{kind} cublaslt"] / times[kind] for kind in apart
               if f"{kind} cublaslt" in times}  # fmt: skip
     said = "  ".join(f"{name} {us:.2f}" for name, us in times.items())
-    told = ", ".join(f"{name} {gain:.3f}" for name, gain in gains.items())
-    print(f"{n:5} x {k:5}  M {m:5}  {said}  |  {told}  |  errors {', '.join(errors)}  {apart}", flush=True)
+    gains_text = ", ".join(f"{name} {gain:.3f}" for name, gain in gains.items())
+    print(f"{n:5} x {k:5}  M {m:5}  {said}  |  {gains_text}  |  errors {', '.join(errors)}  {apart}", flush=True)
     torch.cuda.empty_cache()
     return gains
 

@@ -63,5 +63,5 @@ def test_every_device_worked(folder: Path, gpu_cache: Path, capsys: pytest.Captu
             path.unlink()
         words = ["-o", str(folder), "--only", "tune", "--population", "8", "--generations", "2"]
         assert optimize.main(words) == door.DONE
-    told = capsys.readouterr().err
-    assert sum(one.startswith("device ") and " busy " in one for one in told.splitlines()) == count_devices()
+    reported = capsys.readouterr().err
+    assert sum(one.startswith("device ") and " busy " in one for one in reported.splitlines()) == count_devices()

@@ -95,18 +95,18 @@ def scaling_params(x: torch.Tensor, y: torch.Tensor, factor: float) -> bytes:
 
 
 def test_device_facts_agree_with_torch(device: driver.Device) -> None:
-    told = torch.cuda.get_device_properties(0)
+    reported = torch.cuda.get_device_properties(0)
     facts = device.properties
-    assert device.name == told.name
-    assert facts["compute_units"] == told.multi_processor_count
-    assert facts["l2_bytes"] == told.L2_cache_size
-    assert facts["memory_bytes"] == told.total_memory
-    assert facts["wave_size"] == told.warp_size
+    assert device.name == reported.name
+    assert facts["compute_units"] == reported.multi_processor_count
+    assert facts["l2_bytes"] == reported.L2_cache_size
+    assert facts["memory_bytes"] == reported.total_memory
+    assert facts["wave_size"] == reported.warp_size
     if VENDOR == "nvidia":
-        assert device.arch == f"sm{told.major}{told.minor}"
-        assert facts["lds_bytes"] == told.shared_memory_per_block_optin
+        assert device.arch == f"sm{reported.major}{reported.minor}"
+        assert facts["lds_bytes"] == reported.shared_memory_per_block_optin
     else:
-        assert device.arch == told.gcnArchName.split(":")[0]
+        assert device.arch == reported.gcnArchName.split(":")[0]
     free, total = device.memory()
     assert 0 < free < total <= facts["memory_bytes"]
     assert facts["clock_khz"] > 100_000 and facts["bus_id"].count(":") == 2
@@ -132,9 +132,13 @@ def test_memory_and_streams(device: driver.Device) -> None:
 def test_kernel_on_torch_tensors(device: driver.Device, scaling: Scaling) -> None:
     code, function, threads = scaling
     (read,) = code_object.read(code)
-    told = function.attributes
-    print("attributes", told, "read", read.registers, read.spills, read.shared)
-    assert (told["registers"], told["local_bytes"], told["shared_bytes"]) == (read.registers, read.spills, read.shared)
+    reported = function.attributes
+    print("attributes", reported, "read", read.registers, read.spills, read.shared)
+    assert (reported["registers"], reported["local_bytes"], reported["shared_bytes"]) == (
+        read.registers,
+        read.spills,
+        read.shared,
+    )
     assert code_object.arch(code) == device.arch
     assert read.explicit_bytes == 40
     x = torch.randn(5000, device="cuda")
@@ -162,9 +166,13 @@ def test_product_with_more_shared_memory_than_the_default(device: driver.Device)
     (read,) = code_object.read(code)
     assert metadata.shared > 48 * 1024 or VENDOR == "amd"
     function = device.load(code).function(read.symbol)
-    told = function.attributes
-    print("product", told, "read", read, metadata.shared)
-    assert (told["registers"], told["local_bytes"], told["shared_bytes"]) == (read.registers, read.spills, read.shared)
+    reported = function.attributes
+    print("product", reported, "read", read, metadata.shared)
+    assert (reported["registers"], reported["local_bytes"], reported["shared_bytes"]) == (
+        read.registers,
+        read.spills,
+        read.shared,
+    )
     a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
     c = torch.full((512, 512), float("nan"), device="cuda")
     torch.cuda.synchronize()

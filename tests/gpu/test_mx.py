@@ -143,8 +143,8 @@ def test_a_batch_is_served(
     whole = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
     a, b, of_a, of_b = whole["a"], whole["b"], whole["scale_a"], whole["scale_b"].mT
     layout = "" if scales == "mx" else "e8m0_32x8"
-    told = batched.explain_bmm(a, b, None, torch.bfloat16, of_a, of_b, layout)
-    assert told.startswith("exact: "), told
+    reported = batched.explain_bmm(a, b, None, torch.bfloat16, of_a, of_b, layout)
+    assert reported.startswith("exact: "), reported
     exact = family.reference(problem, given)
     out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
     assert error_metric.deviation(out, exact) <= family.tolerance(problem)

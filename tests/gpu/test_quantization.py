@@ -134,8 +134,8 @@ def test_rows_decide_whether_a_layer_quantises(
     unquantized = (w.float() * spread).bfloat16()
     for m, word in ((16, "unquantised"), (64, "quantised")):
         x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        told = explain_linear_fp8(x, w, factors, unquantized=unquantized).splitlines()
-        assert told[0].startswith(f"{word}: ") and told[1].startswith("exact: ")
+        reported = explain_linear_fp8(x, w, factors, unquantized=unquantized).splitlines()
+        assert reported[0].startswith(f"{word}: ") and reported[1].startswith("exact: ")
         tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -44,8 +44,8 @@ def test_a_campaign_on_all_gpus_of_a_cluster(
     (tmp_path / "job.log").write_text(LOG)
     words = [str(tmp_path / "job.log"), "-o", str(tmp_path / "tunings"), "--ray", ray_cluster.address]
     assert optimize.main([*words, "--population", "8", "--generations", "2"]) == door.DONE
-    told = capsys.readouterr().err
-    assert f" x {count_devices()} (" in told and "of a Ray cluster" in told
-    assert sum(one.startswith("device ") and " busy " in one for one in told.splitlines()) == count_devices()
+    reported = capsys.readouterr().err
+    assert f" x {count_devices()} (" in reported and "of a Ray cluster" in reported
+    assert sum(one.startswith("device ") and " busy " in one for one in reported.splitlines()) == count_devices()
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == list(STAGES)
-    assert "time-weighted uplift" in told
+    assert "time-weighted uplift" in reported

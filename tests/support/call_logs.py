@@ -106,13 +106,13 @@ def hipblaslt_trace(m: int = 32, n: int = 16, k: int = 64, **changes: str) -> st
     values = {"batch": "", "compute": "COMPUTE_32F", "epilogue": "EPILOGUE_DEFAULT biasPointer=0x0", "alpha": "alpha"}
     values |= changes
     layouts = {"A": (k, m), "B": (k, n), "C": (m, n), "D": (m, n)}
-    told = " ".join(
+    reported = " ".join(
         f"{name}=0x7f{place}0 {name}desc=[type=R_16F rows={rows} cols={columns} ld={rows}"
         + (f" batch_count={values['batch']} batch_stride={rows * columns}]" if values["batch"] else "]")
         for place, (name, (rows, columns)) in enumerate(layouts.items(), start=1)
     )
     return (
-        f"[2026-05-04 15:08:47][HIPBLASLT][71][Trace][rocblaslt_matmul] {told} computeDesc=[computeType="
+        f"[2026-05-04 15:08:47][HIPBLASLT][71][Trace][rocblaslt_matmul] {reported} computeDesc=[computeType="
         f"{values['compute']} scaleType=R_32F transA=OP_T transB=OP_N epilogue={values['epilogue']}] workSpace=0x7f "
         f"workSpaceSizeInBytes=33554432 {values['alpha']}=1 beta=0 stream=0x0\n"
     )

@@ -83,12 +83,12 @@ def _told(campaign: Campaign, seed: int, folder: Path) -> Outcome | str:
         return f"{campaign.name}, --seed {seed}: {traceback.format_exc()[-1500:]}"
 
 
-def _count(tally: Tally, told: Outcome | str) -> None:
-    if isinstance(told, Outcome):
-        tally.outcomes[told] += 1
+def _count(tally: Tally, reported: Outcome | str) -> None:
+    if isinstance(reported, Outcome):
+        tally.outcomes[reported] += 1
     else:
-        tally.failures.append(told)
-        print(f"FAILED {told}", file=sys.stderr, flush=True)
+        tally.failures.append(reported)
+        print(f"FAILED {reported}", file=sys.stderr, flush=True)
 
 
 def _read_files(
@@ -110,17 +110,17 @@ def _read_files(
             except EOFError:
                 process.join()
             if done < _BATCH:
-                told = f"{campaign.name}, --seed {seed + done}: the process ended with {process.exitcode}"
-                _count(tallies[campaign.name], told)
+                reported = f"{campaign.name}, --seed {seed + done}: the process ended with {process.exitcode}"
+                _count(tallies[campaign.name], reported)
         seed += _BATCH
 
 
-def _try_batch(campaign: Campaign, seeds: range, folder: Path, told: Connection) -> None:
+def _try_batch(campaign: Campaign, seeds: range, folder: Path, outcomes: Connection) -> None:
     faulthandler.disable()
     warnings.simplefilter("ignore")
     for seed in seeds:
         signal.alarm(_TRY_SECONDS)
-        told.send(_told(campaign, seed, folder))
+        outcomes.send(_told(campaign, seed, folder))
     signal.alarm(0)
 
 

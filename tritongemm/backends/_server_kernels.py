@@ -129,9 +129,9 @@ class ServerBackend(LibraryBackend, abstract=True):
         index = operands["a"].device.index
         target = find_machine(None, None if index is None else str(index)).target
         self._call(problem, operands, self._today(problem, target)[0])  # says what is missing
-        return self.contenders(problem, target)[: limit or None]
+        return self.list_candidates(problem, target)[: limit or None]
 
-    def contenders(self, problem: Problem, target: Target) -> list[Config]:
+    def list_candidates(self, problem: Problem, target: Target) -> list[Config]:
         """Return the configs to try: what the server runs today, then those that are expected to be the fastest.
 
         Configs that differ only in the order of tiles follow after one of each other kind.
@@ -277,9 +277,9 @@ def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], co
     Raises:
         UnavailableError: the kernel has other parameters.
     """
-    told = row(config)
-    arguments = bound(kernel.fn, {**given, **told})
-    settings_ = {name: told[name] for name in ("num_warps", "num_stages")}
+    row_values = row(config)
+    arguments = bound(kernel.fn, {**given, **row_values})
+    settings_ = {name: row_values[name] for name in ("num_warps", "num_stages")}
 
     def call() -> None:
         kernel[grid](**arguments, **settings_)

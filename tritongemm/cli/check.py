@@ -122,10 +122,10 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine) -> None:
     for line in source.damaged:
         door.tell(f"damaged: {line}")
     counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})
-    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())
     where = f"{here.product} ({here.target.name})" if here.devices else "no GPU here"
-    print(f"{source.path}: {told} ({versions}; {where})")
+    print(f"{source.path}: {listed} ({versions}; {where})")
 
 
 def _row(one: Checked) -> list[str]:

@@ -53,21 +53,21 @@ def main(argv: Sequence[str]) -> int:
                 + "; files of one format are merged into another of it, which --to names"
             )
         base, notes = _merge(format_, files_there, found.merged, args.family)
-        told = told_file.write(output, format_, found.records.values(), base, family=args.family)
+        written = told_file.write(output, format_, found.records.values(), base, family=args.family)
     for what, lines in (("left out", found.notes), ("merging", notes)):
         for line in lines:
             door.tell(f"{what}: {line}")
-    for record, reason in told.untold:
+    for record, reason in written.untold:
         door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
     ranges = sum(record.m_from > 0 for record in found.records.values())
     if ranges and format_ is not results_format():
         door.tell(
             f"not whole: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
         )
-    if not (told.told or found.merged):
+    if not (written.told or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
-    print(f"{output}: {merged}{told.told} of {len(found.records)} results told as {format_.title}")
+    print(f"{output}: {merged}{written.told} of {len(found.records)} results told as {format_.title}")
     return door.WRONG if found.damaged else door.DONE
 
 

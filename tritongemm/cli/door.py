@@ -3,7 +3,7 @@
 Whatever ends a command, the user is told in one line, and its exit status is one of these:
 
 0     done
-1     a result is wrong or a size failed
+1     a result is wrong, a size failed, or a row of a file to tune is of a product that no family computes
 2     bad input, a place that can't be written, or no memory left
 130   Ctrl-C, or another signal to stop
 
@@ -64,11 +64,11 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """The decorator of a command's main: it gets the words of the command line, and its errors become exit statuses."""
 
     @functools.wraps(main)
-    def told(argv: Sequence[str] | None = None) -> int:
+    def guarded(argv: Sequence[str] | None = None) -> int:
         with _stopped_like_ctrl_c():
             return _told(lambda: main(sys.argv[1:] if argv is None else list(argv)))
 
-    return told
+    return guarded
 
 
 @contextmanager

@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, options, tune
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
-from tritongemm.formats import read_text
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import DEFAULT_FAMILY
+from tritongemm.formats import format_of, read_text
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 
@@ -214,12 +217,23 @@ def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
     source = Path(args.untune_file)
     if not (args.indtype or args.outdtype or args.all_bias):
         return source
+    text = read_text(source)
+    format_ = format_of(source, text)
+    lines = list(_retyped(text, source, args))
+    defaults = Defaults(family=args.family or DEFAULT_FAMILY)
+    with warnings.catch_warnings():  # the run, which reads the sizes again, warns
+        warnings.simplefilter("ignore")
+        format_.read_usable(source, _csv_text(lines), defaults).require_undamaged()
     changed = output.with_name(f"{output.stem}_sizes.csv")
     files.check_place(changed, _names_sizes, "a file of sizes", "move it")
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(_changed(read_text(source), source, args))
-    files.atomic_write(changed, lines.getvalue())
+    files.atomic_write(changed, _csv_text(_sizes(lines, args.all_bias)))
     return changed
+
+
+def _csv_text(lines: Iterable[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines)
+    return out.getvalue()
 
 
 def _names_sizes(start: bytes) -> bool:
@@ -228,10 +242,23 @@ def _names_sizes(start: bytes) -> bool:
     return {b"M", b"N", b"K"} <= {name.strip() for name in columns}
 
 
-def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[Sequence[str]]:
-    """The lines of a file of sizes with other types, and with and without a bias, the names of columns first."""
-    rows = _cells(text, source)
-    columns = next(rows, [])
+def _retyped(text: str, source: Path, args: argparse.Namespace) -> Iterator[list[str]]:
+    """The cells of each line of a file of sizes, with other types; none of a blank line, so that numbers stay.
+
+    Raises:
+        InputError: it lacks a column that the user wants to change.
+    """
+    columns, types = list[str](), dict[str, str]()
+    for cells in _cells(text, source):
+        if not columns and cells:
+            columns, types = cells, _types(cells, source, args)
+        elif cells:
+            cells = list((dict(zip(columns, cells, strict=True)) | types).values())
+        yield cells
+
+
+def _types(columns: Sequence[str], source: Path, args: argparse.Namespace) -> dict[str, str]:
+    """What each row's cells of types become, by column."""
     wanted = {"dtype": args.indtype, "outdtype": args.outdtype or args.indtype}
     types = {name: _COLUMN_DTYPES.get(value, value) for name, value in wanted.items() if value}
     missing = [name for name in (*types, *(["bias"] if args.all_bias else [])) if name not in columns]
@@ -239,19 +266,19 @@ def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[Sequ
         raise InputError(
             f"{source} has no column {', '.join(missing)} that --indtype, --outdtype or --all_bias could change"
         )
-    seen = set[tuple[str, ...]]()
-    yield columns
-    for cells in rows:
-        row = dict(zip(columns, cells, strict=True)) | types
-        for biased in ({"bias": "False"}, {"bias": "True"}) if args.all_bias else ({},):
-            line = tuple((row | biased).values())
-            if line not in seen:
-                seen.add(line)
-                yield line
+    return types
+
+
+def _sizes(lines: Iterable[Sequence[str]], all_bias: bool) -> list[tuple[str, ...]]:
+    """The lines without blank ones, each once, with and without a bias where both are wanted."""
+    columns, *rows = filter(None, lines)
+    biases = ({"bias": "False"}, {"bias": "True"}) if all_bias else ({},)
+    biased = (tuple((dict(zip(columns, row, strict=True)) | bias).values()) for row in rows for bias in biases)
+    return [tuple(columns), *dict.fromkeys(biased)]
 
 
 def _cells(text: str, source: Path) -> Iterator[list[str]]:
-    """The cells of each line that is not blank, without the blanks around them; as many as the first line has.
+    """The cells of each line without the blanks around them, as many as the first has; none of a blank line.
 
     Raises:
         InputError: a line has more or fewer, names a column twice, or is no CSV.
@@ -261,12 +288,18 @@ def _cells(text: str, source: Path) -> Iterator[list[str]]:
         for line in lines:
             cells = [cell.strip() for cell in line]
             if not any(cells):
+                yield []
                 continue
             columns = columns or cells
             if len({*columns}) != len(columns):
                 raise InputError(f"{source}: line {lines.line_num} does not name the columns of a CSV, each once")
             if len(cells) != len(columns):
-                raise InputError(f"{source}: line {lines.line_num} has {len(cells)} values for {len(columns)} columns")
+                raise InputError(
+                    f"{source}: line {lines.line_num} has {len(cells)} values for {len(columns)} columns; "
+                    "write one for each"
+                )
             yield cells
     except csv.Error as error:
-        raise InputError(f"{source}: line {lines.line_num} is no CSV: {error}") from None
+        raise InputError(
+            f"{source}: line {lines.line_num} is no CSV: {error}; end a cell in quotation marks with one"
+        ) from None

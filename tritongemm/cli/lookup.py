@@ -121,7 +121,7 @@ def _near(found: int, asked: int) -> str:
 
 def _held_out(record: Record) -> str:
     """What was measured at other M of a range: slower than the best known there by how much, and beside the library."""
-    told = sorted((int(m), regret, share) for m, (regret, share) in record.held_out.items())
+    regrets = sorted((int(m), regret, share) for m, (regret, share) in record.held_out.items())
     return "; ".join(
-        f"M {m}: {regret:+.1%}, {share:.3f}x {record.library or 'the library'}" for m, regret, share in told
+        f"M {m}: {regret:+.1%}, {share:.3f}x {record.library or 'the library'}" for m, regret, share in regrets
     )

@@ -177,8 +177,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="LOW-HIGH",
         help="tune a table over these M, such as 1-8192, for -n and -k, or for each N and K in the file of sizes",
     )
-    told = "with --workload: no tables for layers with one input joined to one GEMM (q_proj, k_proj, v_proj)"
-    g.add_argument("--no-join", action="store_true", help=told)
+    help_text = "with --workload: no tables for layers with one input joined to one GEMM (q_proj, k_proj, v_proj)"
+    g.add_argument("--no-join", action="store_true", help=help_text)
     model_options.add_model_options(p.add_argument_group("sizes of a model, instead of the above"))
     _add_actions(p)
     _add_places(p)

@@ -145,13 +145,13 @@ def _is_journal(path: Path) -> bool:
 
 
 def _add_history(path: Path, found: _ReadFiles) -> None:
-    told = history.read(path)
-    found.histories[path.name if path.name not in found.histories else str(path)] = told
+    run_history = history.read(path)
+    found.histories[path.name if path.name not in found.histories else str(path)] = run_history
     known = {problem for problem, _ in found.records}
-    found.add(record for record in told.records if record.problem not in known)
-    if told.unread:
+    found.add(record for record in run_history.records if record.problem not in known)
+    if run_history.unread:
         found.damaged = True
-        found.notes.append(f"{path}: {told.unread} lines can't be read and are left out.")
+        found.notes.append(f"{path}: {run_history.unread} lines can't be read and are left out.")
 
 
 def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:

@@ -22,8 +22,8 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
         return group_spans(rows, args.m_range)
     kept, small = drop_small(rows)
     for product, share in small.items():
-        told = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
-        reporter.say(f"left out: {name_product(product)}: {told}")
+        reason = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
+        reporter.say(f"left out: {name_product(product)}: {reason}")
     joined = {} if args.no_join else joined_spans(kept, args.m_range)
     for span, layers in joined.items():
         reporter.say(f"joined: {name_product(span.problem)}, M up to {span.high}: {', '.join(layers)}")

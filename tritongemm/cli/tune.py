@@ -10,29 +10,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.cli import door, model_options, options, servers, session, tables
+from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables
 from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.format_row import DamagedRow, FormatRow
+from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.numerics.computable_families import is_computed_by, name_others
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.numerics.computable_families import name_others
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.report.quality import quality_over_time
 from tritongemm.report.revalidation import print_retimed, print_verified
-from tritongemm.report.sizes import print_sizes
 from tritongemm.results import history
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime.machine import Machine, find_machine
-from tritongemm.search_spaces.loader import load_target, target_names
 from tritongemm.tuning.m_table import MTable
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
@@ -40,6 +36,8 @@ from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.workloads import sizes
 from tritongemm.workloads.m_spans import MSpan
+
+_LISTED_ROWS = 10  # of those that nothing here computes
 
 
 @door.command
@@ -60,16 +58,16 @@ def _run_on(
     machine: Machine, cluster: Cluster | None, args: argparse.Namespace, reporter: Reporter, command: str
 ) -> int:
     if args.print_sizes:
-        print_sizes(reporter, _rows(args, machine)[0])
-        return door.DONE
+        return computable_rows.print_selected(_asked_rows(args, machine), machine.target, args, reporter)
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
-        rows, damaged = _rows(args, machine)
-        for row in damaged:
+        asked = _asked_rows(args, machine)
+        rows: Sequence[FormatRow] = asked.rows
+        for row in asked.damaged:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
-            rows = _computable(rows, machine, args, reporter)
+            rows = computable_rows.select(rows, machine.target, args, reporter)
         limit = "; --budget N compiles only the N best predicted configs of each size"
         searches = not (args.compare_wo_tuning or args.benchmark or machine.devices)
         tries_all = searches and not (args.strategy or any(args.budget))
@@ -97,7 +95,7 @@ def _run_on(
                 if args.compare_wo_tuning
                 else _retime(again, rows, file, plan.library, reporter)
             )
-            return max(status, door.WRONG if damaged else door.DONE)
+            return max(status, door.WRONG if asked.damaged else door.DONE)
         spans = tables.read_spans(rows, args, reporter)
         if spans and machine.devices and not plan.budget and args.strategy is None:
             plan = replace(plan, budgets=tables.search_budgets(spans))
@@ -107,30 +105,39 @@ def _run_on(
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
-        return _tune(_Asked(rows, problems, spans), run, args, command, told_file)
+        status = _tune(_Asked(rows, problems, spans), run, args, command, told_file)
+        return max(status, _report_untunable(asked.untunable))
 
 
-def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
-    """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
+def _asked_rows(args: argparse.Namespace, machine: Machine) -> ResultsFile:
+    """What the command line asks for, with the rows of its file that can't be used; of sizes none may be damaged.
+
+    Raises:
+        InputError: a file can't be read, a row of sizes is damaged, or none can be tuned.
+    """
     defaults = options.defaults(args, machine.target)
     if args.model_dir is not None:
         model = model_options.read_model(args, defaults)
         for remark in model.remarks:
             door.tell(remark)
-        return model.rows, ()
+        return ResultsFile(rows=tuple(model.rows))
     named = args.gemm_size_file or args.workload
     if args.server is not None and named is None and (args.m is None or args.top_k is not None):
         server, tokens = servers.server_format(args.server, args.groups), () if args.m is None else (args.m,)
-        return server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens), ()
+        return ResultsFile(rows=tuple(server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens)))
     if named is None:
-        return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
+        return ResultsFile(rows=tuple(sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults)))
     path = Path(named)
     if not (args.compare_wo_tuning or args.benchmark):
-        return sizes.from_file(path, defaults), ()
+        found = sizes.from_results(path, defaults).require_undamaged()
+        if not found.rows:
+            reason = f"{found.untunable[0].reason}; no row of the file can" if found.untunable else ""
+            raise InputError(reason or f"{path} contains no sizes; write one line per size")
+        return found
     found = sizes.from_results(path, defaults)
     if not found.rows:
         found.require_undamaged()
-    return require_results(found.rows, args.gemm_size_file), found.damaged
+    return replace(found, rows=tuple(require_results(found.rows, args.gemm_size_file)))
 
 
 def _wanted(
@@ -150,47 +157,13 @@ def _wanted(
 
 def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporter: Reporter) -> None:
     """Tell results in another tool's file, and say what it can't hold."""
-    told = told_file.write(store, asked.problems, asked.rows, family)
-    for record, reason in told.untold:
+    written = told_file.write(store, asked.problems, asked.rows, family)
+    for record, reason in written.untold:
         reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
-    for name in filter(None, told.files):
+    for name in filter(None, written.files):
         reporter.say(f"written: {told_file.place / name}")
-    lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
-    reporter.say(f"{told_file.path}: {told.told} results told{lost}")
-
-
-def _computable(
-    rows: Sequence[FormatRow], machine: Machine, args: argparse.Namespace, reporter: Reporter
-) -> list[FormatRow]:
-    """The rows that the target can compute; others of a workload or a model are named, of sizes none may be.
-
-    Of a file for several targets, rows that another target computes are left out, and told in one line.
-
-    Raises:
-        InputError: says which, where in the file of sizes, and why.
-    """
-    path, kept, others = args.gemm_size_file or args.workload, list[FormatRow](), list[str]()
-    for row in rows:
-        supported = registry.get(Family, row.problem.family).supports(row.problem, machine.target)
-        if supported:
-            kept.append(row)
-            continue
-        where = "" if path is None else f"{row.where(path)}: "
-        complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
-        if row.optional and is_computed_by(row.problem, map(load_target, target_names())):
-            others.append(complaint)
-            continue
-        if args.workload is None and args.model_dir is None:
-            raise InputError(complaint)
-        reporter.say(f"left out: {complaint}")
-    if not rows:
-        raise InputError(f"{path} contains no sizes; write one line per size")
-    if not kept:
-        raise InputError(others[0] if others else f"{path}: {machine.target.name} can compute none of its products")
-    if others:
-        more = f", and {len(others) - 1} others" if len(others) > 1 else ""
-        reporter.say(f"left out, as another target computes it{more}: {others[0]}")
-    return kept
+    lost = f"; {len(written.untold)} lost something, which {store.path} has" if written.untold else ""
+    reporter.say(f"{told_file.path}: {written.told} results told{lost}")
 
 
 def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:
@@ -304,6 +277,15 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         for problem, reason in failures.items():
             door.tell(f"failed: {problem.key}: {reason}")
     return door.WRONG if failures else door.DONE
+
+
+def _report_untunable(rows: Sequence[DamagedRow]) -> int:
+    """Say which rows of a file were not tuned, as nothing here computes them; 1 if there are any."""
+    for row in rows[:_LISTED_ROWS]:
+        door.tell(f"not tuned: {row.reason}")
+    if len(rows) > _LISTED_ROWS:
+        door.tell(f"not tuned: {len(rows) - _LISTED_ROWS} other rows")
+    return door.WRONG if rows else door.DONE
 
 
 def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -> None:

@@ -143,8 +143,8 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        told = TEMPORARY_ADVICE if is_temporary(path) else advice
-        raise OutputError(f"{path} can't be written: {error.strerror}; {told}") from error
+        remedy = TEMPORARY_ADVICE if is_temporary(path) else advice
+        raise OutputError(f"{path} can't be written: {error.strerror}; {remedy}") from error
     with suppress(OSError):  # not every file system syncs folders
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -77,7 +77,7 @@ class NewerRow:
 
 @dataclass(frozen=True)
 class DamagedRow:
-    """A row that can't be used, as it is wrong, double or can't be read.
+    """A row that can't be used, as it is wrong, double, can't be read, or is of a product that nothing here computes.
 
     Attributes:
         row: its number, from 1.
@@ -99,12 +99,14 @@ class ResultsFile:
         rows: those that this version can use, in the order of the file.
         newer: those that it keeps only.
         damaged: those that nobody can use.
+        untunable: those of another tool's file that are right, of products that nothing here computes.
     """
 
     schema: int = SCHEMA
     rows: tuple[FormatRow, ...] = ()
     newer: tuple[NewerRow, ...] = ()
     damaged: tuple[DamagedRow, ...] = ()
+    untunable: tuple[DamagedRow, ...] = ()
 
     def tell_damaged(self) -> str:
         """What is wrong with the first damaged row, and which ones there are, in a line; there must be one."""

@@ -43,7 +43,7 @@ class HelperKernel:
 
     def digest(self, arch: str) -> str:
         """Return a hash of everything that a binary for an architecture depends on, except the compiler."""
-        told = {
+        facts = {
             "arch": arch,
             "name": self.name,
             "source": self.source,
@@ -53,12 +53,12 @@ class HelperKernel:
             "num_warps": self.num_warps,
             "overlaps": self.overlaps,
         }
-        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
         types = [f"{name.removesuffix('_ptr')} {kind}" for name, kind in self.signature.items() if kind[0] == "*"]
-        told = [f"{name} {value:g}" for name, value in {**self.constants, **self.divisors}.items()]
-        return f"{self.name} of {', '.join(types)} ({', '.join(told)})"
+        facts = [f"{name} {value:g}" for name, value in {**self.constants, **self.divisors}.items()]
+        return f"{self.name} of {', '.join(types)} ({', '.join(facts)})"
 
 
 @dataclass(frozen=True)

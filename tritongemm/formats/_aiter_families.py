@@ -52,7 +52,8 @@ class CsvFamily:
         return (*DEVICE, *self.keys, *self.results)
 
 
-_SIZES = ("M", "N", "K")
+SIZES = ("M", "N", "K")
+EXPERT_SIZES = ("token", "model_dim", "expert")
 _MOE = (
     *("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type"),
     *(
@@ -72,7 +73,7 @@ FAMILIES = (
     CsvFamily(
         "bf16",
         DEFAULT_FAMILY,
-        (*_SIZES, "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
+        (*SIZES, "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
         ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
         ("bf16",),
         runs=("asm", "hipblaslt", "torch"),
@@ -80,17 +81,17 @@ FAMILIES = (
         scaled="a8w8",
     ),
     CsvFamily(
-        "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", _SIZES, _MIXED,
+        "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", SIZES, _MIXED,
         ("a8w8_blockscale_bpreshuffle",), runs=("asm",),
     ),
-    CsvFamily("a8w8_blockscale", "a8w8_blockscale", _SIZES, _MIXED, ("a8w8_blockscale",)),
+    CsvFamily("a8w8_blockscale", "a8w8_blockscale", SIZES, _MIXED, ("a8w8_blockscale",)),
     CsvFamily(
-        "a8w8_bpreshuffle", "a8w8_bpreshuffle", (*_SIZES, "q_dtype_w"), _MIXED, ("a8w8_bpreshuffle",), runs=("asm",)
+        "a8w8_bpreshuffle", "a8w8_bpreshuffle", (*SIZES, "q_dtype_w"), _MIXED, ("a8w8_bpreshuffle",), runs=("asm",)
     ),
-    CsvFamily("a8w8", "a8w8", (*_SIZES, "q_dtype_w"), _CK, ("a8w8",), dtype="int8"),
-    CsvFamily("a4w4_blockscale", "a4w4_bpreshuffle", _SIZES, _CK, ("a4w4",), runs=("asm",), log2_split=True),
-    CsvFamily("batched_a8w8", "a8w8", ("B", *_SIZES), _CK, ("a8w8",), dtype="int8"),
-    CsvFamily("batched_bf16", DEFAULT_FAMILY, ("B", *_SIZES), _CK, ("bf16",), dtype="bf16"),
+    CsvFamily("a8w8", "a8w8", (*SIZES, "q_dtype_w"), _CK, ("a8w8",), dtype="int8"),
+    CsvFamily("a4w4_blockscale", "a4w4_bpreshuffle", SIZES, _CK, ("a4w4",), runs=("asm",), log2_split=True),
+    CsvFamily("batched_a8w8", "a8w8", ("B", *SIZES), _CK, ("a8w8",), dtype="int8"),
+    CsvFamily("batched_bf16", DEFAULT_FAMILY, ("B", *SIZES), _CK, ("bf16",), dtype="bf16"),
     CsvFamily("fmoe", "", _MOE, ("us",), ("fmoe", "fhmoe")),
 )  # fmt: skip
 _KEYS = frozenset(key for family in FAMILIES for key in family.keys)
@@ -101,9 +102,17 @@ _INDEX = "Unnamed: "  # what pandas calls a column without a name, such as one o
 
 def is_header(columns: Sequence[str]) -> bool:
     """Whether the first line of a file is one of AITER's, in any order where all columns are AITER's."""
-    known = {*_SIZES} <= {*columns} or {"token", "model_dim", "expert"} <= {*columns}
-    named = [name for name in columns if name and not name.startswith(_INDEX)]
-    return known and (named[0] in _FIRST or _COLUMNS.issuperset(named))
+    known = {*SIZES} <= {*columns} or {*EXPERT_SIZES} <= {*columns}
+    return known and (_named(columns)[0] in _FIRST or not unknown_columns(columns))
+
+
+def unknown_columns(columns: Sequence[str]) -> list[str]:
+    """The names in the first line of a file that none of AITER's files has, but for those of row numbers."""
+    return [name for name in _named(columns) if name not in _COLUMNS]
+
+
+def _named(columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if name and not name.startswith(_INDEX)]
 
 
 def fitting(columns: Collection[str]) -> tuple[CsvFamily, ...]:

@@ -141,14 +141,14 @@ def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
                 lines.keep(lines.table.with_end(line))
             counts[_WRONG] += bool(line.row and not same)
             continue
-        told = {_name_in(lines.table, name): cell for name, cell in line.cells.items()}
-        target, units = device(told)
-        told |= {"gfx": target, "cu_num": str(units)} if target else {}
-        if told in lines and not is_faster(seconds_of(told), lines.seconds(told)):
+        named_cells = {_name_in(lines.table, name): cell for name, cell in line.cells.items()}
+        target, units = device(named_cells)
+        named_cells |= {"gfx": target, "cu_num": str(units)} if target else {}
+        if named_cells in lines and not is_faster(seconds_of(named_cells), lines.seconds(named_cells)):
             counts[_SHADOWED] += 1
             continue
-        counts[_FASTER] += told in lines
-        lines.put(lines.table.with_end(line) if same else lines.table.line_of(told), told)
+        counts[_FASTER] += named_cells in lines
+        lines.put(lines.table.with_end(line) if same else lines.table.line_of(named_cells), named_cells)
     return counts
 
 

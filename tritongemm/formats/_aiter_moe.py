@@ -19,6 +19,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats._aiter_families import DEVICE, CsvFamily
 from tritongemm.formats._aiter_rows import (
+    A_DTYPE,
     TARGETS,
     Cells,
     device,
@@ -79,9 +80,14 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
     kind = cells.text("q_type").rpartition(".")[2]
     weights = cells.text("q_dtype_w")
     if kind not in _FAMILIES:
-        raise KeptError(f"no family here has experts with scales {kind or 'of no q_type'}")
+        known = ", ".join(_FAMILIES)
+        raise KeptError(f"q_type: no family here has experts with scales {kind or 'of no q_type'}; there are: {known}")
+    for name in ("dtype", *(("q_dtype_a", "q_dtype_w") if kind != "No" else ())):
+        cells.require(name, A_DTYPE)
     if cells.text("q_dtype_a") != weights:
-        raise KeptError(f"experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here")
+        raise KeptError(
+            f"q_dtype_a, q_dtype_w: experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here"
+        )
     if cells.text("topk") == _ANY:
         raise KeptError(f"topk {_ANY} does not tell to how many experts a token goes")
     tokens, hidden, inner, experts, chosen = (
@@ -121,7 +127,7 @@ def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, fami
         best.setdefault(record.problem, record)
     columns = (*DEVICE, *(name for name in rows[0].subject if name not in DEVICE), *_RESULTS)
     table = CsvTable.parse(Path("the output"), before or ",".join(dict.fromkeys(columns)) + "\n")
-    lines, told, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
+    lines, written, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
     for _, layer in groupby(rows, key=lambda row: row.number):
         stages = list(layer)
         found = [best[row.problem] for row in stages if row.problem in best]
@@ -134,8 +140,8 @@ def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, fami
             continue
         cells = _told_cells(stages[0].subject, found)
         lines.put(lines.table.line_of(cells), cells)
-        told += 1
-    return Translation({"": lines.text() if told else before}, told, tuple(untold))
+        written += 1
+    return Translation({"": lines.text() if written else before}, written, tuple(untold))
 
 
 def _untellable(records: Sequence[Record]) -> str:

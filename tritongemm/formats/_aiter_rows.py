@@ -34,6 +34,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
 _ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
+A_DTYPE = "torch.bfloat16"
 _KEPT = "aiter"  # key of what our results keep of a row, as an unknown one: it is of the kernel that it names alone
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
@@ -75,6 +76,8 @@ class CellReader:
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")
         encoding, family = encoding_of(target, self._defaults), self._family
+        if "dtype" in family.keys and self._defaults.dtype_a is None:
+            cells.require("dtype", A_DTYPE)
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
         scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
         if scaled and (shuffled or not family.scaled):
@@ -152,6 +155,11 @@ class Cells:
             self.fail(f"{name} must be True or False, not {printable(text, _SHOWN)!r}")
         return _FLAGS[text.lower()]
 
+    def require(self, name: str, example: str) -> None:
+        """Refuse the row if a cell is empty that nothing else stands for."""
+        if not self.text(name):
+            self.fail(f"{name} is empty; write a value such as {example}")
+
     def fail(self, complaint: str) -> NoReturn:
         """Refuse the row."""
         raise InputError(f"{self._where} {complaint}")
@@ -218,8 +226,8 @@ def _kept(cells: Cells) -> dict[str, Any]:
     number = whole_number(cells.text("kernelId"))
     ratio = _share(cells.text("errRatio"))
     found = {"kernelId": number or None, "errRatio": ratio or None}
-    told = {name: value for name, value in found.items() if value is not None}
-    return {"kernelName": cells.text("kernelName"), **told} if told else {}
+    present = {name: value for name, value in found.items() if value is not None}
+    return {"kernelName": cells.text("kernelName"), **present} if present else {}
 
 
 def _share(value: object) -> float | None:
@@ -243,8 +251,8 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
         return {}
     number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))
     cells = {"kernelId": number, "errRatio": ratio}
-    told = {name: str(value) for name, value in cells.items() if value is not None}
-    return told | {older: told[name] for older, name in OLDER_NAMES.items() if name in told}
+    present = {name: str(value) for name, value in cells.items() if value is not None}
+    return present | {older: present[name] for older, name in OLDER_NAMES.items() if name in present}
 
 
 def own_config(name: str) -> Config | None:

@@ -12,6 +12,8 @@ from tritongemm.core.errors import InputError
 
 _MARK = "\ufeff"  # of a file that a spreadsheet wrote
 _MOST_COLUMNS = 200
+NO_CSV = "is no CSV: a cell that begins with a quotation mark must end with one in the same line"
+_EACH = "write one for each, with commas between them"
 _LAST = "_tag"  # The column that lines of AITER's own files leave out where it would be empty.
 
 
@@ -40,7 +42,7 @@ class CsvTable:
 
     Attributes:
         columns: names in the first line.
-        header: the first line as it is.
+        header: the line with these names as it is, with the blank lines above it.
         lines: those after it.
         ended: whether the last line has an end.
     """
@@ -57,12 +59,15 @@ class CsvTable:
         Raises:
             InputError: its first line is no CSV.
         """
-        header, *texts = text.split("\n")
-        columns = cells_of(header.removeprefix(_MARK))
+        every = text.split("\n")
+        place = header_place(every)
+        texts = every[place + 1 :]
+        columns = cells_of(every[place].removeprefix(_MARK))
         if columns is None or len(columns) > _MOST_COLUMNS or len({*columns}) != len(columns):
-            raise InputError(f"{path}: line 1 does not name the columns of a CSV, each once")
+            raise InputError(f"{path}: line {place + 1} does not name the columns of a CSV, each once")
         ended = bool(texts) and not texts[-1]
-        return cls(tuple(columns), header, tuple(_lines(columns, texts[:-1] if ended else texts)), ended)
+        lines = _lines(columns, texts[:-1] if ended else texts, place + 2)
+        return cls(tuple(columns), "\n".join(every[: place + 1]), tuple(lines), ended)
 
     @property
     def rows(self) -> Iterator[tuple[CsvLine, Mapping[str, str]]]:
@@ -101,10 +106,26 @@ def cells_of(line: str) -> list[str] | None:
         return None
 
 
-def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[CsvLine]:
+def columns_of(text: str) -> list[str] | None:
+    """The names of columns in a file's first line that is not blank; None where it is no CSV."""
+    lines = text.split("\n")
+    return cells_of(lines[header_place(lines)].removeprefix(_MARK))
+
+
+def header_place(lines: Sequence[str]) -> int:
+    """The index of the line that names the columns: the first that is not blank, or 0."""
+    return next((place for place, line in enumerate(lines) if not _is_blank(line.removeprefix(_MARK))), 0)
+
+
+def _is_blank(line: str) -> bool:
+    """Whether a line has no cell with text, as spreadsheets write rows without any."""
+    return not line.strip(" \t\r,")
+
+
+def _lines(columns: Sequence[str], texts: Sequence[str], first: int) -> Iterator[CsvLine]:
     row = 0
-    for number, text in enumerate(texts, start=2):
-        if not text.strip(" \t\r,"):
+    for number, text in enumerate(texts, start=first):
+        if _is_blank(text):
             yield CsvLine(text, number)
             continue
         row += 1
@@ -112,8 +133,8 @@ def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[CsvLine]:
         if cells is not None and (*columns[len(cells) :],) == (_LAST,):
             cells.append("")
         if cells is None:
-            yield CsvLine(text, number, row, fault="is no CSV")
+            yield CsvLine(text, number, row, fault=NO_CSV)
         elif len(cells) != len(columns):
-            yield CsvLine(text, number, row, fault=f"has {len(cells)} values for {len(columns)} columns")
+            yield CsvLine(text, number, row, fault=f"has {len(cells)} values for {len(columns)} columns; {_EACH}")
         else:
             yield CsvLine(text, number, row, dict(zip(columns, cells, strict=True)))

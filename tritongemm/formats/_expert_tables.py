@@ -176,7 +176,7 @@ class ExpertTables(ServerFormat, abstract=True):
             known[record.problem].append(record)
         tables: dict[str, dict[int, Mapping[str, int]]] = defaultdict(dict)
         facts: dict[str, tuple[ExpertKind, str]] = {}
-        told, untold = 0, list[tuple[Record, str]]()
+        written, untold = 0, list[tuple[Record, str]]()
         asked = [row for row in rows if row.subject]
         for _, layer in groupby(asked, key=lambda row: row.number):
             stages = list(layer)
@@ -189,10 +189,10 @@ class ExpertTables(ServerFormat, abstract=True):
             name = self._file_name(subject, best[0])
             tables[name][int(subject["M"])] = row_of(best[0].config, kind)
             facts[name] = kind, load_target(best[0].target).vendor
-            told += len(stages)
+            written += len(stages)
         if not asked:
             return self.translate([record for group in known.values() for record in group[:1]], before)
-        return Translation(dict(_texts(tables, facts, before)), told, tuple(untold))
+        return Translation(dict(_texts(tables, facts, before)), written, tuple(untold))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
         """The results of the config that takes the least time for all products of a layer; None where none ran all.

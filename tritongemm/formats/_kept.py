@@ -7,21 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm.core.errors import NewerVersionWarning
+from tritongemm.core.format_row import DamagedRow
 
 
 class KeptError(Exception):
     """A row is of a product that is none of ours."""
 
 
-def warn_of(path: Path, kept: Sequence[tuple[int, str]]) -> None:
-    """Warn of such rows of a file, in one line.
+def warn_of(path: Path, kept: Sequence[tuple[int, int, str]]) -> tuple[DamagedRow, ...]:
+    """Warn of such rows of a file, in one line, and return them with whole reasons.
 
     Args:
         path: of the file.
-        kept: line and reason of each.
+        kept: number, line and reason of each.
     """
-    if not kept:
-        return
-    line, reason = kept[0]
-    others = f", and {len(kept) - 1} others," if len(kept) > 1 else ""
-    warnings.warn(f"{path}: line {line}{others} can't be tuned here: {reason}", NewerVersionWarning, stacklevel=3)
+    rows = tuple(
+        DamagedRow(row, line, f"{path}: row {row} (line {line}) can't be tuned here: {reason}")
+        for row, line, reason in kept
+    )
+    if rows:
+        others = f"; nor can {len(rows) - 1} others" if len(rows) > 1 else ""
+        warnings.warn(rows[0].reason + others, NewerVersionWarning, stacklevel=3)
+    return rows

@@ -79,13 +79,16 @@ def format_of(path: Path, text: str) -> Format:
         text: contents.
 
     Raises:
-        InputError: no format claims it; lists those there are.
+        InputError: no format claims it; says what is wrong if one seems meant, else lists those there are.
     """
     formats = registry.every(Format)
     for format_ in formats:
         if format_.recognises(path, text):
             return format_
     missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
+    fault = next((fault for format_ in formats if (fault := format_.why_unrecognised(path, text))), "")
+    if fault and not missing:  # the file may be right for a format that is missing
+        raise InputError(fault)
     known = "; ".join([*(f.title for f in formats), *missing])
     raise InputError(f"{path} is in no known format; there are: {known}")
 
@@ -113,7 +116,7 @@ def read_exactly(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8") if path.exists() else ""
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
 
@@ -127,7 +130,7 @@ def read_text(path: Path) -> str:
     try:
         text = plain_text(read_bytes(path).decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
     if not text.strip():
         raise InputError(f"{path} is empty; write one line a size, such as {EXAMPLE}")
     return text

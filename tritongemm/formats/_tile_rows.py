@@ -185,9 +185,9 @@ def merged(
         InputError: the text is no such table.
     """
     members = read_members(path, text) if text else []
-    told = [member for member in members if member.key not in kind.remarks]
-    now = {_checked_m(path, member): member.value for member in told}
-    if len(now) < len(told):
+    config_members = [member for member in members if member.key not in kind.remarks]
+    now = {_checked_m(path, member): member.value for member in config_members}
+    if len(now) < len(config_members):
         raise InputError(f"{path} tells an M twice; keep one of its rows")
 
     rows = {m: now[min(now, key=lambda known: abs(known - m))] if now else today(m) for m in {*needed} - {*now}}

@@ -130,13 +130,13 @@ class TileTables(ServerFormat, abstract=True):
                 untold.append((record, str(subject)))
             elif tables[subject].setdefault(record.problem.m, record) is not record:
                 untold.append((record, "a result of a device of the same name is told"))
-        files, told = dict[str, str](), 0
+        files, written = dict[str, str](), 0
         for subject, found in tables.items():
             kind, name = self.kinds[subject.kind], self._file_name(subject)
             rows = {m: self._row_or_reason(record, kind) for m, record in found.items()}
             foreign = {m: reason for m, reason in rows.items() if isinstance(reason, Support)}
             untold += [(found[m], f"{why}; {self.server} runs there what it runs today") for m, why in foreign.items()]
-            told += len(rows) - len(foreign)
+            written += len(rows) - len(foreign)
             values = {m: row for m, row in rows.items() if m not in foreign}
             text = before.get(name, "")
             today = kind.default
@@ -144,7 +144,7 @@ class TileTables(ServerFormat, abstract=True):
 
             if new != text:
                 files[name] = new
-        return Translation(files, told, tuple(untold))
+        return Translation(files, written, tuple(untold))
 
     def can_tell(self, config: Config) -> bool:
         """Whether the server's kernel may be launched so."""
@@ -174,9 +174,9 @@ class TileTables(ServerFormat, abstract=True):
         if isinstance(subject, Support):
             return rivals[0]
         kind = self.kinds[subject.kind]
-        told = [record for record in rivals if isinstance(self._row_or_reason(record, kind), dict)]
-        told = [record for record in told if record.config.backend == self.backend] or told
-        return min(told, key=lambda record: record.seconds, default=rivals[0])
+        usable = [record for record in rivals if isinstance(self._row_or_reason(record, kind), dict)]
+        usable = [record for record in usable if record.config.backend == self.backend] or usable
+        return min(usable, key=lambda record: record.seconds, default=rivals[0])
 
     def _row_or_reason(self, record: Record, kind: Kind) -> dict[str, int] | Support | None:
         """What a table tells of a result: its config, None for the server's other kernel, or why it can't be told."""

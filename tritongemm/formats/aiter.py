@@ -15,6 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
+from tritongemm.formats import _aiter_header as header
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_moe as moe
 from tritongemm.formats._aiter_families import (
@@ -26,7 +27,7 @@ from tritongemm.formats._aiter_families import (
     is_header,
 )
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, seconds_of, told_cells
-from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
+from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
@@ -48,8 +49,12 @@ class AiterCsv(Format):
         if not text:
             words = (word for family in FAMILIES for word in family.words)
             return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
-        columns = cells_of(text.partition("\n")[0].removeprefix("\ufeff"))
+        columns = columns_of(text)
         return columns is not None and is_header(columns)
+
+    def why_unrecognised(self, path: Path, text: str) -> str:
+        """What is wrong with the names of columns, of a file that has sizes in columns."""
+        return header.fault_of(path, text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order."""
@@ -64,11 +69,12 @@ class AiterCsv(Format):
             InputError: nothing says which family it is, or nothing here computes that.
         """
         table = CsvTable.parse(path, text)
+        header.check(path, text, table.columns)
         family = family_of_file(path, table.columns, defaults.family)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
         damaged: list[DamagedRow] = []
-        kept: list[tuple[int, str]] = []
+        kept: list[tuple[int, int, str]] = []
         for line in table.lines:
             where = f"{path}: row {line.row} (line {line.number})"
             try:
@@ -77,12 +83,12 @@ class AiterCsv(Format):
                 else:
                     rows += moe.read_line(line, where, defaults) if line.row else ()
             except KeptError as reason:
-                kept.append((line.number, str(reason)))
+                kept.append((line.row, line.number, str(reason)))
             except InputError as error:
                 damaged.append(DamagedRow(line.row, line.number, str(error)))
-        warn_of(path, kept)
+        untunable = warn_of(path, kept)
         used = _without_doubles(path, rows, table) if family.ours else rows
-        return ResultsFile(rows=tuple(used), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(used), damaged=tuple(damaged), untunable=untunable)
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
@@ -109,7 +115,7 @@ class AiterCsv(Format):
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
-        told, untold = 0, list[tuple[Record, str]]()
+        written, untold = 0, list[tuple[Record, str]]()
         groups = [list(group) for _, group in groupby(sorted(records, key=_thing), key=_thing)]
         family = _family_of_output(before.get("", ""), [group[0] for group in groups])
         if family is None:
@@ -121,10 +127,10 @@ class AiterCsv(Format):
             reason = _untellable(group[0], family)
             if not reason:
                 is_told, reason = _tell(group, family, lines)
-                told += is_told
+                written += is_told
             if reason:
                 untold.append((group[0], reason))
-        return Translation({"": lines.text() if told else before.get("", "")}, told, tuple(untold))
+        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(untold))
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
         """Files of one family as one, in the columns of all; only lines that lost are left out."""
@@ -208,16 +214,16 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     winner = best.config.short_name if best.winner == best.config.backend else best.winner
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
-    told: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
-    measured = next(record for record in group if told in _ways(record))
-    cells = told_cells(best, family, *told) | kept_cells(measured, told[0])
+    chosen: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
+    measured = next(record for record in group if chosen in _ways(record))
+    cells = told_cells(best, family, *chosen) | kept_cells(measured, chosen[0])
     lost = ""
-    if ways[0] != told:
-        seconds, stead = ways[0][1], told[0].name
+    if ways[0] != chosen:
+        seconds, stead = ways[0][1], chosen[0].name
         lost = f"AITER has no kernel for {winner} ({seconds * 1e6:.2f} us)"
         if merging.is_faster(lines.seconds(cells), seconds_of(cells)):
             return False, f"{lost}; the line that is there stays"
-        lost += f"; told as {told[0].library} {stead} ({told[1] * 1e6:.2f} us)"
+        lost += f"; told as {chosen[0].library} {stead} ({chosen[1] * 1e6:.2f} us)"
     cells |= _kept_numbers(lines.there(cells), cells)
     line = lines.table.line_of(cells)
     try:

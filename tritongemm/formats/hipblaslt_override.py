@@ -81,7 +81,7 @@ class HipblasltOverride(Format):
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
         rows = dict[Problem, FormatRow]()
-        kept, damaged = list[tuple[int, str]](), list[DamagedRow]()
+        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
         for pair in _pairs(text):
             try:
                 problem = _product(pair).problem({})
@@ -89,19 +89,18 @@ class HipblasltOverride(Format):
                     raise InputError(f"repeats row {rows[problem].number}; hipBLASLt may take either: keep one of them")
                 rows[problem] = FormatRow(problem, _config(pair), line=pair.line, number=pair.number)
             except KeptError as why:
-                kept.append((pair.line, str(why)))
+                kept.append((pair.number, pair.line, str(why)))
             except InputError as error:
                 reason = f"{path}: row {pair.number} (line {pair.line}) {error}"
                 damaged.append(DamagedRow(pair.number, pair.line, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file with the solutions that won; rows of other products stay byte for byte."""
         text = before.get("", "")
         if text.strip() and not self.recognises(Path(), text):
             raise InputError(f"the file that is there is not {self.title}; choose another file with -o")
-        revision, told, untold = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
+        revision, written, untold = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
         first: Record | None = None
         for record in records:
             found = Support(_UNREAD) if text.strip() and not revision else _row_of(record, revision)
@@ -109,14 +108,14 @@ class HipblasltOverride(Format):
                 reason = found.reason
             elif first is not None and (record.target, record.compute_units) != (first.target, first.compute_units):
                 reason = f"a file is of one device, and this one is of {first.target}"
-            elif found[0] in told:
+            elif found[0] in written:
                 reason = "a row of its sizes and types is told, and a row tells neither bias nor scales"
             else:
                 first, revision = first or record, revision or found[2]
-                told[found[0]] = found[1]
+                written[found[0]] = found[1]
                 continue
             untold.append((record, reason))
-        return Translation({"": _with_rows(text, told, revision)} if told else {}, len(told), tuple(untold))
+        return Translation({"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(untold))
 
 
 def _is_head(line: str) -> bool:
@@ -209,7 +208,7 @@ def _is_revision(revision: str, own: str) -> bool:
     return bool(digits) and digits.zfill(_REVISION_DIGITS) == own
 
 
-def _with_rows(text: str, told: Mapping[ColumnMajor, int], revision: str) -> str:
+def _with_rows(text: str, written: Mapping[ColumnMajor, int], revision: str) -> str:
     """A file's text with these rows, in the place of other rows of the same products."""
     lines = text.split("\n") if text else []
     same = set[ColumnMajor]()
@@ -218,14 +217,14 @@ def _with_rows(text: str, told: Mapping[ColumnMajor, int], revision: str) -> str
             product = _product(pair)
         except (InputError, KeptError):
             continue
-        if product in told and product not in same and _index(pair) == told[product]:
+        if product in written and product not in same and _index(pair) == written[product]:
             same.add(product)
-        elif product in told:
+        elif product in written:
             del lines[pair.line - 1]
             behind = lines[pair.line - 1].strip() if pair.line - 1 < len(lines) else ""
             if _is_head(lines[pair.line - 2]) and (not behind or _is_head(behind)):
                 del lines[pair.line - 2]  # its own columns
-    added = [line for product, index in told.items() if product not in same for line in _lines_of(product, index)]
+    added = [line for product, index in written.items() if product not in same for line in _lines_of(product, index)]
     if lines and not lines[-1].strip():
         lines.pop()
     head = [] if _revision(text) else [f"{_VERSION}{revision}"]

@@ -67,7 +67,7 @@ class InductorLookup(Format):
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows, kept, damaged = list[FormatRow](), list[tuple[int, str]](), list[DamagedRow]()
+        rows, kept, damaged = list[FormatRow](), list[tuple[int, int, str]](), list[DamagedRow]()
         seen: dict[str, int] = {}
         for number, member in enumerate(read_members(path, text), start=1):
             try:
@@ -78,36 +78,35 @@ class InductorLookup(Format):
                 target = target_of_device(device)
                 rows.append(FormatRow(problem, config, line=member.line, number=number, target=target))
             except KeptError as why:
-                kept.append((member.line, str(why)))
+                kept.append((number, member.line, str(why)))
             except InputError as error:
                 reason = f"{path}: row {number} (line {member.line}) {printable(member.key, 120)!r} {error}"
                 damaged.append(DamagedRow(number, member.line, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A table with these results; its other rows stay byte for byte."""
         text = before.get("", "")
         members = read_members(Path("the table"), text) if text else []
-        values, told, untold = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
+        values, written, untold = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
         for record, *_ in by_device(records):
             key, config = key_of(record.problem), _config_of(record)
             if not key:
                 reason = "Inductor looks up mm and addmm of dense operands of one dtype alone"
-            elif told and record.target != told[0].target:
-                reason = f"a table is of one target, and this one is of {told[0].target}"
+            elif written and record.target != written[0].target:
+                reason = f"a table is of one target, and this one is of {written[0].target}"
             elif isinstance(config, Support):
                 reason = str(config)
             elif key in values:
                 reason = "a result of another device of the same target is told"
             else:
-                told.append(record)
+                written.append(record)
                 values[key] = [config]
                 continue
             untold.append((record, reason))
         changed = {key: value for key, value in values.items() if not _means(members, key, value)}
         new = with_members(text, members, changed) if changed else text
-        return Translation({"": new} if new else {}, len(told), tuple(untold))
+        return Translation({"": new} if new else {}, len(written), tuple(untold))
 
 
 def key_of(problem: Problem) -> str:

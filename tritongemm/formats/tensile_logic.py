@@ -39,7 +39,7 @@ class TensileLogic(Format):
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """A size for each row of the table that lies densely, with its solution; a warning tells of others."""
-        logic, kept = read_logic(path, text), list[tuple[int, str]]()
+        logic, kept = read_logic(path, text), list[tuple[int, int, str]]()
         target, units = logic.target
         rows = []
         for number, (size, (index, _)) in enumerate(logic.sizes.items(), start=1):
@@ -47,7 +47,7 @@ class TensileLogic(Format):
             try:
                 problem = _product(logic, size).problem({})
             except KeptError as why:
-                kept.append((line, str(why)))
+                kept.append((number, line, str(why)))
                 continue
             except InputError as error:
                 raise InputError(f"{path}: row {number} (line {line}) {error}") from None
@@ -80,7 +80,7 @@ class TensileLogic(Format):
         """Files with the sizes of these results, each told where its solution is."""
         files = {name: read_logic(Path(name or "the file"), text) for name, text in before.items() if text.strip()}
         indices = {name: _by_template(logic) for name, logic in files.items()}
-        told, untold = set[str](), list[tuple[Record, str]]()
+        written, untold = set[str](), list[tuple[Record, str]]()
         count = 0
         for record in records:
             place = _place(record, files, indices)
@@ -91,9 +91,9 @@ class TensileLogic(Format):
             logic = files[name]
             if logic.sizes.get(size, (-1, 0.0))[0] != index:
                 logic.sizes[size] = index, _UNMEASURED
-                told.add(name)
+                written.add(name)
             count += 1
-        texts = {name: files[name].text() if name in told else text for name, text in before.items()}
+        texts = {name: files[name].text() if name in written else text for name, text in before.items()}
         return Translation({name: text for name, text in texts.items() if text}, count, tuple(untold))
 
 
@@ -165,11 +165,11 @@ def _merge(merged: Logic, other: Logic) -> list[str]:
         if known is not None:
             replaced.append(shown(size))
         merged.sizes[size] = merged.add_solution(solution), efficiency
-    told = (
+    changes = (
         (stayed, f"stay as in {merged.path}, which is as efficient"),
         (replaced, "replace those of the file before"),
     )
-    return [f"{other.path}: {_listed(sizes)} {what}" for sizes, what in told if sizes]
+    return [f"{other.path}: {_listed(sizes)} {what}" for sizes, what in changes if sizes]
 
 
 def _listed(sizes: Sequence[str]) -> str:

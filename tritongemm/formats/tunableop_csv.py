@@ -94,7 +94,7 @@ class TunableOpCsv(Format):
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
         rows: dict[Problem, FormatRow] = {}
-        kept, damaged = list[tuple[int, str]](), list[DamagedRow]()
+        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
         target = target_of_device(_validators(text).get("GCN_ARCH_NAME", ""))
         for index, line in enumerate(_lines(text)):
             try:
@@ -107,33 +107,32 @@ class TunableOpCsv(Format):
                 if known is not row:
                     rows[problem] = replace(known, count=known.count + 1)
             except KeptError as why:
-                kept.append((line.number, str(why)))
+                kept.append((index + 1, line.number, str(why)))
             except InputError as error:
                 reason = f"{path}: row {index + 1} (line {line.number}) {error}"
                 damaged.append(DamagedRow(index + 1, line.number, reason))
-        warn_of(path, kept)
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged))
+        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
-        places, told, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
+        places, written, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
         for rivals in by_device(records):
             best, problem = rivals[0], rivals[0].problem
             solutions = [_solution(record, validators) for record in rivals]
             known = next((one for one in solutions if not isinstance(one, Support)), None)
-            if problem in told:
+            if problem in written:
                 untold.append((best, "a result of another device of the same target is told"))
             elif known is None:
                 untold.append((best, str(solutions[0])))
             elif not (places.get(problem) or _names(problem)):
                 untold.append((best, "what TunableOp calls this product is not known"))
             else:
-                told[problem] = known
+                written[problem] = known
                 if isinstance(solutions[0], Support):
                     untold.append((best, f"{solutions[0]}; {known[0]} stands for it"))
-        return Translation({"": _with_solutions(text, places, told)} if text else {}, len(told), tuple(untold))
+        return Translation({"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(untold))
 
 
 def _lines(text: str) -> Iterator[_Line]:
@@ -281,17 +280,17 @@ def _names(problem: Problem) -> list[str]:
     batch = f"_B_{problem.batch}" if problem.batch > 1 else ""
     lead_a, lead_b, lead_c = problem.leads
     names = [f"{kind}TunableOp_{dtype}_{layout}", f"{layout.lower()}_{n}_{m}_{k}{batch}_ld_{lead_b}_{lead_a}_{lead_c}"]
-    told = _read_line(_Line(1, ",".join(names))) if dtype else None
-    return names if told and told[0] == problem else []
+    parsed = _read_line(_Line(1, ",".join(names))) if dtype else None
+    return names if parsed and parsed[0] == problem else []
 
 
 def _with_solutions(
-    text: str, places: Mapping[Problem, Sequence[int]], told: Mapping[Problem, tuple[str, float]]
+    text: str, places: Mapping[Problem, Sequence[int]], written: Mapping[Problem, tuple[str, float]]
 ) -> str:
     """The text of a file with solutions and their milliseconds; what has them already is not touched."""
     lines = text.split("\n")
     ending, end = lines.pop() if not lines[-1] else None, "\r" if lines[0].endswith("\r") else ""
-    for problem, (solution, milliseconds) in told.items():
+    for problem, (solution, milliseconds) in written.items():
         for place in places.get(problem, ()):
             fields = lines[place].rstrip("\r").split(",")
             if fields[2:3] != [solution]:

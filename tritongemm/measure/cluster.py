@@ -134,16 +134,16 @@ class ClusterGpus:
             raise InputError(
                 f"--ray {self._hosts.address}: the cluster has no GPU; ray start --num-gpus=N tells it of a host's"
             )
-        deadline, told = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
+        deadline, surveys = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
         found: list[_Gpu] = []
         for host in begun:
             with self._leaving_out(host):
                 if host.ready(max(0.0, deadline - time.monotonic())):
-                    told.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
+                    surveys.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
                 else:
                     self._say(f"a GPU of host {host.name} has no part: others hold it")
                     host.kill()
-        for host, answers in told:
+        for host, answers in surveys:
             with self._leaving_out(host):
                 found.append(_Gpu(host, self._facts(host, answers)))
         if not found:

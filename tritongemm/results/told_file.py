@@ -93,15 +93,15 @@ def write(
     before = dict(_texts(path, format_)) if base is None else {"": base}
     judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
     others = tuple((record, reason) for record, reason in judged if reason)
-    told = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
-    told = replace(told, untold=(*told.untold, *others))
-    for name, text in told.files.items():
+    translation = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
+    translation = replace(translation, untold=(*translation.untold, *others))
+    for name, text in translation.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
         place = path / name if name else path
         if text and text != read_exactly(place):
             files.atomic_write(place, text)
-    return told
+    return translation
 
 
 def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
@@ -152,10 +152,15 @@ class ToldFile:
         if name:
             format_ = output_format(path, name)
             if text and not format_.recognises(path, text):
-                raise InputError(f"{path} is there and is not {format_.title}; {_ADVICE}")
+                fault = format_.why_unrecognised(path, text) or f"{path} is there and is not {format_.title}"
+                raise InputError(f"{fault}; or {_ADVICE}")
             return cls(path, format_)
-        found = (f for f in registry.every(Format) if f is not ours and f.tells_results and f.recognises(path, text))
-        claimed = next(found, None)
+        telling = [f for f in registry.every(Format) if f is not ours and f.tells_results]
+        claimed = next((f for f in telling if f.recognises(path, text)), None)
+        if claimed is None and text and path.suffix in {suffix for f in telling for suffix in f.suffixes}:
+            fault = next((fault for f in telling if (fault := f.why_unrecognised(path, text))), "")
+            if fault:
+                raise InputError(f"{fault}; or {_ADVICE}")
         return cls(path, claimed) if claimed else None
 
     def check(self) -> None:

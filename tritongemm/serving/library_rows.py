@@ -25,10 +25,10 @@ def read_library(path: Path, stacklevel: int = 4) -> tuple[KernelLibrary, list[S
     library = open_library(path)
     if library.damaged:
         more = [f"and {len(library.damaged) - _TOLD} more"] if len(library.damaged) > _TOLD else []
-        told = "; ".join([*map(str, library.damaged[:_TOLD]), *more])
+        listed = "; ".join([*map(str, library.damaged[:_TOLD]), *more])
         if not library.entries:
-            raise InputError(f"{path}: none of its entries can be used: {told}; build it again")
-        text = f"{path}: {len(library.damaged)} entries are not used: {told}"
+            raise InputError(f"{path}: none of its entries can be used: {listed}; build it again")
+        text = f"{path}: {len(library.damaged)} entries are not used: {listed}"
         warnings.warn(text, DamagedFileWarning, stacklevel=stacklevel)
     if not library.entries:
         raise InputError(f"{path}: the library is empty")

@@ -100,9 +100,9 @@ class Patch:
     def __str__(self) -> str:
         reasons = Counter(self.left.values())
         groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
-        told = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
-        told += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
-        return f"{len(self.patched)} of {len(self.patched) + len(self.left)} {self._kinds} are served{told}"
+        remarks = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
+        remarks += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
+        return f"{len(self.patched)} of {len(self.patched) + len(self.left)} {self._kinds} are served{remarks}"
 
 
 def patch(

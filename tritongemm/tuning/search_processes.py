@@ -239,19 +239,19 @@ class SearchProcess:
             compiled: as in `SearchPlan`.
             built: likewise.
         """
-        told: list[list[Trial]] = []
+        reported: list[list[Trial]] = []
         batch: PreparedBatch | None = begun.first
         while batch is not None:
             jobs.update((config.name, made) for config, made in zip(batch.configs, batch.jobs, strict=True))
-            told.append((yield batch.configs))
+            reported.append((yield batch.configs))
             try:
                 with self._turn(for_batch=True):
                     if self.closed:
                         return
-                    (batch,) = self._child.ask(TriedBatch(job.problem, told[-1], frozenset(built)), inf)
+                    (batch,) = self._child.ask(TriedBatch(job.problem, reported[-1], frozenset(built)), inf)
             except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
                 if not self.closed:
-                    yield from _resumed(job.search(job.plan(), compiled, built), told)
+                    yield from _resumed(job.search(job.plan(), compiled, built), reported)
                 return
 
     def close(self) -> None:
@@ -312,11 +312,11 @@ def no_search() -> Search:
     yield []
 
 
-def _resumed(search: Search, told: Sequence[list[Trial]]) -> Search:
+def _resumed(search: Search, reported: Sequence[list[Trial]]) -> Search:
     """A new search, brought to where a lost one was by sending it the same trials; it yields only later batches."""
     next(search)
     try:
-        for trials in told:
+        for trials in reported:
             batch = search.send(trials)
         while True:
             batch = search.send((yield batch))

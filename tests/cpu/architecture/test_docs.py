@@ -102,22 +102,22 @@ def _variables() -> set[str]:
 
 def test_every_option_and_variable_is_told() -> None:
     text = (DOCS / "commands.md").read_text()
-    told = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
+    reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
     cli = ROOT / "tritongemm/cli"
     options = set[str]().union(*(doc_pages.parser_options(file) for file in cli.glob("*.py")))
     second_names = {"--col-a", "--col-b", "--o"}
-    assert options - told - second_names == set()
+    assert options - reported - second_names == set()
     variables = {m.text for m in doc_pages.mentioned_variables("commands", text)} | {"XDG_CACHE_HOME"}
     assert _variables() <= variables
 
 
 def test_every_key_of_a_result_is_told() -> None:
     text = (DOCS / "results.md").read_text()
-    told = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
+    reported = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
     kept = {f.name for f in fields(Record)} - {"extra"}
     kept |= {f.name for f in fields(Trial)} - {"try_again"}  # what may be tried again is not kept
     keys = kept | {f.name for f in fields(Problem)} | set(STATUSES)
-    assert keys <= told, sorted(keys - told)
+    assert keys <= reported, sorted(keys - reported)
 
 
 def test_every_kind_of_plugin_has_a_page() -> None:

@@ -92,7 +92,7 @@ def test_sglangs_kernel_of_hopper_swaps_operands_and_splits_k(monkeypatch: pytes
         grid, given = kernels["_w8a8_block_fp8_matmul_hopper"].launches[-1]
         assert grid == (1, config.split_k) and given["SWAP_AB"] is bool(config.options)
     assert len(kernels["_reduce_block_fp8_split_k"].launches) == 4
-    tried = backend("sglang").contenders(problem, SM90)
+    tried = backend("sglang").list_candidates(problem, SM90)
     assert {c.split_k for c in tried} >= {1, 2} and {c.option("swap_ab") for c in tried} == {0, 1}
 
 
@@ -172,7 +172,7 @@ def test_another_version_of_a_server_is_told_apart(name: str, monkeypatch: pytes
                          ids=lambda problem: problem.key)  # fmt: skip
 def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     """What the server runs today comes first; tiles of many shapes are among the first of the others."""
-    tried = backend(name).contenders(problem, target)
+    tried = backend(name).list_candidates(problem, target)
     assert (tried[0].block_n, tried[0].block_k) in ((128, 128), (64, 128)) and len(set(tried)) == len(tried) > 16
     assert all(c.backend == name and backend(name).check(c, problem, target) for c in tried)
     assert len({c.tile for c in tried[:48]}) > 2 and len({c.kernel_name for c in tried[:16]}) > 12

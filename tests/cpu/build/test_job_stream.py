@@ -42,16 +42,16 @@ class Builder:
 
 
 def test_builds_begin_while_jobs_are_still_being_made(tmp_path: Path) -> None:
-    told = threading.Event()
+    reported = threading.Event()
 
     def jobs() -> Iterator[CompileJob]:
         yield job(1)
-        assert told.wait(LIMIT), "the first is not built before there is a second"
+        assert reported.wait(LIMIT), "the first is not built before there is a second"
         yield job(2)
 
     built = stream(tmp_path, Builder()).artifacts(jobs())
     assert next(built).config.group_m == 1
-    told.set()
+    reported.set()
     assert [b.config.group_m for b in built] == [2]
 
 
@@ -82,16 +82,16 @@ def test_equal_jobs_are_built_once_while_the_first_is_under_way(tmp_path: Path) 
 
 def test_what_was_not_kept_is_built_again_when_it_is_asked_for_later(tmp_path: Path) -> None:
     """Nobody waits for ever for an artifact that was told before he asked."""
-    told = threading.Event()
+    reported = threading.Event()
 
     def jobs() -> Iterator[CompileJob]:
         yield job(1)
-        assert told.wait(LIMIT)
+        assert reported.wait(LIMIT)
         yield job(1)
 
     built = stream(tmp_path, builder := Builder()).artifacts(jobs())
     next(built)
-    told.set()
+    reported.set()
     assert len(list(built)) == 1 and builder.order == [1, 1]
 
 

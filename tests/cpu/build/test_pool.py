@@ -104,14 +104,14 @@ def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
     assert all(
         b.status == "ok" and Path(b.path).read_bytes() == b.symbol.encode() for n, b in found.items() if n not in bad
     )
-    told = {n: (found[n].status, found[n].reason) for n in bad}
-    assert told[1] == ("compile_failed", "the compiler process died: signal SIGKILL")
-    assert told[3][0] == "compile_failed" and "signal SIGSEGV" in told[3][1]
-    assert told[5] == ("timeout", "compile took more than 1.5 s")
-    assert told[7] == ("compile_failed", "ValueError: tile too large for toys")
-    assert told[9] == ("compile_failed", "the compiler process died: exit status 5")
-    assert told[11] == ("out_of_resources", "LDS 9 > 8")
-    assert told[2] == ("compile_failed", "OSError: [Errno 28] No space left on device")
+    reported = {n: (found[n].status, found[n].reason) for n in bad}
+    assert reported[1] == ("compile_failed", "the compiler process died: signal SIGKILL")
+    assert reported[3][0] == "compile_failed" and "signal SIGSEGV" in reported[3][1]
+    assert reported[5] == ("timeout", "compile took more than 1.5 s")
+    assert reported[7] == ("compile_failed", "ValueError: tile too large for toys")
+    assert reported[9] == ("compile_failed", "the compiler process died: exit status 5")
+    assert reported[11] == ("out_of_resources", "LDS 9 > 8")
+    assert reported[2] == ("compile_failed", "OSError: [Errno 28] No space left on device")
     passing = {n for n in found if found[n].try_again}
     assert passing == {1, 2, 4, 5}, "killed from outside, disk full, file moved, too late: not the config's fault"
     assert not any(made.cache.get(found[n].digest) for n in passing), "nor remembered"

@@ -245,30 +245,30 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
         def race(self, *args: object, **more: object) -> RaceResult:
             raise TritonGemmError("the GPU is gone")
 
-    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]), device=lambda: Vanished([], 0))
-    benchmark_stage.run(told)
-    assert told.failed == [f"not compared: {PROBLEMS[0].key}: the reference: the GPU is gone"]
-    assert benchmark_stage.why_again(told) == "1 GEMMs could not be compared: done again"
-    benchmark_stage.run(Told(told.folder))
-    assert not benchmark_stage.why_again(told)
-    (told.folder / RAW).write_text("", encoding="utf-8")
-    assert benchmark_stage.why_again(told).endswith("done again")
-    benchmark_stage.run(Told(told.folder))
-    (told.folder / RAW).unlink()
-    assert "there is no such file: done again" in benchmark_stage.why_again(told)
+    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]), device=lambda: Vanished([], 0))
+    benchmark_stage.run(reported)
+    assert reported.failed == [f"not compared: {PROBLEMS[0].key}: the reference: the GPU is gone"]
+    assert benchmark_stage.why_again(reported) == "1 GEMMs could not be compared: done again"
+    benchmark_stage.run(Told(reported.folder))
+    assert not benchmark_stage.why_again(reported)
+    (reported.folder / RAW).write_text("", encoding="utf-8")
+    assert benchmark_stage.why_again(reported).endswith("done again")
+    benchmark_stage.run(Told(reported.folder))
+    (reported.folder / RAW).unlink()
+    assert "there is no such file: done again" in benchmark_stage.why_again(reported)
 
 
 def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another filter that keeps nothing leaves none."""
-    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
-    benchmark_stage.run(told)
-    run_filter(told.folder, told.say)
-    (entry,) = open_library(told.folder / LIBRARY).entries
-    assert entry.record == benchmark.read_records(told.folder / FINAL)[0]
-    assert told.said[-1].endswith("final: a library of 1 results, 0 with kernels")
+    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    benchmark_stage.run(reported)
+    run_filter(reported.folder, reported.say)
+    (entry,) = open_library(reported.folder / LIBRARY).entries
+    assert entry.record == benchmark.read_records(reported.folder / FINAL)[0]
+    assert reported.said[-1].endswith("final: a library of 1 results, 0 with kernels")
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", 100)
-    run_filter(told.folder, told.say)
-    assert not is_library(told.folder / LIBRARY)
+    run_filter(reported.folder, reported.say)
+    assert not is_library(reported.folder / LIBRARY)
 
 
 @pytest.mark.parametrize("least_ratio", [1.03, 100])
@@ -276,22 +276,22 @@ def test_a_library_replaces_nothing_of_others(
     least_ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", least_ratio)
-    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
-    benchmark_stage.run(told)
-    theirs = told.folder / LIBRARY / MANIFEST
+    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    benchmark_stage.run(reported)
+    theirs = reported.folder / LIBRARY / MANIFEST
     theirs.parent.mkdir()
     theirs.write_text('{"mine": 1}', encoding="utf-8")
     with pytest.raises(OutputError, match="is not a manifest of a library"):
-        run_filter(told.folder, told.say)
+        run_filter(reported.folder, reported.say)
     assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
 
 
 def test_the_stages(tmp_path: Path) -> None:
-    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
-        filter_stage.run(told)
-    benchmark_stage.run(told)
-    assert "benchmark: turn 3 of 3, tuned: 1 GEMMs measured" in told.said
-    told.said.clear()
-    filter_stage.run(told)
-    assert "1 of 1 GEMMs kept" in told.said[0] and "average uplift 100.00%" in told.said[0]
+        filter_stage.run(reported)
+    benchmark_stage.run(reported)
+    assert "benchmark: turn 3 of 3, tuned: 1 GEMMs measured" in reported.said
+    reported.said.clear()
+    filter_stage.run(reported)
+    assert "1 of 1 GEMMs kept" in reported.said[0] and "average uplift 100.00%" in reported.said[0]

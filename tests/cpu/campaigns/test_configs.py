@@ -123,8 +123,8 @@ def test_predictions_that_take_long_say_how_far_they_are(rig: Rig, monkeypatch: 
     monkeypatch.setattr(weights, "monotonic", lambda: next(clock))
     monkeypatch.setattr(weights, "predict_seconds", lambda problem, target: problem.m * 1e-9)
     configs.run(rig.campaign("".join(size(m) for m in range(64, 72)), threshold=0))
-    told = [text for text in rig.said if text.startswith("predicted: ")]
-    assert told == [f"predicted: {n} of 8 GEMMs" for n in (1, 3, 5, 7)]
+    reported = [text for text in rig.said if text.startswith("predicted: ")]
+    assert reported == [f"predicted: {n} of 8 GEMMs" for n in (1, 3, 5, 7)]
 
 
 def test_a_threshold_is_of_sums(measuring: Rig) -> None:
@@ -181,10 +181,10 @@ def test_scripts_are_open_to_whom_the_umask_says(rig: Rig) -> None:
 
 def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     configs.run(measuring.campaign(example() + size(A, count=10, beta="1.0") + size(B, activation="gelu")))
-    told = [line for line in measuring.said if line.startswith("not computed here")]
-    assert told.pop().startswith("not computed here: 2 GEMMs, about ")
-    assert len(told) == 2 and "line 5: bf16_r to bf16_r TN 64 x 1024 x 64: about" in told[0]
-    assert told[0].endswith("its beta is 1; here it is 0") and told[1].endswith("it applies gelu")
+    reported = [line for line in measuring.said if line.startswith("not computed here")]
+    assert reported.pop().startswith("not computed here: 2 GEMMs, about ")
+    assert len(reported) == 2 and "line 5: bf16_r to bf16_r TN 64 x 1024 x 64: about" in reported[0]
+    assert reported[0].endswith("its beta is 1; here it is 0") and reported[1].endswith("it applies gelu")
     left = [row for row in rows(measuring.folder, "summary.csv") if row["baseline"] == "roofline"]
     assert {row["note"] for row in left} == {"its beta is 1; here it is 0", "it applies gelu"}
     assert all(not row["config"] and float(row["% of total"]) > 0 for row in left)
@@ -195,8 +195,8 @@ def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
 
 def test_of_many_that_can_t_be_computed_the_largest_are_told(rig: Rig) -> None:
     configs.run(rig.campaign(size(A) + "".join(size(m, beta="1.0") for m in range(1, 41))))
-    told = [line for line in rig.said if line.startswith("not computed here")]
-    assert len(told) == 22 and told[-2] == "not computed here: 20 others; summary.csv has their reasons"
+    reported = [line for line in rig.said if line.startswith("not computed here")]
+    assert len(reported) == 22 and reported[-2] == "not computed here: 20 others; summary.csv has their reasons"
     assert sum(row["note"].startswith("its beta is 1") for row in rows(rig.folder, "summary.csv")) == 40
 
 

@@ -129,8 +129,8 @@ def test_formats_of_scales_that_are_newer(log: Path) -> None:
 
 @pytest.mark.parametrize("form", ["profile", "bench"])
 def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
-    told = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}
-    count, mode = told[form]
+    reported = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}
+    count, mode = reported[form]
     lines = [line(form, n=n, batch=4).replace(count, f"{count}{mode}{number}") for n, number in ((1, 1), (2, 0))]
     assert counts(read(log, "".join(lines))) == {"it asks for batch_mode 1": 1, "2x16032x16384_bf16_TN_batch4": 1}
 

@@ -214,8 +214,8 @@ def test_our_operations_are_counted_where_compiled_code_calls_them(tmp_path: Pat
         own.fused_moe(x, *mixture, "silu", none, none)
     own.mm(x, torch.zeros(N, K))
     rows = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
-    told = [(row.operation.removeprefix("tritongemm."), row.problem.family, row.count) for row in rows]
-    assert sorted(told) == [
+    reported = [(row.operation.removeprefix("tritongemm."), row.problem.family, row.count) for row in rows]
+    assert sorted(reported) == [
         ("bmm", "dense", 1), ("fused_moe", "dense", 1), ("fused_moe", "dense", 1), ("grouped_mm", "dense", 1),
         ("linear_fp8", "a8w8_blockscale", 1), ("mm", "dense", 1), ("scaled_mm", "a8w8", 1),
     ]  # fmt: skip

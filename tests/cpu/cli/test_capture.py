@@ -10,7 +10,7 @@ from tritongemm.cli import capture, door
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ([], "there is no program to run"),
         (["nowhere.py"], "nowhere.py: there is no such script"),
@@ -21,11 +21,11 @@ from tritongemm.cli import capture, door
     ],
 )
 def test_what_cannot_be_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], reported: str
 ) -> None:
     for name, text in (("program.py", "print(1)\n"), ("other.csv", "a,b\n"), ("columns.csv", "M,N,K,q_dtype_w\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", "")  # so that what the command sets is undone
     assert capture.main(words) == door.REFUSED
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

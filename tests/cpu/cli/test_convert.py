@@ -48,8 +48,8 @@ def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
     problem = Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False)
-    told = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
-    ours.write_text(results_format().write([told, record(ONE)]), encoding="utf-8")
+    translated = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
+    ours.write_text(results_format().write([translated, record(ONE)]), encoding="utf-8")
     text = f"{HEADER}\r\n{OTHER}\r\n\r\nnonsense\r\n{TORCH}\r\n"
     output.write_bytes(text.encode())
     assert convert.main([str(ours), "-o", str(output)]) == 0
@@ -167,7 +167,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "told"),
+    ("name", "flags", "translated"),
     [
         ("a8w8_blockscale_tuned_gemm.csv", (), ["M,N,K,libtype", "64,2112,7168"]),
         ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", (), ["M,N,K,libtype", "32,2112,7168"]),
@@ -178,7 +178,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
     ],
 )
 def test_a_file_is_of_the_family_that_its_name_says(
-    name: str, flags: tuple[str, ...], told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, flags: tuple[str, ...], translated: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files of two families have the same columns, and a kernel of one reads the other's B as other numbers."""
     problems = [
@@ -187,10 +187,10 @@ def test_a_file_is_of_the_family_that_its_name_says(
     ]  # fmt: skip
     ours, output = tmp_path / "ours.yaml", tmp_path / name
     ours.write_text(results_format().write([record(one, **H200) for one in problems]), encoding="utf-8")
-    assert convert.main([str(ours), "-o", str(output), *flags]) == (0 if told else 2)
+    assert convert.main([str(ours), "-o", str(output), *flags]) == (0 if translated else 2)
     lines = [line.partition(",")[2].partition(",")[2] for line in _lines(output)]
-    assert [line[: len(start)] for line, start in zip(lines, told, strict=False)] == told
-    assert len(lines) == (len(told) + (name == "a8w8_tuned_gemm.csv"))
+    assert [line[: len(start)] for line, start in zip(lines, translated, strict=False)] == translated
+    assert len(lines) == (len(translated) + (name == "a8w8_tuned_gemm.csv"))
     said = capsys.readouterr().err
     assert said.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
     again = tmp_path / "again.yaml"
@@ -214,8 +214,8 @@ def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest
     """As where the name of the output says another format than that of the files to merge."""
     source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
     assert convert.main([source, "-o", str(tmp_path / "merged.yaml")]) == 2
-    told = capsys.readouterr().err
-    assert "no result that can be told as the YAML of our results" in told and "which --to names" in told
+    translated = capsys.readouterr().err
+    assert "no result that can be told as the YAML of our results" in translated and "which --to names" in translated
     assert not (tmp_path / "merged.yaml").exists()
     assert convert.main([source, "-o", str(tmp_path / "merged.csv"), "--to", "aiter"]) == 0
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import gradlib, options, tune
+from tritongemm.cli import computable_rows, gradlib, options, tune
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
 from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
+from tritongemm.search_spaces import loader
 from tritongemm.workloads import sizes
 
 HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
@@ -98,21 +99,21 @@ def test_a_family_that_the_target_can_not_compute(
 @pytest.mark.usefixtures("without_gpu")
 def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As in the files that AITER ships, which hold both encodings of fp8; a row that no target computes is refused."""
-    path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", machine.find_machine("gfx942")
+    path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", loader.load_target("gfx942")
     lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
     path.write_text("\n".join(lines))
     args = options.parse(["--gemm_size_file", str(path), "--target", "gfx942"])
     with Reporter(verbose=False) as reporter:
-        kept = tune._computable(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+        kept = computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
         assert [row.problem.dtype_a for row in kept] == ["int8"]
-        told = capsys.readouterr().err
-        assert "left out, as another target computes it, and 1 others: " in told and "row 2 (line 3)" in told
+        reported = capsys.readouterr().err
+        assert "left out, as another target computes it, and 1 others: " in reported and "row 2 (line 3)" in reported
         path.write_text("\n".join([lines[0], *lines[2:]]))
         with pytest.raises(InputError, match=r"row 1 .line 2.: 1x64x64_fp8e4m3fn.*encoding is fnuz"):
-            tune._computable(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+            computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
         path.write_text("\n".join([*lines, "16,64,64,torch.bfloat16"]))
         with pytest.raises(InputError, match=r"row 4 .line 5.*multiplies fp8 by fp8 or int8 by int8"):
-            tune._computable(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+            computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
 
 
 def test_files_may_be_called_anything_where_the_family_is_said(words: list[str], tmp_path: Path) -> None:
@@ -122,8 +123,8 @@ def test_files_may_be_called_anything_where_the_family_is_said(words: list[str],
     assert gradlib.main([*flags, "--family", "a4w4_blockscale", "-k"]) == 0
     args = options.parse(words)
     assert [args.gemm_size_file, args.output, args.profile_file] == files and args.to == "aiter"
-    told = ToldFile.find(Path(args.output), args.to)
-    assert told is not None and (told.place, told.results) == (tmp_path / "best", tmp_path / "best.yaml")
+    reported = ToldFile.find(Path(args.output), args.to)
+    assert reported is not None and (reported.place, reported.results) == (tmp_path / "best", tmp_path / "best.yaml")
     Path(files[1]).write_text("a letter\n")
     with pytest.raises(InputError, match="is there and is not AITER's CSV"):
         ToldFile.find(Path(args.output), args.to)

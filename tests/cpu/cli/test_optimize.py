@@ -97,8 +97,8 @@ def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: p
     path = tmp_path / "job.log"
     path.write_text(text)
     assert run(tmp_path, str(path)) == door.REFUSED
-    told = capsys.readouterr().err
-    assert told.count("error: ") == 1 and any(one in told for one in complaint.split("|")), told
+    reported = capsys.readouterr().err
+    assert reported.count("error: ") == 1 and any(one in reported for one in complaint.split("|")), reported
     assert not list(tmp_path.glob("tunings/gemms.csv"))
 
 
@@ -119,9 +119,12 @@ def test_the_last_stages_need_a_gpu(
     """A campaign that did all that can be done here has not failed; who asks for such a stage alone is refused."""
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     assert run(tmp_path, log_in(tmp_path)) == door.DONE
-    told = capsys.readouterr().err
-    assert "benchmark and filter: left to do, as they measure and no GPU" in told and "or name a Ray cluster" in told
-    assert "error" not in told
+    reported = capsys.readouterr().err
+    assert (
+        "benchmark and filter: left to do, as they measure and no GPU" in reported
+        and "or name a Ray cluster" in reported
+    )
+    assert "error" not in reported
     assert run(tmp_path, "--only", "benchmark") == door.REFUSED
     assert "error: the benchmark measures, and no GPU" in capsys.readouterr().err
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == ["configs", "tune", "merge"]

@@ -69,7 +69,7 @@ class Judge(FakeEvaluator):
         """The first contenders."""
         library = registry.get(LibraryBackend, backend)
         assert isinstance(library, ServerBackend)
-        return library.contenders(problem, self.target)[:limit]
+        return library.list_candidates(problem, self.target)[:limit]
 
 
 @pytest.mark.parametrize("size", [["-n", "512", "-k", "1024"], ["-n", "256", "-k", "512", "--groups=8", "--top_k=2"]])
@@ -86,8 +86,8 @@ def test_a_table_of_the_servers_own_kernels(
     words = ["--for", "vllm", *size, "-m", "16", "--family", "a8w8_blockscale", "--algorithms", "12"]
     assert tune.main([*words, "-o", str(tmp_path / name)]) == 0
     assert "its own kernels race" in capsys.readouterr().err
-    told = json.loads((tmp_path / name).read_text(encoding="utf-8"))
-    assert told["16"]["BLOCK_SIZE_M"] == 16 and told["16"]["BLOCK_SIZE_K"] == 128
+    reported = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    assert reported["16"]["BLOCK_SIZE_M"] == 16 and reported["16"]["BLOCK_SIZE_K"] == 128
     results = (tmp_path / name).with_suffix(".yaml").read_text(encoding="utf-8")
     assert (
         "'backend': 'vllm'" in results

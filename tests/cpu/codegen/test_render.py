@@ -65,8 +65,10 @@ def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monke
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "toy.j2").write_text("{#---\nsummary: a toy\ngrid: [1, 1, 1]\noverlap: [ahead]\n---#}\n")
     monkeypatch.setattr(template_facts, "TEMPLATES", tmp_path)
-    told = r"^templates/kernels/toy\.j2: the header has overlap, which nothing reads; it can have .*launch_options, "
-    with pytest.raises(InputError, match=told):
+    reported = (
+        r"^templates/kernels/toy\.j2: the header has overlap, which nothing reads; it can have .*launch_options, "
+    )
+    with pytest.raises(InputError, match=reported):
         template_facts.kernel_template("toy")
 
 

@@ -36,14 +36,14 @@ TARGETS = [target_files.load_target(name) for name in ("gfx942", "sm90")]
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 
-def toy() -> KernelBackend:
+def example_backend() -> KernelBackend:
     """The toy as the registry would give it."""
     backend = ToyBackend()
     backend.name = "toy"
     return backend
 
 
-BACKENDS: dict[str, Backend] = {b.name: b for b in (*registry.every(Backend), toy())}
+BACKENDS: dict[str, Backend] = {b.name: b for b in (*registry.every(Backend), example_backend())}
 KERNELS = {name: b for name, b in BACKENDS.items() if isinstance(b, KernelBackend)}
 
 
@@ -184,7 +184,7 @@ def test_a_fault_in_a_check_is_a_reason() -> None:
 
 
 def test_a_launch_that_the_device_can_not_start_is_refused() -> None:
-    backend = toy()
+    backend = example_backend()
     (config,) = backend.candidates(DENSE, TARGETS[0])
     artifact, _, _ = backend.compile(backend.compile_job(config, DENSE, TARGETS[0]))
     with pytest.raises(InputError, match="can't be launched on gfx942: 2048 threads in a workgroup"):
@@ -192,7 +192,7 @@ def test_a_launch_that_the_device_can_not_start_is_refused() -> None:
 
 
 def test_the_toys_launch_reads_what_it_says() -> None:
-    backend = toy()
+    backend = example_backend()
     (config,) = backend.candidates(DENSE, TARGETS[0])
     artifact, code, file = backend.compile(backend.compile_job(config, DENSE, TARGETS[0]))
     launch = backend.launch(artifact, DENSE, TARGETS[0])

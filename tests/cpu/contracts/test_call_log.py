@@ -65,8 +65,8 @@ def test_a_cut_line_is_never_another_call(log: CallLog, share: float) -> None:
     cut = text[: round(share * len(text))]
     contents = log.read(cut)
     assert counted(contents) <= whole
-    told = len(contents.rows) + len(contents.faults)
-    assert cut.count("\n") <= told <= cut.count("\n") + 1
+    reported = len(contents.rows) + len(contents.faults)
+    assert cut.count("\n") <= reported <= cut.count("\n") + 1
 
 
 @hypothesis.given(share=st.floats(0, 1))

@@ -101,7 +101,8 @@ def test_it_alone_claims_its_file(plugin: Format) -> None:
     name, text = SAMPLES[plugin.name]
     for path in (Path(name),) if plugin.name in NAMED else (Path(name), Path("sizes")):
         assert [f.name for f in registry.every(Format) if f.recognises(path, text)] == [plugin.name]
-    assert not plugin.recognises(Path("letter.txt"), "Dear reader,\n- so long\n")
+    letter = Path("letter.txt"), "Dear reader,\n- so long\n"
+    assert not plugin.recognises(*letter) and not plugin.why_unrecognised(*letter)
 
 
 def test_it_reads_rows_in_order(plugin: Format) -> None:

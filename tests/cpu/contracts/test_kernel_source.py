@@ -52,7 +52,7 @@ CALLS = {
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Puts the documentation's toy beside the sources that are there, as a user would."""
     package = importlib.import_module(KernelSource.package)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
@@ -64,7 +64,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def source(toy: None, request: pytest.FixtureRequest) -> KernelSource:
+def source(example: None, request: pytest.FixtureRequest) -> KernelSource:
     found = registry.get(KernelSource, request.param)
     assert isinstance(found, KernelSource)
     return found
@@ -127,7 +127,7 @@ def test_a_capture_loads_nothing_and_its_answer_does_not_last(
     assert isinstance(answer, Support) or answer.kernel is not None or not answer.lasting
 
 
-def test_they_are_asked_in_the_order_of_their_ranks(toy: None) -> None:
+def test_they_are_asked_in_the_order_of_their_ranks(example: None) -> None:
     assert [source.name for source in Dispatcher().sources] == [
         TOY,
         "tuned_record",
@@ -155,7 +155,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     return dispatcher
 
 
-def test_a_source_put_beside_the_others_serves_calls_and_is_explained(toy: None, gpu: Dispatcher) -> None:
+def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: None, gpu: Dispatcher) -> None:
     for _ in range(2):
         x, w, wide = torch.randn(6, 20), torch.randn(1, 20), torch.randn(8, 20)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)

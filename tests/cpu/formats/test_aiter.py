@@ -77,7 +77,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
     return plugin().read(Path(name), text, Defaults(family=family))
 
 
-def told(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
+def save(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     """The lines of a file after results were told in it, and what was lost."""
     found = plugin().translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.untold)
@@ -245,7 +245,7 @@ def test_a_retuned_row_alone_changes() -> None:
     text = TUNED["bf16_tuned_gemm.csv"]
     record = read("bf16_tuned_gemm.csv", text)[0].record
     assert record and record.config
-    lines, lost = told(text, replace(record, seconds=6e-6, config=replace(record.config, split_k=8)))
+    lines, lost = save(text, replace(record, seconds=6e-6, config=replace(record.config, split_k=8)))
     assert not lost and lines[1] == (
         f"gfx950,256,64,256,5120,False,torch.bfloat16,torch.float32,False,False,asm,5,8,6.0,{ASM},0.0,27.96,557.06"
     )
@@ -256,12 +256,12 @@ def test_splits_of_a4w4_are_told_as_exponents() -> None:
     text = TUNED["a4w4_blockscale_tuned_gemm.csv"]
     record = read("a4w4_blockscale_tuned_gemm.csv", text)[1].record
     assert record
-    lines, _ = told(text, replace(record, config=replace(record.config, split_k=4), seconds=5e-6))
+    lines, _ = save(text, replace(record, config=replace(record.config, split_k=4), seconds=5e-6))
     assert lines[3].startswith("gfx950,256,2,512,4096,21,2,5.0,_ZN5aiter41f4gemm") and lines[2] == ""
 
 
 def test_a_triton_winner_is_told_as_what_aiter_has() -> None:
-    lines, (lost,) = told("", BEST)
+    lines, (lost,) = save("", BEST)
     assert lines == [
         BF16,
         "gfx942,304,16,512,4096,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,9.0,native,0.0,7.46,482.42",
@@ -271,16 +271,16 @@ def test_a_triton_winner_is_told_as_what_aiter_has() -> None:
         BEST, config=Config(TENSILE, 16, 16, 256, options=(("index", 7), ("version", 1)), backend="blaslt"),
         winner="blaslt", seconds=7e-6, library="", library_seconds=None,
     )  # fmt: skip
-    lines, _ = told("", BEST, finalist)
+    lines, _ = save("", BEST, finalist)
     assert f",hipblaslt,7,0,7.0,{TENSILE}," in lines[1], "the fastest of those that it has"
 
 
 def test_a_faster_line_that_is_there_stays() -> None:
     line = "gfx942,304,16,512,4096,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,{},flydsl_x,0.0,1.0,1.0"
     there = f"{BF16}\n{line.format('8.0')}\n"
-    lines, (lost,) = told(there, BEST)
+    lines, (lost,) = save(there, BEST)
     assert lines == there.splitlines() and "stays" in lost
-    assert told(f"{BF16}\n{line.format('0.0')}\n", BEST)[0][1].split(",")[10] == "torch", "a placeholder does not"
+    assert save(f"{BF16}\n{line.format('0.0')}\n", BEST)[0][1].split(",")[10] == "torch", "a placeholder does not"
 
 
 @pytest.mark.parametrize(
@@ -304,11 +304,11 @@ def test_new_rows_keep_a_sorted_file_sorted() -> None:
     """By device, then N before M; in a file that is not sorted they are the last."""
     wide = replace(BEST, problem=replace(BEST.problem, m=8, n=1024))
     small = replace(BEST, problem=replace(BEST.problem, m=1))
-    text = "\n".join(told("", wide, BEST)[0]) + "\n"
-    assert [line.split(",")[2:4] for line in told(text, small)[0][1:]] == [["1", "512"], ["16", "512"], ["8", "1024"]]
+    text = "\n".join(save("", wide, BEST)[0]) + "\n"
+    assert [line.split(",")[2:4] for line in save(text, small)[0][1:]] == [["1", "512"], ["16", "512"], ["8", "1024"]]
     header, first, second = text.splitlines()
     unsorted = f"{header}\n{second}\n{first}\n"
-    assert told(unsorted, small)[0][:3] == [header, second, first]
+    assert save(unsorted, small)[0][:3] == [header, second, first]
     assert plugin().arrange(unsorted) == text
 
 

@@ -25,7 +25,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
     return registry.get(Format, "aiter").read(Path(name), text, Defaults(family=family))
 
 
-def told(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
+def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     """The lines of a file after results were told in it, and what was lost."""
     found = registry.get(Format, "aiter").translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.untold)
@@ -55,7 +55,7 @@ def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: 
     (size,) = read(name, f"{head}\n{row}\n")
     assert size.problem.key == key and size.config is None
     best = replace(BEST, problem=size.problem, config=replace(BEST.config, split_k=3))
-    lines, lost = told("", best)
+    lines, lost = written("", best)
     keys = head.split(",")
     assert lines[0].split(",")[: len(keys) + 2] == ["gfx", "cu_num", *keys] and not lost
     assert lines[1].startswith("sm90,132," + row.replace(" ", "").strip())
@@ -67,7 +67,7 @@ def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: 
 
 def test_a_library_that_won_elsewhere_is_told_by_our_name_for_it() -> None:
     won = replace(BEST, winner="torch", seconds=9e-6, library_seconds=5e-6)
-    lines, lost = told("", won)
+    lines, lost = written("", won)
     assert not lost and ",torch,0," in lines[1] and lines[1].split(",")[13] == "5.0"
     (again,) = read("bf16_tuned_gemm.csv", "\n".join(lines) + "\n")
     assert again.config and again.config.backend == "torch"
@@ -94,5 +94,5 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
     assert [d.reason for d in found.damaged if "scaleAB is True" not in d.reason] == []
     for row in found.rows:
         assert row.problem.family == "a8w8" and row.problem.scale_a and row.problem.scale_a.rows == 0
-        lines, lost = told("", replace(BEST, problem=row.problem))
+        lines, lost = written("", replace(BEST, problem=row.problem))
         assert not lost and f"16,256,512,False,{kind},triton" in lines[1]

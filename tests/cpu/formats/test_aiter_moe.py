@@ -68,7 +68,7 @@ def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
     ],
 )
 def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:
-    with pytest.warns(NewerVersionWarning, match=f"line 4 can't be tuned here: .*{reason}"):
+    with pytest.warns(NewerVersionWarning, match=rf"row 3 \(line 4\) can't be tuned here: .*{reason}"):
         assert len(read(UNTUNED.replace(given, other))) == 4
 
 
@@ -100,7 +100,7 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
         faster.splitlines()[2],
     ]
     (damaged,) = plugin.read_usable(path, text.replace(",9.5", ""), Defaults()).damaged
-    assert damaged.reason.endswith("has 14 values for 16 columns")
+    assert damaged.reason.endswith("has 14 values for 16 columns; write one for each, with commas between them")
 
 
 def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
@@ -110,12 +110,12 @@ def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
 
 def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:
     rows = read(UNTUNED)
-    told = ToldFile.find(tmp_path / "tuned_fmoe.csv")
-    assert told is not None
-    with take(told.results, target="sm90", compute_units=132, toolchain={"torch": "2.13.0"}) as store:
+    written = ToldFile.find(tmp_path / "tuned_fmoe.csv")
+    assert written is not None
+    with take(written.results, target="sm90", compute_units=132, toolchain={"torch": "2.13.0"}) as store:
         for number, row in enumerate(rows[:3]):  # of the second layer one product alone
             store.add_trials(row.problem, [], result(row, (number + 1) * 1e-5))
-        found = told.write(store, [row.problem for row in rows], rows)
+        found = written.write(store, [row.problem for row in rows], rows)
     head, line = (tmp_path / "tuned_fmoe.csv").read_text(encoding="utf-8").splitlines()
     assert head == f"gfx,cu_num,{KEYS},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw"
     assert line.startswith(f"sm90,132,{BF16},16,1,10.0,{TILE.name},0.0%,20.0,{TILE.name},0.0%,30.0,0,")
@@ -124,7 +124,7 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
     assert [r.problem for r in again] == [r.problem for r in rows[:2]]
     assert [r.record and r.record.seconds for r in again] == [1e-5, 2e-5]
     here = replace(load_target("sm90"), compute_units=132)
-    assert [row.number for row in told.wanted(rows, None, here, False)[0]] == [2, 2, 3, 3]
+    assert [row.number for row in written.wanted(rows, None, here, False)[0]] == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,14 @@ def test_what_the_servers_run_today_can_be_raced(target: str) -> None:
 
 def test_the_config_that_is_fastest_at_both_products_is_told() -> None:
     rows = rows_of(1, 16)
-    told = VLLM.translate_rows(rows, results(rows), {})
-    assert told.told == 4 and not told.untold and list(told.files) == [NAME]
-    table = json.loads(told.files[NAME])
+    translated = VLLM.translate_rows(rows, results(rows), {})
+    assert translated.told == 4 and not translated.untold and list(translated.files) == [NAME]
+    table = json.loads(translated.files[NAME])
     assert [int(m) for m in table] == list(LADDER)
     ours = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
     assert table["1"] == table["16"] == {**ours, "num_stages": 3}
     assert table["2"]["num_stages"] == 4 and table["4096"]["BLOCK_SIZE_M"] == 64, "elsewhere it runs what it does today"
-    again = VLLM.translate_rows(rows, results(rows), told.files)
+    again = VLLM.translate_rows(rows, results(rows), translated.files)
     assert not again.files and again.told == 4
     with_remark = json.dumps({"triton_version": "3.4.0", **table}, indent=4)
     assert not VLLM.translate_rows(rows, results(rows), {NAME: with_remark}).files
@@ -110,11 +110,11 @@ def test_what_can_not_be_told_has_a_reason() -> None:
         ([record(rows[0], SHARED, 5)], ""),
     )
     for found, why in cases:
-        told = VLLM.translate_rows(rows, found, {})
-        assert not told.files and not told.told and len(told.untold) == len(found)
-        assert all(why in reason for _, reason in told.untold)
-    told = VLLM.translate(results(rows), {})
-    assert not told.files and all("--top_k" in reason for _, reason in told.untold)
+        translated = VLLM.translate_rows(rows, found, {})
+        assert not translated.files and not translated.told and len(translated.untold) == len(found)
+        assert all(why in reason for _, reason in translated.untold)
+    translated = VLLM.translate(results(rows), {})
+    assert not translated.files and all("--top_k" in reason for _, reason in translated.untold)
     with pytest.raises(InputError, match="name a folder"):
         VLLM.translate_rows(rows, results(rows), {"": "{}"})
 

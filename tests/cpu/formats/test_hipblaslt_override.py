@@ -69,26 +69,26 @@ def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
         text = f"{HEAD}\n    T,N,1,6144,16,4096,{name},{name},bf16_r,f32_r,7\n"
         (row,) = FORMAT.read(PATH, text, Defaults(fp8_encoding="fnuz"))
         assert row.problem.dtype_a == row.problem.dtype_b == ours
-    told = FORMAT.translate([result(product(dtype="fp8e4m3fnuz", dtype_c="bf16"))], {})
-    assert ",f8_fnuz_r,f8_fnuz_r,bf16_r," in told.files[""]
+    written = FORMAT.translate([result(product(dtype="fp8e4m3fnuz", dtype_c="bf16"))], {})
+    assert ",f8_fnuz_r,f8_fnuz_r,bf16_r," in written.files[""]
 
 
 def test_what_won_goes_before_and_the_rest_stays() -> None:
-    told = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
-    assert told.told == 2 and not told.untold
-    lines = told.files[""].split("\n")
+    written = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
+    assert written.told == 2 and not written.untold
+    lines = written.files[""].split("\n")
     assert lines[:3] == ["Git Version: bf2c3184", *TUNED.split("\n")[3:5]], "the other product as it was"
     assert lines[3:] == [
         HEAD, "    T,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,f32_r,44",
         HEAD, "    T,N,1,6144,37,4096,bf16_r,bf16_r,bf16_r,f32_r,44", "",
     ]  # fmt: skip
-    assert FORMAT.translate([result(product()), result(product(37))], {"": told.files[""]}).files == told.files
-    assert {r.problem.m for r in FORMAT.read(PATH, told.files[""], Defaults())} == {16, 37, 128}
+    assert FORMAT.translate([result(product()), result(product(37))], {"": written.files[""]}).files == written.files
+    assert {r.problem.m for r in FORMAT.read(PATH, written.files[""], Defaults())} == {16, 37, 128}
 
 
 def test_a_new_file_names_the_build() -> None:
-    told = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
-    assert told.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
+    written = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
+    assert written.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_a_new_file_names_the_build() -> None:
     ],
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
-    told = FORMAT.translate([record], {"": before})
-    assert not told.files and not told.told
-    ((same, reason),) = told.untold
+    written = FORMAT.translate([record], {"": before})
+    assert not written.files and not written.told
+    ((same, reason),) = written.untold
     assert same is record and why in reason
 
 
 def test_a_row_tells_no_bias() -> None:
-    told = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
-    assert told.told == 1 and told.files[""].count(",44") == 1 and "45" not in told.files[""]
-    assert "neither bias nor scales" in told.untold[0][1]
+    written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
+    assert written.told == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
+    assert "neither bias nor scales" in written.untold[0][1]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     found = FORMAT.read_usable(PATH, text, Defaults())
     assert all(str(PATH) in d.reason for d in found.damaged)
     try:
-        told = FORMAT.translate([result(product(37))], {"": text})
+        written = FORMAT.translate([result(product(37))], {"": text})
     except InputError:
         return
-    assert bool(told.told) == ("37" in "".join(told.files.values()).replace(text, ""))
+    assert bool(written.told) == ("37" in "".join(written.files.values()).replace(text, ""))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

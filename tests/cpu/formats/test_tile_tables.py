@@ -181,9 +181,9 @@ def test_damage_is_named_or_read(at: int, cut: int, put: bytes) -> None:
 
 
 def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
-    told = VLLM.translate([result(13), result(64)], {})
-    assert told.told == 2 and not told.untold and list(told.files) == [NAME]
-    text = told.files[NAME]
+    written = VLLM.translate([result(13), result(64)], {})
+    assert written.told == 2 and not written.untold and list(written.files) == [NAME]
+    text = written.files[NAME]
     assert list(json.loads(text)) == [str(m) for m in sorted({*LADDER, 13})]
     default = {**row(64, BLOCK_SIZE_N=128, GROUP_SIZE_M=32), "num_stages": 2}
     ours = {**row(32, GROUP_SIZE_M=8), "num_warps": 8, "num_stages": 5}
@@ -231,11 +231,11 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
     ],
 )
 def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str) -> None:
-    told = VLLM.translate([other, result(1)], {})
-    assert told.told == 1 and [record for record, _ in told.untold] == [other]
+    written = VLLM.translate([other, result(1)], {})
+    assert written.told == 1 and [record for record, _ in written.untold] == [other]
     with pytest.raises(AssertionError, match=why):
-        raise AssertionError(told.untold[0][1])
-    assert served(told.files[NAME], 64)["num_stages"] == 2
+        raise AssertionError(written.untold[0][1])
+    assert served(written.files[NAME], 64)["num_stages"] == 2
     assert not VLLM.translate([other], {NAME: table()}).files, "a row that is there stays"
 
 
@@ -252,10 +252,10 @@ def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str)
     ],
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
-    told = VLLM.translate([record], {})
-    assert all("/" not in name for name in told.files)
-    if not told.files:
-        ((same, reason),) = told.untold
+    written = VLLM.translate([record], {})
+    assert all("/" not in name for name in written.files)
+    if not written.files:
+        ((same, reason),) = written.untold
         assert same is record
         with pytest.raises(AssertionError, match=why):
             raise AssertionError(reason)
@@ -263,8 +263,8 @@ def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
 
 def test_of_results_of_one_device_the_first_is_told() -> None:
     stand_in = result(16, Config("tile", 64, 64, 64))
-    told = VLLM.translate([result(16), stand_in], {})
-    assert not told.untold and served(told.files[NAME], 16)["BLOCK_SIZE_M"] == 32
+    written = VLLM.translate([result(16), stand_in], {})
+    assert not written.untold and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32
     other = dataclasses.replace(stand_in, compute_units=66)
     assert [r for r, _ in VLLM.translate([result(16), other], {}).untold] == [other]
     with pytest.raises(InputError, match="keeps a folder"):
@@ -274,9 +274,9 @@ def test_of_results_of_one_device_the_first_is_told() -> None:
 def test_sglang_names_and_nulls() -> None:
     won = result(16, Config("tile", 16, 32, 256, 1, num_warps=4, num_stages=3), family="a8w8")
     lost = result(512, winner="blaslt", family="a8w8")
-    told = SGLANG.translate([won, lost, result(8)], {})
-    assert told.told == 3 and not told.untold and sorted(told.files) == sorted((BLANK, CHANNELS))
-    rows = json.loads(told.files[CHANNELS])
+    written = SGLANG.translate([won, lost, result(8)], {})
+    assert written.told == 3 and not written.untold and sorted(written.files) == sorted((BLANK, CHANNELS))
+    rows = json.loads(written.files[CHANNELS])
     assert rows["16"] == {
         "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "num_warps": 4, "num_stages": 3,
     }  # fmt: skip

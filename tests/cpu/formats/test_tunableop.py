@@ -76,7 +76,7 @@ def test_scaled_products() -> None:
 
 
 def test_a_tuned_file_and_recorded_ones() -> None:
-    with pytest.warns(NewerVersionWarning, match=r"line 7 can't be tuned here: 'double' has a dtype"):
+    with pytest.warns(NewerVersionWarning, match=r"row 7 \(line 7\) can't be tuned here: 'double' has a dtype"):
         found = CSV.read_usable(PATH, TUNED, Defaults())
     assert [r.target for r in found.rows] == ["gfx942"] * 3 and [r.line for r in found.rows] == [5, 6, 8]
     twice = f"{LINEAR}\r\n\r\n{LINEAR},- {{ function: matmul, M: 6144, N: 16 }}\r\n"
@@ -128,28 +128,28 @@ def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
 def test_only_retuned_lines_change() -> None:
     algorithm = result(product(), "blaslt", hipblaslt())
     lost = result(product(bias="n", dtype="fp16"))
-    told = CSV.translate([algorithm, lost], {"": TUNED})
-    assert told.told == 2 and not told.untold
+    written = CSV.translate([algorithm, lost], {"": TUNED})
+    assert written.told == 2 and not written.untold
     expected = TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
-    assert told.files[""] == expected.replace("Gemm_Hipblaslt_7,0.03", "Default,0.03")
-    again = CSV.translate([algorithm, lost], {"": told.files[""]})
-    assert again.files == told.files
+    assert written.files[""] == expected.replace("Gemm_Hipblaslt_7,0.03", "Default,0.03")
+    again = CSV.translate([algorithm, lost], {"": written.files[""]})
+    assert again.files == written.files
 
 
 @pytest.mark.parametrize("text", [TUNED, TUNED.rstrip("\n"), TUNED.replace("\n", "\r\n")])
 def test_a_product_that_is_not_there_is_added(text: str) -> None:
     new = [product(37), product(5, 64, 48, batch=3), product(9, 64, 48, "fp16", row_major_b=True, bias="n")]
-    told = CSV.translate([result(p) for p in new], {"": text})
+    written = CSV.translate([result(p) for p in new], {"": text})
     end = "\r\n" if "\r" in text else "\n"
-    lines = told.files[""][len(text) :].strip().split(end)
+    lines = written.files[""][len(text) :].strip().split(end)
     assert lines == [
         "GemmTunableOp_BFloat16_TN,tn_6144_37_4096_ld_4096_4096_6144,Default,0.03",
         "GemmStridedBatchedTunableOp_BFloat16_TN,tn_64_5_48_B_3_ld_48_48_64,Default,0.03",
         "GemmAndBiasTunableOp_Half_NN,nn_64_9_48_ld_64_48_64,Default,0.03",
     ]
-    assert told.files[""].startswith(text) and told.files[""].endswith(end) == text.endswith(end)
+    assert written.files[""].startswith(text) and written.files[""].endswith(end) == text.endswith(end)
     with pytest.warns(NewerVersionWarning):
-        assert [r.problem for r in CSV.read(PATH, told.files[""], Defaults())][-3:] == new
+        assert [r.problem for r in CSV.read(PATH, written.files[""], Defaults())][-3:] == new
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
     ],
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
-    told = CSV.translate([record], {"": before})
-    assert told.files.get("", "") == before and told.told == 0
-    ((same, reason),) = told.untold
+    written = CSV.translate([record], {"": before})
+    assert written.files.get("", "") == before and written.told == 0
+    ((same, reason),) = written.untold
     assert same is record
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(reason)
@@ -184,9 +184,11 @@ def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str
 
 def test_what_stands_for_a_winner_is_told_in_its_place() -> None:
     ours, theirs = result(product(), "triton"), result(product(), "blaslt", hipblaslt())
-    told = CSV.translate([ours, theirs, result(product())], {"": TUNED})
-    assert told.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02") and told.told == 1
-    ((best, reason),) = told.untold
+    written = CSV.translate([ours, theirs, result(product())], {"": TUNED})
+    assert (
+        written.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02") and written.told == 1
+    )
+    ((best, reason),) = written.untold
     assert best is ours and reason.endswith("which TunableOp can't run; Gemm_Hipblaslt_44 stands for it")
     default = result(product(), config=Config("torch", 0, 0, 0, backend="torch"), library_seconds=None)
     assert f"{LINEAR},Default,0.02\n" in CSV.translate([ours, default], {"": TUNED}).files[""]

@@ -41,7 +41,7 @@ def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "written"),
     [
         ("'count': 0", "count must be above 0"),
         ("'count': -1", "count must be a number of at least 0"),
@@ -52,8 +52,8 @@ def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
         ("'callers': [1]", "callers must be a list of text"),
     ],
 )
-def test_wrong_values_are_refused(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(InputError, match=rf"shapes.yaml: row 1 \(line 1\) {told}"):
+def test_wrong_values_are_refused(tmp_path: Path, text: str, written: str) -> None:
+    with pytest.raises(InputError, match=rf"shapes.yaml: row 1 \(line 1\) {written}"):
         read(tmp_path, f"{SIZE}, {text}")
 
 

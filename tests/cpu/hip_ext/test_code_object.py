@@ -113,11 +113,11 @@ def parameters(cubin: Path) -> list[tuple[int, int]]:
 def test_cubin_figures_are_those_of_cuobjdump(compiled: Compiled, tmp_path: Path, name: str, size: int) -> None:
     code = compiled(name, size).code
     (kernel,) = code_object.read(code)
-    told = usage(tmp_path, code)[kernel.symbol]
+    reported = usage(tmp_path, code)[kernel.symbol]
     assert code_object.arch(code) == name
-    assert (kernel.registers, kernel.spills) == (told["REG"], told["STACK"])
+    assert (kernel.registers, kernel.spills) == (reported["REG"], reported["STACK"])
     # from sm_90 on the tool counts 1 KiB that belongs to the system
-    assert kernel.shared == told["SHARED"] - (0 if name == "sm80" else 1024) == 0
+    assert kernel.shared == reported["SHARED"] - (0 if name == "sm80" else 1024) == 0
     assert (kernel.symbol, kernel.wave_size, kernel.max_threads) == ("product", 32, 32)
     # three pointers, two integers, and Triton's two scratch pointers behind them
     assert [a[:2] for a in kernel.args] == [(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 8), (40, 8)]
@@ -128,7 +128,7 @@ def test_cubin_figures_are_those_of_cuobjdump(compiled: Compiled, tmp_path: Path
 @pytest.mark.parametrize("sm", [80, 90])
 def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path, sm: int) -> None:
     code = ptxas(tmp_path, sm)
-    told = usage(tmp_path, code)
+    reported = usage(tmp_path, code)
     small, stacked = sorted(code_object.read(code), key=lambda k: k.symbol)
     assert (small.symbol, small.shared, small.max_threads, small.spills) == ("small", 256, 192, 0)
     # the compiler aligns the 64-byte parameter in the constant bank, so its offset is not a multiple of 64
@@ -136,8 +136,8 @@ def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path,
     assert small.kernarg_bytes == small.explicit_bytes == {80: 160, 90: 176}[sm]
     assert sorted(a[:2] for k in (small, stacked) for a in k.args) == parameters(tmp_path / "d.cubin")
     assert (stacked.symbol, stacked.shared, stacked.max_threads) == ("stacked", 0, 1024)
-    assert stacked.spills == told["stacked"]["STACK"] == 64
-    assert (small.registers, stacked.registers) == (told["small"]["REG"], told["stacked"]["REG"])
+    assert stacked.spills == reported["stacked"]["STACK"] == 64
+    assert (small.registers, stacked.registers) == (reported["small"]["REG"], reported["stacked"]["REG"])
 
 
 @pytest.mark.parametrize(("name", "size"), [("gfx942", 32), ("gfx942", 128), ("gfx950", 32)])
@@ -146,17 +146,17 @@ def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, 
     (kernel,) = code_object.read(made.code)
     metadata = made.text[made.text.index(".amdgpu_metadata") :]
 
-    def told(key: str) -> int:
+    def reported(key: str) -> int:
         found = re.search(rf"\.{key}:\s+(\d+)", metadata)
         assert found
         return int(found[1])
 
     assert code_object.arch(made.code) == name
     assert (kernel.symbol, kernel.wave_size, kernel.max_threads) == ("product", 64, 64)
-    assert kernel.registers == told("vgpr_count")
-    assert kernel.spills == told("private_segment_fixed_size")
-    assert kernel.shared == told("group_segment_fixed_size")
-    assert kernel.kernarg_bytes == told("kernarg_segment_size")
+    assert kernel.registers == reported("vgpr_count")
+    assert kernel.spills == reported("private_segment_fixed_size")
+    assert kernel.shared == reported("group_segment_fixed_size")
+    assert kernel.kernarg_bytes == reported("kernarg_segment_size")
     visible = [a for a in kernel.args if not a.kind.startswith("hidden_")]
     assert [a.kind for a in visible] == ["pointer"] * 3 + ["value"] * 2 + ["pointer"] * 2
     assert kernel.explicit_bytes == 48 <= kernel.kernarg_bytes

@@ -128,12 +128,12 @@ def test_each_sample_of_a_race_follows_the_same_kernel(
 
 
 def test_a_race_names_who_runs_where_it_is_told_to(device: Device, tmp_path: Path) -> None:
-    for told in (False, True):
-        job = RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=told)
+    for reported in (False, True):
+        job = RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
         *answers, last = DeviceWorker()(job)
         assert isinstance(last, RaceSamples)
         named = Counter(a.name for a in answers if isinstance(a, NowRacing))
-        expected = Counter({name: 1 + told * len(samples) for name, samples in last.samples.items()})
+        expected = Counter({name: 1 + reported * len(samples) for name, samples in last.samples.items()})
         assert named == expected + Counter([""]), "the warm-ups are named, then their end"
 
 

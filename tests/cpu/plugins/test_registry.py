@@ -303,9 +303,9 @@ def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(target_files, "SPACES", tmp_path)
     target_files.space_file.cache_clear()
     try:
-        toy = target_files.load_target("toy1")
-        assert (toy.name, toy.product, toy.compute_units, toy.wave_size) == ("toy1", "Toy", 3, 64)
-        assert "toy1" in target_files.target_names() and len(space(Problem(16, 16, 16), toy)) > 0
+        example = target_files.load_target("toy1")
+        assert (example.name, example.product, example.compute_units, example.wave_size) == ("toy1", "Toy", 3, 64)
+        assert "toy1" in target_files.target_names() and len(space(Problem(16, 16, 16), example)) > 0
     finally:
         target_files.space_file.cache_clear()
 

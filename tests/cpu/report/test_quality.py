@@ -22,7 +22,7 @@ def tried(problem: Problem, number: int, microseconds: float, passed: float | No
     return Tried(problem, Trial(config, **facts), passed)
 
 
-def told(*candidates: Tried, library: float | None = None) -> History:
+def reported(*candidates: Tried, library: float | None = None) -> History:
     records = (record(ONE, 1e-5, library="torch", library_seconds=library),)
     return History({}, candidates, records, None, 0)
 
@@ -34,7 +34,7 @@ def told_as(curve: QualityCurve) -> tuple[Any, Any]:
 
 def test_the_library_serves_until_there_is_a_candidate() -> None:
     curve = quality_over_time(
-        told(tried(ONE, 0, 30, 1.0), tried(ONE, 1, 10, 2.0), tried(ONE, 2, 12, 3.0), library=2e-5)
+        reported(tried(ONE, 0, 30, 1.0), tried(ONE, 1, 10, 2.0), tried(ONE, 2, 12, 3.0), library=2e-5)
     )
     assert curve.in_seconds and told_as(curve) == ([0, 2, 3], pytest.approx([0.5, 1, 1]))
     assert curve.reached(0.99) == 2.0 and curve.reached(0.4) == 0.0
@@ -43,7 +43,7 @@ def test_the_library_serves_until_there_is_a_candidate() -> None:
 
 def test_sizes_count_by_their_geometric_mean() -> None:
     """Without a library's time a size counts from its first candidate on."""
-    curve = quality_over_time(told(tried(ONE, 0, 40, 1.0), tried(TWO, 1, 5, 2.0), tried(ONE, 2, 10, 3.0)))
+    curve = quality_over_time(reported(tried(ONE, 0, 40, 1.0), tried(TWO, 1, 5, 2.0), tried(ONE, 2, 10, 3.0)))
     assert told_as(curve) == ([1, 2, 3, 3], pytest.approx([0.25, 0.5, 1, 1]))
     assert curve.reached(0.99) == 3.0
 
@@ -51,7 +51,7 @@ def test_sizes_count_by_their_geometric_mean() -> None:
 def test_a_candidate_that_proves_wrong_never_counts() -> None:
     race = tried(ONE, 1, 1, 4.0, status="wrong", stage="final")
     race = dataclasses.replace(race, trial=dataclasses.replace(race.trial, samples=()))
-    curve = quality_over_time(told(tried(ONE, 0, 20, 1.0), tried(ONE, 1, 1, 2.0), tried(ONE, 2, 10, 3.0), race))
+    curve = quality_over_time(reported(tried(ONE, 0, 20, 1.0), tried(ONE, 1, 1, 2.0), tried(ONE, 2, 10, 3.0), race))
     assert told_as(curve) == ([1, 3, 3], pytest.approx([0.5, 1, 1])) and curve.reached(0.99) == 3.0
 
 
@@ -63,5 +63,5 @@ def test_older_journals_are_told_over_candidates() -> None:
 
 
 def test_nothing_timed_has_no_curve() -> None:
-    curve = quality_over_time(told())
+    curve = quality_over_time(reported())
     assert curve.points == () and curve.reached(0.99) is None

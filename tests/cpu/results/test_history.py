@@ -16,10 +16,10 @@ REAL = DATA / "h200_fp8_journal.jsonl"
 
 
 def test_an_older_journal_is_told_without_seconds() -> None:
-    told = history.read(REAL)
-    assert told.header["toolchain"]["device"] == "NVIDIA H200" and len(told.records) == 5 and not told.unread
-    assert {tried.seconds for tried in told.tried} == {None} and told.seconds is None
-    assert {tried.trial.status for tried in told.tried} == {"ok", "wrong", "out_of_resources"}
+    written = history.read(REAL)
+    assert written.header["toolchain"]["device"] == "NVIDIA H200" and len(written.records) == 5 and not written.unread
+    assert {tried.seconds for tried in written.tried} == {None} and written.seconds is None
+    assert {tried.trial.status for tried in written.tried} == {"ok", "wrong", "out_of_resources"}
 
 
 def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
@@ -29,8 +29,8 @@ def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
         pass
     for number, elapsed in enumerate((1.0, 2.5, 0.5, 4.0)):
         append(path, {"problem": ONE.to_json(), "trial": trial(number).to_json(), "elapsed": elapsed})
-    told = history.read(journal_of(path))
-    assert [tried.seconds for tried in told.tried] == [1.0, 2.5, 3.0, 6.5] and told.seconds == 6.5
+    written = history.read(journal_of(path))
+    assert [tried.seconds for tried in written.tried] == [1.0, 2.5, 3.0, 6.5] and written.seconds == 6.5
 
 
 def test_some_sizes_are_told_with_the_seconds_of_their_own_runs(tmp_path: Path) -> None:
@@ -41,19 +41,19 @@ def test_some_sizes_are_told_with_the_seconds_of_their_own_runs(tmp_path: Path) 
     for number, (problem, elapsed) in enumerate(runs):
         append(path, {"problem": problem.to_json(), "trial": trial(number).to_json(), "elapsed": elapsed})
     append(path, {"record": record(ONE).to_json(), "elapsed": 4.5}, {"record": record(TWO).to_json(), "elapsed": 5.0})
-    told = history.read(journal_of(path), [TWO])
-    assert [tried.seconds for tried in told.tried] == [2.0, 4.0] and told.records == (record(TWO),)
+    written = history.read(journal_of(path), [TWO])
+    assert [tried.seconds for tried in written.tried] == [2.0, 4.0] and written.records == (record(TWO),)
 
 
 def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
     with take(tmp_path / "out.yaml") as store:
         store.add_trials(ONE, [trial(0)])
         store.add_trials(TWO, [trial(1), trial(2)], record(TWO))
-        told = history.read(store.journal)  # while the run goes on
-    first, second, third = (tried.seconds for tried in told.tried)
+        written = history.read(store.journal)  # while the run goes on
+    first, second, third = (tried.seconds for tried in written.tried)
     assert first is not None and second is not None and third is not None
     assert 0 <= first <= second == third < 60
-    assert told.records == (record(TWO),)
+    assert written.records == (record(TWO),)
     with take(tmp_path / "out.yaml") as store:
         assert store.trials(ONE) and store.record(TWO) == record(TWO)
 
@@ -73,8 +73,8 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     header, *rest = REAL.read_bytes().splitlines(keepends=True)
     path.write_bytes(header + rest[0].replace(b"ok", b"oh") + journal.encode(wrong) + rest[1] + rest[2][:40])
-    told = history.read(path)
-    assert len(told.tried) == 1 and told.unread == 2
+    written = history.read(path)
+    assert len(written.tried) == 1 and written.unread == 2
 
 
 @pytest.mark.parametrize("text", ["", "M,N,K\n", json.dumps({"trial": 1})])

@@ -28,9 +28,9 @@ MI300X = loader.load_target("gfx942")
 
 
 def opened(path: Path) -> ToldFile:
-    told = ToldFile.find(path)
-    assert told is not None
-    return told
+    written = ToldFile.find(path)
+    assert written is not None
+    return written
 
 
 def test_a_name_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
@@ -53,35 +53,35 @@ def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Pa
         Trial(dataclasses.replace(asm, split_k=3), "wrong", "off", timer="events", stage="final"),
         Trial(Config("tile", 16, 16, 16, group_m=2), "ok", samples=(6e-5,), timer="events", stage="final"),
     ]
-    told, other = opened(tmp_path / "bf16_tuned_gemm.csv"), f"# {THERE}"
-    told.path.write_text(f"{HEADER}\n{other}\n{THERE}\n")
-    with take(told.results, compute_units=304) as store:
+    written, other = opened(tmp_path / "bf16_tuned_gemm.csv"), f"# {THERE}"
+    written.path.write_text(f"{HEADER}\n{other}\n{THERE}\n")
+    with take(written.results, compute_units=304) as store:
         store.add_trials(TALL, trials, record(TALL, 5e-5, compute_units=304))
-        found = told.write(store, [TALL, WIDE])
+        found = written.write(store, [TALL, WIDE])
     row = f"gfx942,304,4096,512,4096,{TYPES},asm,0,1,70.0,{ASM},0.0,245.43,599.19"
-    assert told.path.read_text().splitlines() == [HEADER, other, THERE, row]
+    assert written.path.read_text().splitlines() == [HEADER, other, THERE, row]
     ((lost, reason),) = found.untold
     assert lost.problem == TALL and "(50.00 us); told as asm" in reason
 
 
 def test_what_the_file_tells_for_this_gpu_is_not_tuned(tmp_path: Path) -> None:
-    told = opened(tmp_path / "bf16_tuned_gemm.csv")
+    written = opened(tmp_path / "bf16_tuned_gemm.csv")
     rows = [FormatRow(WIDE), FormatRow(TALL)]
-    assert told.wanted(rows, None, MI300X, again=False) == (rows, ())
-    told.path.write_text(f"{HEADER}\n{THERE}\n{THERE.replace(',512,', ',wide,')}\n")
-    wanted, damaged = told.wanted(rows, None, MI300X, again=False)
+    assert written.wanted(rows, None, MI300X, again=False) == (rows, ())
+    written.path.write_text(f"{HEADER}\n{THERE}\n{THERE.replace(',512,', ',wide,')}\n")
+    wanted, damaged = written.wanted(rows, None, MI300X, again=False)
     assert [row.problem for row in wanted] == [TALL] and [row.line for row in damaged] == [3]
-    assert told.wanted(rows, None, MI300X, again=True)[0] == rows
+    assert written.wanted(rows, None, MI300X, again=True)[0] == rows
     smaller = dataclasses.replace(MI300X, compute_units=80)
-    assert told.wanted(rows, None, smaller, again=False)[0] == rows
+    assert written.wanted(rows, None, smaller, again=False)[0] == rows
 
 
 def test_of_the_file_itself_this_gpus_rows_are_tuned_anew(tmp_path: Path) -> None:
-    told = opened(tmp_path / "bf16_tuned_gemm.csv")
-    told.path.write_text(f"{HEADER}\n{THERE}\n")
+    written = opened(tmp_path / "bf16_tuned_gemm.csv")
+    written.path.write_text(f"{HEADER}\n{THERE}\n")
     rows = [FormatRow(WIDE, target="gfx942", compute_units=304), FormatRow(TALL, target="gfx950", compute_units=256)]
-    assert told.wanted(rows, told.path, MI300X, again=True)[0] == rows[:1]
-    assert told.wanted(rows, tmp_path / "other.csv", MI300X, again=True)[0] == rows
+    assert written.wanted(rows, written.path, MI300X, again=True)[0] == rows[:1]
+    assert written.wanted(rows, tmp_path / "other.csv", MI300X, again=True)[0] == rows
 
 
 def test_a_place_is_checked_before_hours_are_spent(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_what_the_servers_kernel_takes() -> None:
 
 def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: Path) -> None:
     """A library that won is nothing to a server without a plug-in; ours of more than it takes is nothing either."""
-    told = ToldFile.find(tmp_path / NAME)
-    assert told is not None and told.place == tmp_path
+    written = ToldFile.find(tmp_path / NAME)
+    assert written is not None and written.place == tmp_path
     (tmp_path / "README.txt").write_bytes(b"\xff")
     best, other, ours = (Config("tile", m, 64, 128, 8) for m in (16, 32, 64))
     ours = replace(ours, split_k=2)
@@ -57,9 +57,9 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
     record = Record(
         SIZES[3], "sm90", ours, "torch", 1e-5, 0.0, "events", library="torch", library_seconds=9e-6, toolchain=TOOLS
     )
-    with take(told.results, target="sm90", toolchain=TOOLS) as store:
+    with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
-        found = told.write(store, [SIZES[3]])
+        found = written.write(store, [SIZES[3]])
     assert [*found.files] == [NAME] and not found.untold
     rows = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     assert rows["8"]["BLOCK_SIZE_M"] == 16 and rows["8"]["num_stages"] == best.num_stages
@@ -69,8 +69,8 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
 def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> None:
     """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
     place = tmp_path / NAME.replace("128,128", "128, 128")
-    told = ToldFile.find(place)
-    assert told is not None and isinstance(SGLANG, ServerFormat)
+    written = ToldFile.find(place)
+    assert written is not None and isinstance(SGLANG, ServerFormat)
     ours = Config("tile", 16, 64, 128, 8)
     slow, swapped = (replace(ours, backend="sglang", num_stages=s) for s in (2, 3))
     swapped = replace(swapped, split_k=4, options=(("swap_ab", 1),))
@@ -82,9 +82,9 @@ def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> No
     assert isinstance(VLLM, ServerFormat) and not VLLM.can_tell(replace(swapped, backend="vllm")), (
         "vLLM's does not split"
     )
-    with take(told.results, target="sm90", toolchain=TOOLS) as store:
+    with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
-        found = told.write(store, [SIZES[3]])
+        found = written.write(store, [SIZES[3]])
     assert found.told == 1 and not found.untold
     rows = json.loads(place.read_text(encoding="utf-8"))
     assert (rows["8"]["SPLIT_K"], rows["8"]["SWAP_AB"], rows["8"]["num_stages"]) == (4, True, 3)

@@ -45,7 +45,7 @@ def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--gemm_size_file", str(path), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
 
 
-def told(said: str, first: str, path: str) -> list[str]:
+def reported(said: str, first: str, path: str) -> list[str]:
     """What a command said of each row that it refused, in the file's order."""
     lines = [line for line in said.splitlines() if line.startswith(first)]
     for number, line in enumerate(lines, start=2):
@@ -56,21 +56,21 @@ def told(said: str, first: str, path: str) -> list[str]:
 def test_compare_and_benchmark_refuse_each_by_itself(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main([*argv, "--compare_wo_tuning"]) == 1
     said = capsys.readouterr()
-    lines = told(said.err, "refused: ", argv[1])
+    lines = reported(said.err, "refused: ", argv[1])
     assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
     assert f"1 of {1 + len(BAD)} results are right, {len(BAD)} are refused" in said.err
     (right,) = [line.split() for line in said.out.splitlines() if line.startswith("16x16x64")]
     assert right[1] == "ok"
     assert tune.main([*argv, "--benchmark"]) == 1
     said = capsys.readouterr()
-    assert told(said.err, "refused: ", argv[1]) == lines
+    assert reported(said.err, "refused: ", argv[1]) == lines
     (foreign,) = [line.split() for line in said.out.splitlines() if line.startswith(f"{16 + len(BAD)}x16x64")]
     assert foreign[1:4] == ["-", "5.00", "-"] and "refused" in foreign, "no prediction stands beside another GPU's time"
 
 
 def test_export_leaves_each_out_by_itself(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([argv[1], "-o", str(tmp_path / "kernels"), "--target", "gfx942"]) == 0
-    lines = told(capsys.readouterr().err, "left out: ", argv[1])
+    lines = reported(capsys.readouterr().err, "left out: ", argv[1])
     assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
     rows = (tmp_path / "kernels" / "kernels.csv").read_text().splitlines()
     assert len(rows) == 2 and rows[1].startswith("tile__bm16__bn16__bk16__")

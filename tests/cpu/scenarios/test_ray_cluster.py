@@ -165,12 +165,12 @@ def test_a_campaign_goes_on_after_a_kill_and_the_loss_of_a_host(
     while killed.poll() is None and len(trials()) < 8 and time.monotonic() < limit:
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
-    _, told = killed.communicate(timeout=60)
-    assert "tuning on W7900 x " in told and len(trials()) >= 8, told
+    _, reported = killed.communicate(timeout=60)
+    assert "tuning on W7900 x " in reported and len(trials()) >= 8, reported
     ray_cluster.remove_node(victim, allow_graceful=False)
     again = start()
-    out, told = again.communicate(timeout=240)
-    assert again.returncode == door.DONE, out + told
-    assert "configs: done already" in told and "4 of 4 GEMMs kept" in told
+    out, reported = again.communicate(timeout=240)
+    assert again.returncode == door.DONE, out + reported
+    assert "configs: done already" in reported and "4 of 4 GEMMs kept" in reported
     assert len(trials()) == len(set(trials())) and {stage for _, _, stage in trials()} == {"screen", "final"}
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == list(STAGES)

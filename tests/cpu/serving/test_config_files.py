@@ -93,8 +93,8 @@ def test_aiters_list_is_read_behind_ours_and_what_is_missing_is_passed_over(
     with caplog.at_level(logging.INFO, "tritongemm"):
         found = configured()
     assert [(r.problem.m, r.seconds) for r in found] == [(16, 2e-6), (32, 4.5e-6)]
-    told = [r.getMessage() for r in caplog.records]
-    assert len(told) == 1 and "gone.csv: there is no such file; AITER_CONFIG_GEMM_BF16 names it" in told[0]
+    reported = [r.getMessage() for r in caplog.records]
+    assert len(reported) == 1 and "gone.csv: there is no such file; AITER_CONFIG_GEMM_BF16 names it" in reported[0]
     monkeypatch.setenv("TRITONGEMM_CONFIG", f"{own}:{tmp_path / 'gone.yaml'}")
     with pytest.raises(InputError, match=r"gone\.yaml"):
         configured()

@@ -170,13 +170,13 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready: Ready, no_gpu: None
     assert function.offsets == ()
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_tensor_maps_follow_their_operands(
-    told: bool, ready: Ready, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+    reported: bool, ready: Ready, no_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(tensor_map, "MovingMap", Map)
-    if not told:  # where addresses stand in a map
+    if not reported:  # where addresses stand in a map
         monkeypatch.setattr(tensor_map, "find_address_offset", lambda made: None)
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):

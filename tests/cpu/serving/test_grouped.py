@@ -138,18 +138,18 @@ def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
 
 
 def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_told() -> None:
-    told: list[tuple[Any, ...]] = []
+    reported: list[tuple[Any, ...]] = []
 
     class Watched(MoeKernels):
         def _run(self, choose: Any, asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
-            told.append((asked[-2], operands["x"].stride(0), operands["x"].data_ptr() % 16))
+            reported.append((asked[-2], operands["x"].stride(0), operands["x"].data_ptr() % 16))
             return True
 
     wide = torch.randn(5, 80)
     order = torch.arange(10, dtype=torch.int32)
     for x in (wide[:, :32], wide[:, 1:33]):
         Watched(None, {}).gather(x, order, 2, "", torch.float32)  # type: ignore[arg-type]
-    assert told == [(80, 80, 0), (32, 32, 0)]
+    assert reported == [(80, 80, 0), (32, 32, 0)]
 
 
 def test_a_gradient_is_pytorchs() -> None:

@@ -75,7 +75,7 @@ class HostDriver(StandInDriver):
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelBackend]:
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelBackend]:
     """The backend of the documentation, put beside the others as a user would."""
     folder = tmp_path / "plugins"
     folder.mkdir()
@@ -102,13 +102,15 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
 
 
 def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
-    toy: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+    example: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem(6, 8, 20, dtype="fp32")
-    (config,) = toy.candidates(p, SM90)
-    artifact, code, name = toy.compile(toy.compile_job(config, p, SM90))  # here, as a compiler's process knows no toys
+    (config,) = example.candidates(p, SM90)
+    artifact, code, name = example.compile(
+        example.compile_job(config, p, SM90)
+    )  # here, as a compiler's process knows no toys
     ArtifactCache(settings.cache_folder()).put(artifact, code, name)
-    assert tritongemm.load([record(p, config, winner=toy.name)]) == 1
+    assert tritongemm.load([record(p, config, winner=example.name)]) == 1
     for module in ("api", "calls"):
         monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
     for _ in range(2):
@@ -122,17 +124,17 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
 
 
 def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
-    toy: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+    example: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where AITER looks M 9000 up at 8192: the launch is that of the call, and nothing is padded."""
     row, largest = problem(16, 8, 20, dtype="fp32"), problem(8192, 4104, 4, dtype="fp32")
     for p in (row, largest):
-        (config,) = toy.candidates(p, SM90)
-        artifact, code, name = toy.compile(toy.compile_job(config, p, SM90))
+        (config,) = example.candidates(p, SM90)
+        artifact, code, name = example.compile(example.compile_job(config, p, SM90))
         ArtifactCache(settings.cache_folder()).put(artifact, code, name)
     for module in ("api", "calls"):
         monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
-    rows = tuple(SourceRow(record(p, config, winner=toy.name), padded=True) for p in (row, largest))
+    rows = tuple(SourceRow(record(p, config, winner=example.name), padded=True) for p in (row, largest))
     api.default_dispatcher()._add(LoadedTable("aiter.csv", "0" * 12, rows))
     for m, n, k in ((13, 8, 20), (9000, 4104, 4)):
         x, w = torch.randn(m, k), torch.randn(n, k)
@@ -200,9 +202,9 @@ def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
     monkeypatch.setattr(Library, "load", load)
     monkeypatch.setattr(load_check, "check_kernel", check)
     records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
-    with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as told:
+    with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as reported:
         loaded, _ = kernel_loading.load_kernels(stand_in_device(), records)
-    assert len(told) == 1 and "2x8x16_bf16_TN: ZeroDivisionError: " in str(told[0].message)
+    assert len(reported) == 1 and "2x8x16_bf16_TN: ZeroDivisionError: " in str(reported[0].message)
     assert [isinstance(loaded[r.problem], StandInKernel) for r in records] == [False, False, True]
 
 

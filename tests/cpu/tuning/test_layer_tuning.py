@@ -66,9 +66,9 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
     limits = servers.limits(args, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
     assert {config.backend for config in limits.first} == {backend}
     options = TuningOptions(Path("unused"), backends=(backend,), toolchain=MACHINE, limits=limits)
-    told = ToldFile.find(tmp_path / NAME)
-    assert told is not None
-    with take(told.results, target="sm90", toolchain=MACHINE) as store:
+    reported = ToldFile.find(tmp_path / NAME)
+    assert reported is not None
+    with take(reported.results, target="sm90", toolchain=MACHINE) as store:
         for problem in (row.problem for row in rows):
             fastest = sorted(tiles, key=lambda c: seconds_of(c, problem))
             screens = [Trial(c, "ok", samples=(seconds_of(c, problem),), timer="sundial") for c in tiles]
@@ -80,7 +80,7 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
         LayerTuning(run, server.can_tell).tune(rows)
         raced = [{t.config for (_, stage), t in store.trials(row.problem).items() if stage == "final"} for row in rows]
         assert raced[0] == raced[1] and raced[0] >= {*limits.first} and len(raced[0]) > len(limits.first) + 4
-        found = told.write(store, [row.problem for row in rows], rows)
+        found = reported.write(store, [row.problem for row in rows], rows)
     assert found.told == 2 and not found.untold
     table = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     sums = {c: sum(seconds_of(c, row.problem) for row in rows) for c in raced[0]}

@@ -101,5 +101,5 @@ def test_files_and_tables_tell_both_times(tmp_path: Path, capsys: pytest.Capture
     assert [row.record for row in sizes.from_file(file, Defaults())] == [fp8, plain]
     assert file.read_text(encoding="utf-8").count("quantize_us") == 1
     Reporter().records([fp8, plain], loader.load_target("sm90"), compare=True)
-    told = capsys.readouterr().out
-    assert "quantise us" in told and "3.50" in told and "0.571" in told  # bf16's 2 us over both
+    reported = capsys.readouterr().out
+    assert "quantise us" in reported and "3.50" in reported and "0.571" in reported  # bf16's 2 us over both

@@ -72,12 +72,12 @@ def _arrive(found: re.Match[str]) -> str:
 
 
 def _arrive_at_both(found: re.Match[str]) -> str:
-    told = (
+    instructions = (
         f" mapa.shared::cluster.u32 there, {found['address']}, {n};"
         f" @{_FIRST} mbarrier.arrive.shared::cluster.b64 _, [there];"
         for n in range(PROGRAMS)
     )
-    return f"{found['between']}{{ .reg .b32 there;{''.join(told)} }}"
+    return f"{found['between']}{{ .reg .b32 there;{''.join(instructions)} }}"
 
 
 def _copy_for_both(found: re.Match[str]) -> str:

@@ -43,6 +43,15 @@ class Format(Plugin, abstract=True):
     def recognises(self, path: Path, text: str) -> bool:
         """Say whether a file is in this format, by its name or contents."""
 
+    def why_unrecognised(self, path: Path, text: str) -> str:
+        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise.
+
+        Args:
+            path: for the message, which names it and the line.
+            text: contents.
+        """
+        return ""
+
     @abstractmethod
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """Return the rows of a file, in its order.
@@ -86,8 +95,8 @@ class Format(Plugin, abstract=True):
         Raises:
             InputError: the format can't be written, or an existing file is in another format.
         """
-        told = list(records)
-        return Translation({"": self.write(told)}, len(told))
+        results = list(records)
+        return Translation({"": self.write(results)}, len(results))
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]

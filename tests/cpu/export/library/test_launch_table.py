@@ -154,8 +154,8 @@ def test_a_wider_table_has_the_launches_of_other_m(
         wanted = launch_at(m) if low <= m <= wider.high else None
         found = wider.at(m)
         assert found == wanted if wanted is not None else isinstance(found, Support)
-    told = json.loads(json.dumps(table_to_json(wider)))
-    assert json.loads(json.dumps(table_to_json(table_from_json(told, SHA256)))) == told
+    reported = json.loads(json.dumps(table_to_json(wider)))
+    assert json.loads(json.dumps(table_to_json(table_from_json(reported, SHA256)))) == reported
     for most in (low, low + count // 2, low + count):
         first = [launch_at(m) for m in range(low, most + 1)]
         sizes = [sum(b.bytes for b in one.buffers) for one in first if isinstance(one, Launch)]

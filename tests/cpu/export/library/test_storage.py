@@ -186,8 +186,8 @@ def test_an_archive_with_any_bit_turned_gives_out_nothing_else(
     except InputError:
         return
     for entry in library.entries:
-        told = json.dumps(entry.to_json())
-        assert known[entry.name] == told, "an entry is as it was written, or is refused"
+        reported = json.dumps(entry.to_json())
+        assert known[entry.name] == reported, "an entry is as it was written, or is refused"
         if entry.kernel is not None and entry.name not in library.faults():
             assert hashlib.sha256(library.read_code(entry.kernel)).hexdigest() == entry.kernel.sha256
 
@@ -206,13 +206,13 @@ def test_a_member_beyond_the_end_of_an_archive_is_refused(tmp_path: Path, offset
     path = tmp_path / "library.zip"
     libraries.write(path, RECORDS[1])
     data = bytearray(path.read_bytes())
-    directory, told = data.find(b"PK\1\2"), struct.pack("<HHQ", 1, 8, offset)
+    directory, reported = data.find(b"PK\1\2"), struct.pack("<HHQ", 1, 8, offset)
     name, more = struct.unpack_from("<HH", data, directory + 28)
-    struct.pack_into("<H", data, directory + 30, more + len(told))
+    struct.pack_into("<H", data, directory + 30, more + len(reported))
     struct.pack_into("<I", data, directory + 42, 0xFFFFFFFF)
     end = data.rfind(b"PK\5\6")
-    struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(told))
-    data[directory + 46 + name + more : directory + 46 + name + more] = told
+    struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(reported))
+    data[directory + 46 + name + more : directory + 46 + name + more] = reported
     path.write_bytes(data)
     with pytest.raises(InputError, match="is a damaged archive"):
         open_library(path)

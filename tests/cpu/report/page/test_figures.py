@@ -31,8 +31,8 @@ def whole(tmp_path: Path) -> ReportData:
     """A report of which nothing is missing."""
     records = [*table(4096, 4096), *table(1024, 8192)]
     run = write_run(tmp_path / "out.yaml", records, "register spills 12 > 0")
-    told = {"out.yaml.journal": history.read(run.with_name("out.yaml.journal"))}
-    return ReportData(tuple(records), told, H200_FACTS)
+    reported = {"out.yaml.journal": history.read(run.with_name("out.yaml.journal"))}
+    return ReportData(tuple(records), reported, H200_FACTS)
 
 
 def drawn(data: ReportData) -> dict[str, Figure]:
@@ -46,8 +46,8 @@ def test_every_figure_is_drawn_where_nothing_is_missing(whole: ReportData) -> No
 def test_plotly_takes_every_figure(whole: ReportData) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
     for figure in drawn(whole).values():
-        told = graph_objects.Figure({"data": list(figure.traces), "layout": dict(figure.layout)})
-        assert len(told.data) == len(figure.traces), "it refuses properties that it does not know"
+        reported = graph_objects.Figure({"data": list(figure.traces), "layout": dict(figure.layout)})
+        assert len(reported.data) == len(figure.traces), "it refuses properties that it does not know"
 
 
 def test_what_is_missing_is_said() -> None:
@@ -59,14 +59,16 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_a_real_journal_is_drawn() -> None:
-    told = history.read(DATA / "h200_fp8_journal.jsonl")
-    figures = drawn(ReportData(told.records, {"run": told}, {device_of(told.records[0]): H200_FACTS[DEVICE]}))
+    reported = history.read(DATA / "h200_fp8_journal.jsonl")
+    figures = drawn(
+        ReportData(reported.records, {"run": reported}, {device_of(reported.records[0]): H200_FACTS[DEVICE]})
+    )
     assert {name for name, figure in figures.items() if not figure.traces} == {"ranges", "regret"}
     ours, library, floor = figures["roofline"].traces[-3:]
     assert all(o > w for o, w in zip(ours["y"], library["y"], strict=True)), "the library lost all five"
     assert all(f >= o for f, o in zip(floor["y"], ours["y"], strict=True)), "nothing is faster than the floor"
     assert sum(sum(trace["x"]) for trace in figures["failures"].traces) == len(
-        [tried for tried in told.tried if tried.trial.status != "ok"]
+        [tried for tried in reported.tried if tried.trial.status != "ok"]
     )
 
 
@@ -108,8 +110,8 @@ def test_results_of_several_devices_are_told_apart() -> None:
 def test_reasons_with_other_numbers_are_one(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a.yaml", [result(problem(16), 1e-6)], "shared memory 263200 > 232448 bytes")
     two = write_run(tmp_path / "b.yaml", [result(problem(16), 1e-6)], "shared memory 300000 > 232448 bytes\nmore")
-    told = {path.name: history.read(path.with_name(path.name + ".journal")) for path in (one, two)}
-    found = tables.tabulate_reasons(ReportData(tuple(told["a.yaml"].records), told))
+    reported = {path.name: history.read(path.with_name(path.name + ".journal")) for path in (one, two)}
+    found = tables.tabulate_reasons(ReportData(tuple(reported["a.yaml"].records), reported))
     assert found and [[cell.text for cell in row[:4]] for row in found.rows] == [
         ["2", "triton", "compile_failed", "shared memory 263200 > 232448 bytes"]
     ]
@@ -127,8 +129,8 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     hostile = result(problem(16), 1e-6, target=HOSTILE, winner=HOSTILE, library=HOSTILE, timer=HOSTILE,
                      toolchain={"device": HOSTILE, HOSTILE: HOSTILE})  # fmt: skip
     run = write_run(tmp_path / "out.yaml", [result(problem(16), 1e-6)], HOSTILE)
-    told = {HOSTILE: history.read(run.with_name("out.yaml.journal"))}
-    data = ReportData((hostile, result(problem(16), 1e-6)), told, sources=(HOSTILE,), notes=(HOSTILE,))
+    reported = {HOSTILE: history.read(run.with_name("out.yaml.journal"))}
+    data = ReportData((hostile, result(problem(16), 1e-6)), reported, sources=(HOSTILE,), notes=(HOSTILE,))
     for figure in drawn(data).values():
         tags = set(re.findall(r"<[^>]*>", json.dumps([figure.traces, figure.layout])))
         assert tags <= {"<br>", "<extra>", "</extra>"}, figure.name

@@ -1,0 +1,89 @@
+"""`--print_sizes`: the sizes that a run would tune, and each row that it would not, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import tune
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+# fp8 of another encoding than that of gfx942, in the second row.
+SIZES = "- {M: 16, N: 64, K: 64}\n- {M: 17, N: 64, K: 64, dtype_a: fp8e4m3fn}\n- {M: 18, N: 64, K: 64, dtype_a: bf16}\n"
+REASON = "row 2 (line 2): 17x64x64_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix instruction for fp8e4m3fn (A)"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("sizes.yaml").write_text(SIZES)
+    return tmp_path
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+    """M of each size of the table, and the lines on the standard error."""
+    out, err = capsys.readouterr()
+    return [line.split()[1] for line in out.splitlines()[1:]], err.splitlines()
+
+
+def test_a_row_that_the_target_can_not_compute_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """As tuning refuses the file, whose status it is."""
+    argv = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942"]
+    assert tune.main([*argv, "--print_sizes"]) == 2
+    sizes, said = listed(capsys)
+    assert sizes == ["16", "18"] and said[0] == "2 sizes" and said[1].startswith(f"refused: sizes.yaml: {REASON}")
+    assert said[2].startswith("error: a run would end before it tunes any of these; remove what is refused")
+    assert tune.main([*argv, "-o", "out.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: sizes.yaml: {REASON}")
+    assert [path.name for path in folder.iterdir()] == ["sizes.yaml"]
+
+
+def test_a_workload_is_tuned_without_such_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--workload", "sizes.yaml", "--target", "gfx942", "--print_sizes"]) == 0
+    sizes, said = listed(capsys)
+    assert sizes == ["16", "18"] and said[0] == "2 sizes" and said[1].startswith(f"refused: sizes.yaml: {REASON}")
+    assert len(said) == 2
+
+
+def test_a_target_that_computes_all_refuses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--gemm_size_file", "sizes.yaml", "--target", "sm90", "--print_sizes"]) == 0
+    assert listed(capsys) == (["16", "17", "18"], ["3 sizes"])
+
+
+def test_no_size_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the command line, and of a workload."""
+    Path("sizes.yaml").write_text(SIZES.splitlines()[1])
+    for argv in (["-m", "1", "-n", "2", "-k", "3", "-dtype_a", "fp8e4m3fn"], ["--workload", "sizes.yaml"]):
+        assert tune.main([*argv, "--target", "gfx942", "--print_sizes"]) == 2
+        sizes, said = listed(capsys)
+        assert not sizes and said[0] == "0 sizes" and "gfx942 has no matrix instruction for fp8e4m3fn" in said[1]
+
+
+def test_rows_of_other_targets_in_aiters_files_are_named_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """They cost a run nothing but themselves; a row that no target computes is refused."""
+    lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
+    argv = ["--gemm_size_file", "a8w8_untuned_gemm.csv", "--target", "gfx942", "--print_sizes"]
+    Path("a8w8_untuned_gemm.csv").write_text("\n".join(lines))
+    assert tune.main(argv) == 0
+    sizes, said = listed(capsys)
+    assert sizes == ["16"] and [line.partition(": row ")[2][:10] for line in said[1:]] == ["2 (line 3)", "3 (line 4)"]
+    Path("a8w8_untuned_gemm.csv").write_text("\n".join([*lines, "4,64,64,torch.bfloat16"]))
+    assert tune.main(argv) == 2
+    sizes, said = listed(capsys)
+    assert sizes == ["16"] and "row 4 (line 5)" in said[3] and said[4].startswith("error: ")
+
+
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+def test_a_row_that_no_family_computes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("untuned.csv").write_text("GemmTunableOp_double_TN,tn_64_16_64\nGemmTunableOp_Half_TN,tn_64_16_64\n")
+    assert tune.main(["--gemm_size_file", "untuned.csv", "--print_sizes"]) == 1
+    sizes, said = listed(capsys)
+    assert sizes == ["16"] and said[1].startswith("refused: untuned.csv: row 1 (line 1) can't be tuned here: 'double'")
+
+
+def test_a_file_without_sizes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bf16_untuned_gemm.csv").write_text("M,N,K,bias,dtype,outdtype\n")
+    assert tune.main(["--gemm_size_file", "bf16_untuned_gemm.csv", "--print_sizes"]) == 2
+    assert capsys.readouterr().err == ("error: bf16_untuned_gemm.csv contains no sizes; write one line per size\n")

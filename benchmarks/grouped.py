@@ -73,7 +73,7 @@ def list_problems(args: argparse.Namespace, fp8: str) -> list[Problem]:
         for n, k in args.shapes:
             rows = [tokens * TOPK for tokens in args.tokens] + [each * experts for each in args.prefill]
             found += [make_problem(args, fp8, m, experts, n, k) for m in rows]
-    return found
+    return list(dict.fromkeys(found))  # tokens and rows of an expert may mean the same product
 
 
 def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: int, k: int) -> Problem:

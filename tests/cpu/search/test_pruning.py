@@ -156,8 +156,8 @@ def roles(m: int, stages: int, **options: int) -> Config:
         (
             "side_by_side",
             256,
-            [tile(128, 128, 2, template="ws_tma", side_by_side=1), tile(64, 128, 4, template="ws_tma", side_by_side=0)],
-            [tile(64, 128, 4, template="ws_tma", side_by_side=1), tile(128, 128, 1, template="ws_tma", side_by_side=1)],
+            [tile(128, 128, 2, template="ws_tma", side_by_side=1), tile(64, 128, 4, template="ws_tma", side_by_side=1)],
+            [tile(256, 128, template="ws_tma", side_by_side=1), tile(128, 128, 1, template="ws_tma", side_by_side=1)],
         ),
         ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
     ],

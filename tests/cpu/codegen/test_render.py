@@ -60,6 +60,14 @@ def test_every_template_is_tried_here() -> None:
     assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED)} == set(template_facts.names())
 
 
+def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
+    """A file that kernel templates import says so in whole sentences, before any other text."""
+    parts = sorted((template_facts.TEMPLATES / "kernels").glob("_*.j2"))
+    assert len(parts) > 20
+    silent = [part.name for part in parts if not re.match(r"\{#- [A-Z][^#]{40,}\. -#\}\n", part.read_text())]
+    assert not silent
+
+
 def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the file, the key, and those that a header can have."""
     (tmp_path / "kernels").mkdir()

@@ -244,7 +244,7 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
 
 
 def pieces_of_b(problem: Problem) -> Pieces | None:
-    """How the columns of B are interleaved in memory; None where B lies in rows or columns, or in no such order."""
+    """How the columns of B are interleaved in memory; None where they are not."""
     return None if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pieces(problem.b)
 
 

@@ -12,7 +12,6 @@ from tritongemm.codegen.template_facts import (
     kernel_template,
     odd_block,
     padded_columns,
-    search_facts,
     tail,
 )
 from tritongemm.core.config import Config
@@ -216,8 +215,8 @@ def side_by_side(config: Config, problem: Problem, target: Target) -> str | None
     if not config.option("side_by_side"):
         return None
     rows, group = cdiv(problem.m, config.block_m), config.group_m
-    grouped = "grouped" in search_facts(config.template).rules
-    pays = (rows > 1 and group > 1) if grouped else (rows, group) in ((2, 2), (4, 4))
+    # Groups of rows are a batch here.
+    pays = (rows > 1 and group > 1) if problem.batch > 1 else (rows, group) in ((2, 2), (4, 4))
     return None if pays else f"{rows} rows of tiles, in groups of {group}"
 
 

@@ -34,6 +34,13 @@ class Geometry:
     descriptors: dict[str, tuple[int, int]]
 
 
+def batch_strides(problem: Problem) -> tuple[str, ...]:
+    """Parameters of a batched kernel: elements from one product's operand to the next one's, 0 where it is shared."""
+    if problem.kind != "batched":
+        return ()
+    return tuple(f"batch_{name}" for name in ("a", "b", "c", *(e.name for e in problem.extras)))
+
+
 def constants(config: Config, problem: Problem) -> dict[str, Any]:
     """Return the compile-time constants of a config's kernel, by parameter name."""
     return {

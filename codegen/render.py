@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.codegen.geometry import batch_strides
 from tritongemm.codegen.template_facts import (
     TEMPLATES,
     adds_blocks,
     arguments,
-    batch_strides,
     compiler_options,
     in_halves,
     kernel_template,

@@ -226,13 +226,6 @@ def exchanges_sums(config: Config) -> bool:
     return stored_whole and room and columns <= HALVED_COLUMNS and columns.bit_count() == 1
 
 
-def batch_strides(problem: Problem) -> tuple[str, ...]:
-    """Parameters of a batched kernel: elements from one product's operand to the next one's, 0 where it is shared."""
-    if problem.kind != "batched":
-        return ()
-    return tuple(f"batch_{name}" for name in ("a", "b", "c", *(e.name for e in problem.extras)))
-
-
 def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
     """Operand parameters of a kernel by name, in order: the operand, and its descriptor or "" for a pointer."""
     found: dict[str, tuple[str, str]] = {}

@@ -120,7 +120,7 @@ class TritonBackend(SearchedBackend):
         if template.descriptors:
             return Support(f"template {config.template} describes dense operands to the copy engine")
         first, known = len(template_facts.arguments(template, problem)), divisors(problem)
-        order = [*NUMBERS, *template_facts.batch_strides(problem)]
+        order = [*NUMBERS, *geometry_module.batch_strides(problem)]
         places = {
             name: (first + index, known.get(name, 1))
             for index, name in enumerate(order)
@@ -178,7 +178,7 @@ def batch_strides(problem: Problem) -> dict[str, int]:
     Empty for a single product.
     """
     operands = problem.operands
-    names = template_facts.batch_strides(problem)
+    names = geometry_module.batch_strides(problem)
     specs = {name: operands[name.removeprefix("batch_")] for name in names}
     return {n: prod(spec.shape) // spec.dtype.packed if spec.batch else 0 for n, spec in specs.items()}
 
@@ -228,7 +228,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
-    return result | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(template_facts.batch_strides(problem), "i64")
+    return result | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(geometry_module.batch_strides(problem), "i64")
 
 
 def _edited(config: Config) -> dict[str, int]:

@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import triton
+from filelock import FileLock
 
 from tests.support import FAKES
 from tests.support.lent_processes import LentProcess
@@ -64,12 +65,18 @@ def garbage_of_earlier_files() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of the run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def session_cache(shared_folder: Path) -> Iterator[Path]:
     """One cache of compiled kernels for the whole run, whatever its processes, and never the user's own."""
     with pytest.MonkeyPatch.context() as patch:
-        base = tmp_path_factory.getbasetemp()
-        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+        folder = shared_folder / "compiled"
         folder.mkdir(exist_ok=True)
         patch.setenv("TRITONGEMM_CACHE", str(folder))
         yield folder
@@ -93,29 +100,42 @@ def interpreter(lent_processes: None) -> Iterator[LentProcess]:
     child.kill()
 
 
+def compile_once(folder: Path, commands: Mapping[str, Sequence[str]]) -> Path:
+    """Have the first process of the run that comes compile libraries into a folder, and the others wait for it.
+
+    Args:
+        folder: for the libraries; it is there when all of them are.
+        commands: the compiler's command for each library's name, without where it writes.
+    """
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            fresh = folder.with_name(f"{folder.name}_{os.getpid()}")
+            fresh.mkdir()
+            for name, command in commands.items():
+                subprocess.run([*command, "-o", str(fresh / name)], check=True, timeout=120)
+            fresh.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
-def driver_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver_libraries(shared_folder: Path) -> Path:
     """Folder of a stand-in for each vendor's driver, compiled from that vendor's real header."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    folder, headers = tmp_path_factory.mktemp("drivers"), Path(triton.__file__).parent / "backends"
-    source = FAKES / "driver.c"
+    headers, commands = Path(triton.__file__).parent / "backends", {}
     for vendor, define in (("nvidia", "-DNVIDIA"), ("amd", "-DAMD")):
-        command = ["cc", "-O1", "-shared", "-fPIC", define, f"-I{headers / vendor / 'include'}", str(source)]
-        subprocess.run([*command, "-o", str(folder / f"{vendor}.so")], check=True, timeout=60)
-    return folder
+        options = ["-O1", "-shared", "-fPIC", define, f"-I{headers / vendor / 'include'}"]
+        commands[f"{vendor}.so"] = ["cc", *options, str(FAKES / "driver.c")]
+    return compile_once(shared_folder / "drivers", commands)
 
 
 @pytest.fixture(scope="session")
-def blaslt_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blaslt_libraries(shared_folder: Path) -> Path:
     """Folder of the stand-ins of cuBLASLt and hipBLASLt; who loads one makes a copy, whose state starts afresh."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    folder, source = tmp_path_factory.mktemp("blaslt"), str(FAKES / "blaslt.cpp")
-    for vendor, flags in (("nvidia", []), ("amd", ["-DAMD"])):
-        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, source, "-o", str(folder / f"{vendor}.so")]
-        subprocess.run(command, check=True, timeout=120)
-    return folder
+    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", str(FAKES / "blaslt.cpp")]
+    return compile_once(shared_folder / "blaslt", {"nvidia.so": command, "amd.so": [*command, "-DAMD"]})
 
 
 @pytest.fixture

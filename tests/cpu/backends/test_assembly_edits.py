@@ -75,7 +75,7 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
 
 
-@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("split", [pytest.param(2, marks=pytest.mark.heavy), 4])
 def test_splits_send_each_other_their_columns(split: int) -> None:
     """All that is stored between the marks goes to another program, nothing else: 64 x 64 floats over the splits."""
     config = replace(EXCHANGING, split_k=split)
@@ -116,7 +116,7 @@ def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
 
 def test_sums_are_sent_whole_or_not_at_all() -> None:
     """Where Triton stores part of a sum in another form, the kernel is compiled without edits, and adds through L2."""
-    _, before, after = compiled(EXCHANGING, scaled(64))
+    _, before, after = compiled(replace(EXCHANGING, split_k=4), scaled(64))
     first = before.index("// tritongemm: send\n")
     stored = before.index("st.shared.v4.b32", first)
     other = before[:stored] + before[stored:].replace("st.shared.v4.b32", "st.shared.v4.f32", 1)
@@ -202,7 +202,7 @@ def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str)
 def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     """A group of warps keeps in step, but not where sums of blocks are scaled."""
     problem = scaled() if along_k else Problem(4096, 4096, 7168, "bf16", "bf16", "bf16", row_major_b=False)
-    block_n, block_k = (256, 128) if along_k else (192, 64)
+    block_n, block_k = (128, 128) if along_k else (192, 64)
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
     _, before, _ = compiled(config, problem)
     assert "// tritongemm: arrive" in before
@@ -221,11 +221,11 @@ def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
     assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
 
 
-@pytest.mark.parametrize(("m", "n", "programs"), [(128, 928, 30), (64, 960, 30), (4096, 4096, 132)])
+@pytest.mark.parametrize(("m", "n", "programs"), [(64, 928, 30), (32, 960, 30), (4096, 4096, 132)])
 def test_a_launch_of_neighbours(m: int, n: int, programs: int) -> None:
     """An odd number of tiles gets a program without one, and many tiles a program for each compute unit."""
     triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
-    config = replace(ALONE, options=(("side_by_side", 1),))
+    config = replace(ALONE, block_m=64, num_warps=4, options=(("side_by_side", 1),))
     built, _, after = compiled(config, scaled())
     launch = triton.launch(built, problem, SM90)
     assert isinstance(launch, Launch)
@@ -250,7 +250,9 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         raise UnknownAssemblyError("a new version")
 
     monkeypatch.setattr(assembly_edits, "edit", refuse)
-    built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(PAIR, scaled(), SM90))
+    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_major_b=False)
+    config = Config("ws_tma", 64, 64, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
+    built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
     assert built.status == "ok" and built.launch["cluster"] == 1 and code
 
 
@@ -265,7 +267,10 @@ def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pair
     assert along_n == ({0, 1} if m >= 128 else {0}), "4096 columns are pairs of any tile's"
 
 
-@pytest.mark.parametrize(("block_m", "block_n", "warps"), [(128, 192, 8), (192, 64, 12), (128, 128, 8), (128, 256, 8)])
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "warps"),
+    [(128, 192, 8), (192, 64, 12), (128, 128, 8), pytest.param(128, 256, 8, marks=pytest.mark.heavy)],
+)
 def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
     block_m: int, block_n: int, warps: int
 ) -> None:
@@ -327,6 +332,6 @@ def test_where_the_newest_assembler_fails_triton_s_own_is_used(monkeypatch: pyte
     broken.chmod(0o755)
     monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(broken))
     monkeypatch.setattr(compiler, "get_ptxas", lambda arch: triton.knobs.nvidia.ptxas)
-    config = Config("ws_tma", 192, 64, 128, 4, num_warps=12, num_stages=3)
+    config = Config("ws_tma", 192, 32, 128, num_warps=12, num_stages=3)
     built, _, after = compiled_anew(config, scaled())
     assert "// by the newest assembler" in after and built.status == "ok"

@@ -131,6 +131,7 @@ def test_the_last_stages_need_a_gpu(
     assert not (tmp_path / "tunings" / "results").exists()
 
 
+@pytest.mark.heavy  # campaigns that stop go on, and runs that are killed, in quick tests of each
 def test_kill_nine_and_go_on(tmp_path: Path, session_cache: Path) -> None:
     """Killed while it tunes; the same command goes on from the journal, and tries nothing twice."""
     log, journal = log_in(tmp_path), tmp_path / "tunings" / "tuned.yaml.journal"

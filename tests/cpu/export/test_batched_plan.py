@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -26,14 +25,6 @@ from tritongemm.search_spaces import loader
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
 PIPELINED = "tile__bm32__bn32__bk64__gm2__sk1__w4__s2__xcds8"
 GEMV = "gemv__bm2__bn8__bk128__gm1__sk2__w4__s2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for the file, so that a config is compiled once for each architecture."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def write(folder: Path, config: str, size: tuple[int, int, int], target: str, *options: str) -> Path:
@@ -61,6 +52,43 @@ def test_operands_have_a_dimension_for_the_batch(tmp_path: Path) -> None:
     assert (buffers["a"]["bytes"], buffers["bias"]["bytes"]) == (3 * 33 * 77, 3 * 40 * 2)
 
 
+@pytest.mark.parametrize(
+    ("config", "target", "options", "shape_a", "shape_b", "scales"),
+    [
+        (PIPELINED, "gfx942", [], [3, 33, 300], [3, 300, 136], ([3, 3, 33], [3, 2, 3])),
+        (GEMV, "gfx950", ["-dtype_a", "int8", "--shared", "a"], [33, 300], [3, 300, 136], ([3, 33], [3, 2, 3])),
+        (
+            SPLIT,
+            "gfx950",
+            ["--scales", "group_rows", "--shared", "b"],
+            [3, 33, 300],
+            [300, 136],
+            ([3, 33, 3], [136, 3]),
+        ),
+    ],
+    ids=["blocks", "gemv_blocks_shared_a", "groups_shared_b"],
+)
+def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
+    tmp_path: Path,
+    config: str,
+    target: str,
+    options: list[str],
+    shape_a: list[int],
+    shape_b: list[int],
+    scales: tuple[list[int], list[int]],
+) -> None:
+    """Factors of A lie in columns, unless a name ends with rows."""
+    more = ["--family", "a8w8_blockscale", "-col_b", "--batch", "3", *options]
+    plan = json.loads(write(tmp_path, config, (33, 136, 300), target, *more).read_text())
+    shapes = {b["name"]: b["shape"] for b in plan["buffers"]}
+    assert plan["grid"][2] == 3
+    assert (shapes["a"], shapes["b"], shapes["c"]) == (shape_a, shape_b, [3, 33, 136])
+    assert (shapes["scale_a"], shapes["scale_b"]) == scales
+
+
+@pytest.mark.skipif(
+    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
+)
 @pytest.mark.parametrize("target", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(
     ("config", "size", "options"),
@@ -84,6 +112,9 @@ def test_every_product_is_right_on_an_emulator(
     emulated.run_scaled(tmp_path, path)
 
 
+@pytest.mark.skipif(
+    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
+)
 @pytest.mark.parametrize("name", ["gfx942", "gfx950"])
 def test_operands_are_read_as_they_lie_on_an_emulator(tmp_path: Path, name: str) -> None:
     """A model's heads: [tokens, heads, K] read head by head, and a bias that all of them share."""

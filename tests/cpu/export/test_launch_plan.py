@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import emulated
 from tritongemm.cli import launch_plan
+from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
@@ -21,14 +21,6 @@ SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim1
 # Triton 3.9 has trouble with eight warps where values of tiles outlive a branch.
 STREAM = "stream_k__bm64__bn64__bk64__gm8__sk1__w8__s2__kpack2__matrix_instr_nonkdim32__num_sms5__share_more1"
 GEMV = "gemv__bm2__bn8__bk128__gm1__sk1__w4__s2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for the file, so that a config is compiled once for each architecture."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def write(folder: Path, *options: str, size: tuple[int, int, int] = (M, N, K), target: str = "gfx942") -> list[Path]:
@@ -169,6 +161,9 @@ def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert named in said and said.count("\n") == 1 and len(said) < 500
 
 
+@pytest.mark.skipif(
+    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
+)
 @pytest.mark.parametrize("target", LDS)
 @pytest.mark.parametrize(
     ("config", "size"),

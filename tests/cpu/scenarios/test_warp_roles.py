@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,57 +36,73 @@ TMA = Config("tma", 16, 32, 16, 2, 2)
 WS_PADDED = Config("ws_tma", 128, 224, 64, 2, num_warps=8, num_stages=4, options=(("epilogue_parts", 2),))
 NOT_PADDED = "block_n must be a power of two, the sum of two, or a multiple of 16 up to 256"
 OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
-GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED)
+
+
+OTHER_WAY = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", False, True, "n")
+SIDES_ALONG_K = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
+LIKE_A_MODELS = Problem(777, 5112, 5112, "bf16", "bf16", "bf16", True, False)  # whose kernels are those of the last
 
 
 @pytest.mark.parametrize(
-    ("row_a", "row_b", "bias"), [pytest.param(True, False, "none", marks=pytest.mark.heavy), (False, True, "n")]
+    ("problem", "configs"),
+    [
+        (OTHER_WAY, (WS, WS_SPLIT, WS_SWAPPED_SPLIT)),
+        (SIDES_ALONG_K, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED)),
+        pytest.param(OTHER_WAY, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
+        pytest.param(SIDES_ALONG_K, (WS, WS_SPLIT, WS_SWAPPED_SPLIT), marks=pytest.mark.heavy),
+    ],
 )
-def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias: str, session_cache: Path) -> None:
-    """One group multiplies in `WS_SPLIT`, two in `WS`; four more warps stand by for the one that fetches."""
-    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_a, row_b, bias)
-    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
+def test_warps_with_roles_compile_without_spills(
+    problem: Problem, configs: tuple[Config, ...], session_cache: Path
+) -> None:
+    """One group multiplies in the splits, two in the others; four more warps stand by for the one that fetches."""
+    built = compiled(problem, configs, session_cache)
+    assert [one.status for one in built] == ["ok"] * 3, [one.reason for one in built]
+    assert [one.threads for one in built] == [8 * 32 if c in (WS_SPLIT, WS_SWAPPED_SPLIT) else 12 * 32 for c in configs]
+    assert all(one.spills <= 8 for one in built), "Triton 3.7 spills two registers"
+
+
+def compiled(problem: Problem, configs: Iterable[Config], folder: Path) -> list[Artifact]:
+    """The kernels of configs for Hopper, in their order."""
+    compiler = BuildPool(ArtifactCache(folder), jobs=1)
+    jobs = [registry.get(KernelBackend, "triton").compile_job(config, problem, SM90) for config in configs]
     try:
-        jobs = {c: registry.get(KernelBackend, "triton").compile_job(c, problem, SM90) for c in GLUON}
-        built = {b.config: b for b in compiler.stream(jobs.values())}
+        built = {one.config: one for one in compiler.stream(jobs)}
     finally:
         compiler.close()
-    assert [built[c].status for c in GLUON] == ["ok"] * 6, [built[c].reason for c in GLUON]
-    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32, 12 * 32]
-    assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
-    launch = registry.get(KernelBackend, "triton").launch(built[WS], problem, SM90)
+    return [built[config] for config in configs]
+
+
+def test_a_launch_has_boxes_for_groups_and_parts_and_room_for_splits(session_cache: Path) -> None:
+    whole, split = compiled(OTHER_WAY, (WS, WS_SPLIT), session_cache)
+    launch = registry.get(KernelBackend, "triton").launch(whole, OTHER_WAY, SM90)
     assert isinstance(launch, Launch)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
     tiles = 8 * 13
     assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
-    split = registry.get(KernelBackend, "triton").launch(built[WS_SPLIT], problem, SM90)
-    assert isinstance(split, Launch) and split.grid == (3 * 16 * 25, 1, 1)
-    assert {b.name: b.bytes for b in split.buffers} == {
-        "workspace": 4 * 64 * 32 * split.grid[0],
-        "semaphore": 4 * split.grid[0],
+    launch = registry.get(KernelBackend, "triton").launch(split, OTHER_WAY, SM90)
+    assert isinstance(launch, Launch) and launch.grid == (3 * 16 * 25, 1, 1)
+    assert {b.name: b.bytes for b in launch.buffers} == {
+        "workspace": 4 * 64 * 32 * launch.grid[0],
+        "semaphore": 4 * launch.grid[0],
     }
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "boxes", "programs"),
+    ("config", "problem", "boxes", "programs"),
     [
-        (WS_TWO_PARTS, (1000, 776, 1032), "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2),
-        (WS_PADDED, (1000, 776, 1032), "a 64x64, b 224x64, b 256x64, c 64x32, c 64x64", 8 * 4),
-        (replace(WS_PADDED, block_n=112), (1000, 776, 1032), "a 64x64, b 112x64, b 128x64, c 64x16, c 64x64", 8 * 7),
-        (WS_SWAPPED, (777, 5120, 5120), "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40),
+        (WS_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2),
+        (WS_PADDED, SIDES_ALONG_K, "a 64x64, b 224x64, b 256x64, c 64x32, c 64x64", 8 * 4),
+        (replace(WS_PADDED, block_n=112), SIDES_ALONG_K, "a 64x64, b 112x64, b 128x64, c 64x16, c 64x64", 8 * 7),
+        (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40),
     ],
 )
 def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_that_are(
-    config: Config, size: tuple[int, int, int], boxes: str, programs: int, session_cache: Path
+    config: Config, problem: Problem, boxes: str, programs: int, session_cache: Path
 ) -> None:
     """Columns of the matrix unit: those of B, or swapped the rows of A."""
-    problem = Problem(*size, "bf16", "bf16", "bf16", True, False)
-    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
-    try:
-        built = compiler.build(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
-    finally:
-        compiler.close()
+    (built,) = compiled(problem, (config,), session_cache)
     launch = registry.get(KernelBackend, "triton").launch(built, problem, SM90)
     assert isinstance(launch, Launch)
     assert ", ".join(f"{p.value} {p.box[0]}x{p.box[1]}" for p in launch.params if p.kind == "tma") == boxes
@@ -185,22 +202,20 @@ def scratch_in_loops(built: Artifact) -> list[str]:
     return [lines[at] for loop in innermost for at in loop if re.search(r"\b(LDL|STL)\b", lines[at])]
 
 
-WITH_SCALES = (
-    Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
-    Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8),
-    Config("ws_tma", 192, 128, 128, 8, num_warps=12, num_stages=3),
-    Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3, options=(("share", 1),)),
-    Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
-)
+SCALED = Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),))
+SCALED_SPLIT = Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8)
+SCALED_HIGH = Config("ws_tma", 192, 128, 128, 8, num_warps=12, num_stages=3)
+SCALED_TWO_PARTS = Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3, options=(("share", 1),))
+SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 
 
 @pytest.mark.parametrize(
     ("family", "scales", "configs"),
     [
-        ("a8w8", "", WITH_SCALES[:2]),
-        ("a8w8_blockscale", "block", WITH_SCALES[2:]),
-        pytest.param("a8w8", "", WITH_SCALES[2:], marks=pytest.mark.heavy),
-        pytest.param("a8w8_blockscale", "block", WITH_SCALES[:2], marks=pytest.mark.heavy),
+        ("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED)),
+        ("a8w8_blockscale", "block", (SCALED_HIGH, SCALED_TWO_PARTS)),
+        pytest.param("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
+        pytest.param("a8w8_blockscale", "block", (SCALED, SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
     ],
 )
 def test_scales_of_fp8_compile_without_spills_in_loops(
@@ -211,13 +226,9 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
     problem = registry.get(Family, family).problem(
         1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales
     )
-    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     triton = registry.get(KernelBackend, "triton")
-    try:
-        assert all(triton.check(c, problem, SM90) for c in configs)
-        built = list(compiler.stream(triton.compile_job(c, problem, SM90) for c in configs))
-    finally:
-        compiler.close()
+    assert all(triton.check(c, problem, SM90) for c in configs)
+    built = compiled(problem, configs, session_cache)
     # Triton 3.9's assembler may keep a few addresses of the whole tile in scratch memory, none that a loop reads.
     assert all(b.status == "ok" and (b.spills == 0 or (b.spills <= 96 and not scratch_in_loops(b))) for b in built)
     astride = triton.check(Config("ws_tma", 128, 144, 128, 8, num_warps=8, num_stages=4), problem, SM90)
@@ -229,11 +240,7 @@ def test_groups_with_tiles_of_their_own_compile_alone_or_in_pairs(session_cache:
     alone = Config("ws_tma", 128, 128, 64, 4, num_warps=8, num_stages=5, options=(("alternate", 1),))
     configs = (alone, replace(alone, block_n=64, options=(("alternate", 1), ("pair", 1))))
     triton = registry.get(KernelBackend, "triton")
-    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
-    try:
-        built = list(compiler.stream(triton.compile_job(c, problem, SM90) for c in configs))
-    finally:
-        compiler.close()
+    built = compiled(problem, configs, session_cache)
     assert [(b.status, b.spills) for b in built] == [("ok", 0)] * 2
     shared = replace(alone, options=(("alternate", 1), ("share", 1)))
     long = registry.get(Family, "a8w8").problem(4096, 4096, 16384, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)

@@ -154,7 +154,10 @@ def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, s
     batch, one = Problem(16, 64, 128, batch=2), Problem(16, 64, 128)
     limits = SearchLimits(templates=("stream_k",))  # which computes no batches
     options = TuningOptions(tmp_path, strategy, budget=2, library="", limits=limits)
-    with closing(BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)) as pool, take(tmp_path / "out.yaml") as store:
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
         failures = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([batch, one])
         assert list(failures) == [batch] and "triton brought none" in failures[batch]
         assert store.record(one)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -15,6 +13,13 @@ import pytest
 
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
+from tests.support.planning_roles import (
+    SigningWorker,
+    WorkerKilledAlways,
+    WorkerKilledLater,
+    WorkerKilledOnce,
+    signature,
+)
 from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -24,7 +29,6 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
-from tritongemm.core.search_results import Pruned
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Search
@@ -33,14 +37,10 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import search_processes
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.search_processes import (
-    Answer,
-    BegunSearch,
     Planner,
-    PreparedBatch,
     SearchJob,
     SearchProcess,
     SearchWorker,
-    TriedBatch,
 )
 from tritongemm.workers.child_process import WorkerProcess
 
@@ -71,49 +71,9 @@ def asked_of(search: Search) -> list[list[Config]]:
         return batches
 
 
-def signature(text: str) -> BegunSearch:
-    """A search that tells nothing but who has begun it."""
-    return BegunSearch(0, 0, Pruned((), {}, {text: ""}), PreparedBatch([], []))
-
-
-class SigningWorker:
-    """A process that signs searches."""
-
-    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
-        yield signature(job.problem.key)
-
-
-class WorkerKilledOnce:
-    """A process that is killed when it plans the first problem of all."""
-
-    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
-        if not (job.folder / "killed").exists():
-            (job.folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield signature(job.problem.key)
-
-
-class WorkerKilledAlways:
-    """A process that is killed when it plans."""
-
-    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        yield signature("nobody")
-
-
-class WorkerKilledLater(SearchWorker):
-    """A process that is killed when a search has come to its third batch."""
-
-    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
-        self.asked = getattr(self, "asked", 0) + isinstance(request, TriedBatch)
-        if self.asked == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield from super().__call__(request)
-
-
 def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
-    """Have processes do what a class of this file does."""
-    monkeypatch.setattr(SearchProcess, "ROLE", f"{__name__}:{worker.__name__}")
+    """Have processes do what a class of `tests.support.planning_roles` does."""
+    monkeypatch.setattr(SearchProcess, "ROLE", f"{worker.__module__}:{worker.__name__}")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""What planning processes of a test do: they sign searches, or are killed. They import no tests, which takes longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+from tritongemm.core.search_results import Pruned
+from tritongemm.tuning.search_processes import Answer, BegunSearch, PreparedBatch, SearchJob, SearchWorker, TriedBatch
+
+
+def signature(text: str) -> BegunSearch:
+    """A search that tells nothing but who has begun it."""
+    return BegunSearch(0, 0, Pruned((), {}, {text: ""}), PreparedBatch([], []))
+
+
+class SigningWorker:
+    """A process that signs searches."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        yield signature(job.problem.key)
+
+
+class WorkerKilledOnce:
+    """A process that is killed when it plans the first problem of all."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        if not (job.folder / "killed").exists():
+            (job.folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield signature(job.problem.key)
+
+
+class WorkerKilledAlways:
+    """A process that is killed when it plans."""
+
+    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield signature("nobody")
+
+
+class WorkerKilledLater(SearchWorker):
+    """A process that is killed when a search has come to its third batch."""
+
+    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
+        self.asked = getattr(self, "asked", 0) + isinstance(request, TriedBatch)
+        if self.asked == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().__call__(request)

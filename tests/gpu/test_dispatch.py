@@ -72,9 +72,9 @@ if TMA:
             problem(904, 776, 1032, "n"),
             Config("ws_tma", 128, 64, 64, 8, 1, 8, 3, (("pair", 1),)),
         ),
-        "neighbours": (
+        "adjacent programs": (
             problem(264, 904, 1032, "n"),
-            Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("side_by_side", 1),)),
+            Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("adjacent", 1),)),
         ),
         "swapped": (
             problem(777, 776, 1032, "n"),

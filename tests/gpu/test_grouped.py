@@ -43,7 +43,7 @@ CONFIGS = (
     Config("grouped_ws_tma", 128, 128, 64, 4, 1, 8, 4),
     Config("grouped_ws_tma", 128, 128, 128, 4, 1, 8, 4),
     Config("grouped_ws_tma", 128, 128, 128, 2, 1, 8, 3, (("epilogue_parts", 2),)),
-    Config("grouped_ws_tma", 64, 128, 128, 2, 1, 4, 4, (("side_by_side", 1),)),  # two programs are neighbours
+    Config("grouped_ws_tma", 64, 128, 128, 2, 1, 4, 4, (("adjacent", 1),)),  # adjacent programs
     Config("grouped_ws_tma", 192, 128, 128, 4, 1, 12, 3),
     Config("grouped_ws_tma", 256, 128, 128, 2, 1, 8, 3),  # in halves of rows
     Config("grouped_ws_tma", 256, 128, 128, 4, 1, 8, 4, (("epilogue_parts", 4),)),

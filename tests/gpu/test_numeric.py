@@ -54,8 +54,8 @@ CONFIGS = (
     Config("ws_tma_swapped", 16, 64, 64, 1, 1, 4, 16, (("ahead", 8), ("swap_ab", 1))),
     Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("pair", 1),)),  # two programs fetch for each other
     Config("ws_tma", 64, 32, 64, 1, 5, 4, 3, (("pair", 1),)),
-    Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("side_by_side", 1),)),  # two programs are neighbours
-    Config("ws_tma", 64, 112, 64, 1, 1, 4, 6, (("ahead", 4), ("side_by_side", 1))),
+    Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("adjacent", 1),)),  # adjacent programs
+    Config("ws_tma", 64, 112, 64, 1, 1, 4, 6, (("adjacent", 1), ("ahead", 4))),
     Config("ws_tma", 128, 192, 64, 1, 1, 8, 3, (("epilogue_parts", 2), ("pair", 1), ("share", 1))),
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 3, (("epilogue_parts", 2), ("share", 1))),
     Config("ws_tma_swapped", 264, 128, 64, 4, 1, 8, 3, (("swap_ab", 1),)),

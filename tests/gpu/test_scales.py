@@ -42,7 +42,7 @@ CONFIGS = (
     Config("ws_tma", 64, 64, 128, 1, 1, 4, 12, (("ahead", 8),)),  # a deep ring
     Config("ws_tma", 128, 128, 128, 8, 1, 8, 5),  # four blocks of K in a turn, then one by one
     Config("ws_tma", 64, 128, 128, 1, 1, 4, 7, (("pair", 1),)),
-    Config("ws_tma", 128, 128, 128, 2, 1, 8, 6, (("side_by_side", 1),)),
+    Config("ws_tma", 128, 128, 128, 2, 1, 8, 6, (("adjacent", 1),)),
     Config("ws_tma", 128, 256, 128, 2, 2, 8, 3, (("epilogue_parts", 2), ("pair", 1))),
     Config("ws_tma", 192, 128, 128, 4, 1, 12, 3, (("pair", 1), ("share", 2))),
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),

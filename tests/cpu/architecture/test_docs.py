@@ -17,6 +17,7 @@ from tests.cpu.architecture import doc_pages
 from tests.cpu.architecture.doc_pages import DOCS, PAGES, dashed
 from tests.cpu.architecture.test_layers import ALLOWED, LEVELS
 from tests.support import ROOT
+from tritongemm.codegen.template_facts import KernelTemplate, SearchFacts
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import STATUSES, Trial
@@ -206,3 +207,11 @@ def test_the_checks_see_what_is_wrong() -> None:
     (option,) = doc_pages.mentioned_options("page", text)
     assert (option.line, option.text) == (6, "--absent") and not _is_option(option.text, _all_options())
     assert _is_option("--gemm_size_file", _all_options())
+
+
+def test_the_page_of_templates_has_every_fact() -> None:
+    """The two tables of keys are those of a template's header, in any order."""
+    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "plugins/template.md").read_text(), re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    header = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names"}
+    assert sorted(set(listed)) == sorted(header | {f.name for f in fields(SearchFacts)} | {"search"})

@@ -222,17 +222,17 @@ def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "programs"), [(64, 928, 30), (32, 960, 30), (4096, 4096, 132)])
-def test_a_launch_of_neighbours(m: int, n: int, programs: int) -> None:
+def test_a_launch_of_adjacent_programs(m: int, n: int, programs: int) -> None:
     """An odd number of tiles gets a program without one, and many tiles a program for each compute unit."""
     triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
-    config = replace(ALONE, block_m=64, num_warps=4, options=(("side_by_side", 1),))
+    config = replace(ALONE, block_m=64, num_warps=4, options=(("adjacent", 1),))
     built, _, after = compiled(config, scaled())
     launch = triton.launch(built, problem, SM90)
     assert isinstance(launch, Launch)
     assert launch.cluster == 2 and launch.grid == (programs, 1, 1)
     assert "shared::cluster.global.mbarrier::complete_tx::bytes.multicast" not in after, "each fetches for itself"
-    for other in (replace(config, split_k=2), replace(config, options=(("share", 1), ("side_by_side", 1)))):
-        assert "side_by_side must be 0, or 1 without" in triton.check(other, problem, SM90).reason
+    for other in (replace(config, split_k=2), replace(config, options=(("adjacent", 1), ("share", 1)))):
+        assert "adjacent must be 0, or 1 without" in triton.check(other, problem, SM90).reason
 
 
 def test_a_high_tile_is_multiplied_in_halves() -> None:

@@ -127,8 +127,7 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
         (
             replace(WS, options=(("padded", 1),)),
             "nothing reads padded; its options can be"
-            " ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share,"
-            " side_by_side",
+            " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share",
         ),
         (
             replace(WS_TWO_PARTS, block_m=192),
@@ -257,7 +256,7 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """
     problem = Problem(m, 1280, 8192, "bf16", "bf16", "bf16", True, False)
     kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
-    assert 10 < sum(not c.option("pair") and not c.option("side_by_side") for c in kept) < 400
+    assert 10 < sum(not c.option("pair") and not c.option("adjacent") for c in kept) < 400
     assert sum(c.option("pair") for c in kept) <= len(kept) / 2, "each may have its pair once"
     for c in kept:
         padded, parts = padded_columns(c), c.option("epilogue_parts")

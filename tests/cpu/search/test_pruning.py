@@ -154,10 +154,10 @@ def roles(m: int, stages: int, **options: int) -> Config:
         ("alternate", 4096, [tile(128, 128, template="ws_tma", alternate=1)], [roles(128, 4, alternate=1)]),
         ("alternate", 256, [roles(128, 4, alternate=0)], [tile(128, 128, template="ws_tma", alternate=1)]),
         (
-            "side_by_side",
+            "adjacent",
             256,
-            [tile(128, 128, 2, template="ws_tma", side_by_side=1), tile(64, 128, 4, template="ws_tma", side_by_side=1)],
-            [tile(256, 128, template="ws_tma", side_by_side=1), tile(128, 128, 1, template="ws_tma", side_by_side=1)],
+            [tile(128, 128, 2, template="ws_tma", adjacent=1), tile(64, 128, 4, template="ws_tma", adjacent=1)],
+            [tile(256, 128, template="ws_tma", adjacent=1), tile(128, 128, 1, template="ws_tma", adjacent=1)],
         ),
         ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
     ],
@@ -169,11 +169,11 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(100, [0]), (256, [0, 1]), (1000, [0, 1])])
-def test_programs_of_groups_are_neighbours_where_these_have_several_rows_of_tiles(rows: int, kept: list[int]) -> None:
+def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(rows: int, kept: list[int]) -> None:
     problem = Problem(16 * rows, 2048, 768, groups=16)
-    configs = [tile(128, 128, 2, template="grouped_ws_tma", side_by_side=n) for n in (0, 1)]
-    rules = tuple(r for r in RULES if r.name == "side_by_side")
-    assert [c.option("side_by_side") for c in prune(configs, problem, SM90, rules).kept] == kept
+    configs = [tile(128, 128, 2, template="grouped_ws_tma", adjacent=n) for n in (0, 1)]
+    rules = tuple(r for r in RULES if r.name == "adjacent")
+    assert [c.option("adjacent") for c in prune(configs, problem, SM90, rules).kept] == kept
 
 
 @pytest.mark.parametrize(("m", "ahead"), [(64, 4), (128, 4), (256, 2), (512, 0)])

@@ -33,7 +33,7 @@ from typing import Any
 from tritongemm.core.errors import UnavailableError
 
 CONSTANT = "EDITED"
-PROGRAMS = 2  # of a pair
+_PROGRAMS = 2  # of a pair
 _MARK = "// tritongemm: "
 _NEWEST = "// by the newest assembler\n"
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
@@ -75,7 +75,7 @@ def _arrive_at_both(found: re.Match[str]) -> str:
     instructions = (
         f" mapa.shared::cluster.u32 there, {found['address']}, {n};"
         f" @{_FIRST} mbarrier.arrive.shared::cluster.b64 _, [there];"
-        for n in range(PROGRAMS)
+        for n in range(_PROGRAMS)
     )
     return f"{found['between']}{{ .reg .b32 there;{''.join(instructions)} }}"
 

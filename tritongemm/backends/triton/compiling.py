@@ -158,7 +158,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    # What programs of a cluster do for each other is edits; without these each works alone.
+    # Programs of a cluster write to each other only by edited instructions; without edits each is launched by itself.
     cluster = template_facts.programs_of_cluster(job.config) if edited else 1
     built = _artifact(job, compiled.metadata, code, edited, cluster)
     return (built, code, file) if built.status == "ok" else (built, b"", "")

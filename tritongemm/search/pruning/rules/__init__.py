@@ -59,7 +59,7 @@ RULES = (
     Rule("share", persistent.share, "warp_roles"),
     Rule("ring", persistent.ring, "warp_roles"),
     Rule("pair", persistent.pair, "warp_roles"),
-    Rule("side_by_side", persistent.side_by_side, "warp_roles"),
+    Rule("adjacent", persistent.adjacent, "warp_roles"),
     Rule("alternate", persistent.alternate, "warp_roles"),
     Rule("stream_k", persistent.stream_k, "stream_k"),
     Rule("lds", resources.lds, "matrix"),

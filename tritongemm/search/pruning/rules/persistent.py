@@ -205,19 +205,20 @@ def pair(config: Config, problem: Problem, target: Target) -> str | None:
     return f"{tiles} {kind} of tiles: one is left without a partner" if tiles % 2 and tiles < PAIRED_TILES else None
 
 
-def side_by_side(config: Config, problem: Problem, target: Target) -> str | None:
-    """Programs of few rows of tiles that share each block of B gain from being neighbours, whose requests become one.
+def adjacent(config: Config, problem: Problem, target: Target) -> str | None:
+    """Consecutive programs are launched on adjacent compute units where a few rows of tiles read the same blocks of B.
 
-    On an H100 in fp8 256 x 7168 x 2048 in tiles of 128 x 128 took 9.4 us so, 9.8 us otherwise and 9.6 us where they
-    fetch for each other; 256 x 2112 x 7168 in tiles of 64 x 64 with scales along K 11.8 and 12.3; with more rows of
-    tiles, or one, it gained nothing. Of 64 groups of 256 rows, times 2048 x 768 with scales along K, 69.5 us and 74.7.
+    Requests to L2 of two adjacent units for the same block are merged into one. On an H100 in fp8 256 x 7168 x 2048 in
+    tiles of 128 x 128 took 9.4 us so, 9.8 us otherwise and 9.6 us where they fetch for each other; 256 x 2112 x 7168 in
+    tiles of 64 x 64 with scales along K 11.8 and 12.3; with more rows of tiles, or one, it gained nothing. Of 64 groups
+    of 256 rows, times 2048 x 768 with scales along K, 69.5 us and 74.7.
     """
-    if not config.option("side_by_side"):
+    if not config.option("adjacent"):
         return None
     rows, group = cdiv(problem.m, config.block_m), config.group_m
-    # Groups of rows are a batch here.
+    # Rules see a batch of equal products in place of groups of rows (search/typical.py).
     pays = (rows > 1 and group > 1) if problem.batch > 1 else (rows, group) in ((2, 2), (4, 4))
-    return None if pays else f"{rows} rows of tiles, in groups of {group}"
+    return None if pays else f"adjacent programs of {rows} rows of tiles, in groups of {group}, gain nothing"
 
 
 def alternate(config: Config, problem: Problem, target: Target) -> str | None:

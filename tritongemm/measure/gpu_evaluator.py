@@ -237,9 +237,10 @@ class GpuEvaluator(Evaluator):
         """Return the configs that a library has for a problem, at most `limit` unless that is 0.
 
         Raises:
-            TritonGemmError: the library can't be queried; says why.
+            TritonGemmError: the library can't be queried, or computes no such problem; says why.
         """
-        if not (support := registry.available(Backend, backend)):
+        plugin = registry.get(Backend, backend)
+        if not (support := registry.available(Backend, backend) and plugin.supports(problem, self.target)):
             raise UnavailableError(support.reason)
         configs: list[Config] = []
         try:

@@ -90,6 +90,17 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monk
     assert len(jobs) == 2
 
 
+def test_a_library_is_not_asked_for_what_it_does_not_compute(
+    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuBLASLt would list algorithms for one product of a grouped problem's sizes."""
+    jobs = answering(gpu, monkeypatch, lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
+    monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
+    with pytest.raises(UnavailableError, match="not grouped ones"):
+        gpu.list_algorithms(replace(SIZE, groups=4), "blaslt", 9)
+    assert not jobs
+
+
 def test_a_library_launches_its_algorithms_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         yield READY

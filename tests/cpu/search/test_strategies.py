@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log2
 from pathlib import Path
@@ -287,6 +287,17 @@ def test_templates_close_behind_are_tried_on_the_least_tried_first() -> None:
     }
     rivals = [{order[i].template for i in places} for places in guided._rivals(kept, trials)]
     assert rivals == [{"gemv"}, {"tma"}], "not the leader's own, nor who is too far behind"
+
+
+def test_a_launch_with_a_kernel_of_its_own_is_tried_of_the_fastest_only() -> None:
+    """Of other launches of configs a few percent behind nearly none was the fastest, and each took a compile."""
+    one, two = (Config("tile", 16, n, 64, options=(("ahead", 0), ("early", 0), ("poll", 0))) for n in (32, 64))
+    launches = {c: [replace(c, group_m=2), replace(c, options=(("ahead", 1), *c.options[1:]))] for c in (one, two)}
+    kept = CandidateSet([one, two, *launches[one], *launches[two]])
+    trials = {c: Trial(c, "ok", samples=(us,)) for c, us in ((one, 1.0), (two, 1.05))}
+    assert guided._launch_variants(kept, trials, ()) == [*launches[one], launches[two][0]]
+    built = {launches[two][1].kernel_name}
+    assert guided._launch_variants(kept, trials, built) == [*launches[one], *launches[two]]
 
 
 def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hopper: Case) -> None:

@@ -1,7 +1,7 @@
 """The guided strategy, which tries a few large batches where a correction fitted to trials expects the fastest.
 
 Kernels that other sizes of a run have compiled cost milliseconds, others half a core-second. So a batch also contains
-the most promising of the compiled ones, and compiles a third as many others, unless a budget is given.
+the most promising of the compiled ones, and compiles a quarter as many others, unless a budget is given.
 
 Of configs that differ only in GROUP_M and in how programs are launched, the best predicted represents all; variants of
 the fastest are tried at the end.
@@ -38,7 +38,7 @@ FIRST_SHARE = 0.25
 ROUNDS = 6
 # A batch adds up to so many configs whose kernels other sizes have had compiled. Where there are half as many, it has
 # only this share of the configs that it would have had without them.
-MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
+MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 4
 # The search ends after so many batches in a row that each gain less than this share of the best time.
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
 # The neighbours of so many of the fastest are looked at.
@@ -49,6 +49,9 @@ NEIGHBOUR_SHARE = 0.6
 LAUNCH_VARIANT_SHARE = 0.125
 # Configs within this factor of the best time have their launches varied; templates within it get a place in a batch.
 CLOSE_FACTOR = 1.1
+# A launch that needs a kernel of its own is tried of configs within this factor only: of 500 such launches of configs
+# more than 3 % behind three were the fastest of their size.
+WORTH_COMPILING_FACTOR = 1.03
 # An unsure config is favoured by so many standard deviations, batch after batch.
 EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 
@@ -98,7 +101,7 @@ class Guided(Strategy):
             trials |= {t.config: t for t in (yield batch)}
             gained = best_seconds(trials.values()) < before * (1 - LEAST_GAIN) or before == np.inf
             stale = 0 if gained else stale + 1
-        if last := _launch_variants(kept, trials)[: max(budget - searched, budget - len(trials))]:
+        if last := _launch_variants(kept, trials, plan.built)[: max(budget - searched, budget - len(trials))]:
             yield last
 
 
@@ -167,8 +170,14 @@ def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
     return sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))
 
 
-def _launch_variants(kept: CandidateSet, trials: dict[Config, Trial]) -> list[Config]:
-    """Configs that differ from one of the fastest only in their launch, the fastest's first."""
-    limit = CLOSE_FACTOR * best_seconds(trials.values())
-    near = [t.config for t in _fastest(trials) if t.seconds <= limit]
-    return list(dict.fromkeys(c for leader in near for c in kept.launch_variants(leader) if c not in trials))
+def _launch_variants(kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str]) -> list[Config]:
+    """Configs that differ from one of the fastest only in their launch, the fastest's first.
+
+    Kernels of one of the names, and of trials, are compiled.
+    """
+    best = best_seconds(trials.values())
+    compiled = {c.kernel_name for c in trials} | set(names)
+    near = [t for t in _fastest(trials) if t.seconds <= CLOSE_FACTOR * best]
+    variants = ((t.seconds, c) for t in near for c in kept.launch_variants(t.config) if c not in trials)
+    worth = (c for s, c in variants if s <= WORTH_COMPILING_FACTOR * best or c.kernel_name in compiled)
+    return list(dict.fromkeys(worth))

@@ -24,7 +24,7 @@ PlannedTasks: TypeAlias = Generator[tuple[Task, PlannedSearch | None], None, Non
 
 
 def plan_tasks(
-    tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart
+    tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart, cores: int
 ) -> PlannedTasks:
     """Yield the tasks in their order with their plans, each as soon as it is planned; None if no backend is searched.
 
@@ -34,17 +34,25 @@ def plan_tasks(
         options: backends, limits, strategy and folder.
         planner: plans them, and runs the strategies that look at no other problem.
         warm_start: names the winners of similar problems, which are tried first.
+        cores: that compile for all of them.
     """
+    each = len(tasks) / cores
     searched = next(filter(roster.is_searched, options.backends), None)
     if searched is None:
         yield from ((task, None) for task in tasks)
         return
-    with closing(planner.plan([search_job(t.problem, target, searched, options, warm_start) for t in tasks])) as plans:
+    jobs = [search_job(t.problem, target, searched, options, warm_start, each) for t in tasks]
+    with closing(planner.plan(jobs)) as plans:
         yield from zip(tasks, plans, strict=True)
 
 
 def search_job(
-    problem: Problem, target: Target, backend: str, options: TuningOptions, warm_start: WarmStart
+    problem: Problem,
+    target: Target,
+    backend: str,
+    options: TuningOptions,
+    warm_start: WarmStart,
+    problems_per_core: float,
 ) -> SearchJob:
     """Return the planning and search job of a problem, for one backend's kernels."""
     return SearchJob(
@@ -56,6 +64,7 @@ def search_job(
         options.strategy,
         options.budgets.get(problem, options.budget),
         options.population,
+        problems_per_core,
         tuple(warm_start.winners(problem, backend)),
     )
 

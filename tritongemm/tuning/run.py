@@ -103,7 +103,7 @@ class TuningRun:
             planner = Planner.for_problems(len(tasks), self.pool.jobs)
             self._thinker = stack.enter_context(ThreadPoolExecutor(planner.width))
             stack.callback(planner.close)
-            planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start)
+            planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start, self.pool.jobs)
             if self.options.stop == "generate":
                 for task, plan in planned:
                     begin_search(task, plan, self._warm_start, self.watcher)

@@ -46,8 +46,8 @@ class SearchJob:
     Attributes:
         problem, target, folder, backend, limits: the arguments of `plan_search`.
         strategy: plug-in of strategies/.
-        budget, population, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to the limits', which
-            come first.
+        budget, population, problems_per_core, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to
+            the limits', which come first.
     """
 
     problem: Problem
@@ -58,6 +58,7 @@ class SearchJob:
     strategy: str = "guided"
     budget: int = 0
     population: int = 0
+    problems_per_core: float = 0.0
     seeds: tuple[Config, ...] = ()
 
     def plan(self) -> PlannedProblem:
@@ -74,7 +75,7 @@ class SearchJob:
         if not planned.order.configs:
             return no_search()  # no template computes it; other backends may
         seeds = (*self.limits.first, *self.seeds)
-        plan = SearchPlan(planned.space, planned.order, seeds, compiled, built, self.population)
+        plan = SearchPlan(planned.space, planned.order, seeds, compiled, built, self.population, self.problems_per_core)
         return registry.get(Strategy, self.strategy).search(plan, self.budget)
 
 

@@ -79,9 +79,11 @@ def play(
     seeds: tuple[Config, ...] = (),
     compiled: Collection[str] = frozenset(),
     built: Collection[str] = frozenset(),
+    problems_per_core: float = 0.0,
 ) -> list[list[Config]]:
     """The batches a strategy asks for."""
-    search = registry.get(Strategy, name).search(SearchPlan(on.space, on.expected, seeds, compiled, built), budget)
+    plan = SearchPlan(on.space, on.expected, seeds, compiled, built, problems_per_core=problems_per_core)
+    search = registry.get(Strategy, name).search(plan, budget)
     batches = [next(search)]
     try:
         while True:
@@ -185,6 +187,8 @@ def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) 
     compiled = [len({c.kernel_name for c in flat(batches)} - there) for batches in (alone, shared)]
     assert compiled[1] <= 0.75 * compiled[0]
     assert min(map(separable, flat(shared))) <= 1.02 * min(map(separable, flat(alone)))
+    crowded = play("guided", hopper, separable, built=there, problems_per_core=4)
+    assert len({c.kernel_name for c in flat(crowded)} - there) < compiled[1]
     few = play("guided", hopper, separable, built=set(sorted(there)[:3]))
     assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
     asked = play("guided", hopper, separable, budget=40, built=there)
@@ -289,15 +293,16 @@ def test_templates_close_behind_are_tried_on_the_least_tried_first() -> None:
     assert rivals == [{"gemv"}, {"tma"}], "not the leader's own, nor who is too far behind"
 
 
-def test_a_launch_with_a_kernel_of_its_own_is_tried_of_the_fastest_only() -> None:
+def test_with_many_sizes_a_launch_with_a_kernel_of_its_own_is_tried_of_the_fastest_only() -> None:
     """Of other launches of configs a few percent behind nearly none was the fastest, and each took a compile."""
     one, two = (Config("tile", 16, n, 64, options=(("ahead", 0), ("early", 0), ("poll", 0))) for n in (32, 64))
     launches = {c: [replace(c, group_m=2), replace(c, options=(("ahead", 1), *c.options[1:]))] for c in (one, two)}
     kept = CandidateSet([one, two, *launches[one], *launches[two]])
     trials = {c: Trial(c, "ok", samples=(us,)) for c, us in ((one, 1.0), (two, 1.05))}
-    assert guided._launch_variants(kept, trials, ()) == [*launches[one], launches[two][0]]
+    assert guided._launch_variants(kept, trials, (), 1.03) == [*launches[one], launches[two][0]]
     built = {launches[two][1].kernel_name}
-    assert guided._launch_variants(kept, trials, built) == [*launches[one], *launches[two]]
+    assert guided._launch_variants(kept, trials, built, 1.03) == [*launches[one], *launches[two]]
+    assert guided._launch_variants(kept, trials, (), 1.1) == [*launches[one], *launches[two]]
 
 
 def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hopper: Case) -> None:

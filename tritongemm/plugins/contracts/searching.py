@@ -30,6 +30,7 @@ class SearchPlan:
         built: names of kernels that the run has compiled for problems which differ from this one in size only; they
             increase while the search runs.
         population: configs of a generation, for a strategy that has generations; 0 for its default.
+        problems_per_core: problems of the run for each core that compiles; 0 if that is not known.
     """
 
     space: Space
@@ -38,6 +39,7 @@ class SearchPlan:
     compiled: Collection[str] = field(default=frozenset())
     built: Collection[str] = field(default=frozenset())
     population: int = 0
+    problems_per_core: float = 0.0
 
 
 class Strategy(Plugin, abstract=True):

@@ -1,7 +1,8 @@
 """The guided strategy, which tries a few large batches where a correction fitted to trials expects the fastest.
 
 Kernels that other sizes of a run have compiled cost milliseconds, others half a core-second. So a batch also contains
-the most promising of the compiled ones, and compiles a quarter as many others, unless a budget is given.
+the most promising of the compiled ones, and compiles a third as many others, unless a budget is given. Where each core
+has many sizes to compile for, it compiles a quarter as many, and fewer variants of launches.
 
 Of configs that differ only in GROUP_M and in how programs are launched, the best predicted represents all; variants of
 the fastest are tried at the end.
@@ -38,7 +39,9 @@ FIRST_SHARE = 0.25
 ROUNDS = 6
 # A batch adds up to so many configs whose kernels other sizes have had compiled. Where there are half as many, it has
 # only this share of the configs that it would have had without them.
-MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 4
+MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
+# With so many sizes for each core that compiles the share is smaller: files of 56 sizes took a fifth less on 16 cores.
+MANY_PER_CORE, SHARE_OF_MANY = 3, 1 / 4
 # The search ends after so many batches in a row that each gain less than this share of the best time.
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
 # The neighbours of so many of the fastest are looked at.
@@ -49,9 +52,9 @@ NEIGHBOUR_SHARE = 0.6
 LAUNCH_VARIANT_SHARE = 0.125
 # Configs within this factor of the best time have their launches varied; templates within it get a place in a batch.
 CLOSE_FACTOR = 1.1
-# A launch that needs a kernel of its own is tried of configs within this factor only: of 500 such launches of configs
-# more than 3 % behind three were the fastest of their size.
-WORTH_COMPILING_FACTOR = 1.03
+# With as many sizes a launch that needs a kernel of its own is tried of configs within this factor only: of 500 such
+# launches of configs more than 3 % behind three were the fastest of their size.
+CLOSE_FACTOR_OF_MANY = 1.03
 # An unsure config is favoured by so many standard deviations, batch after batch.
 EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 
@@ -69,6 +72,9 @@ class Guided(Strategy):
         space, kept = plan.space, CandidateSet(plan.expected.configs)
         count = len(kept.order)
         names = () if budget else plan.built
+        many = plan.problems_per_core >= MANY_PER_CORE
+        share = SHARE_OF_MANY if many else SHARE_BESIDE_BUILT
+        compiled_factor = CLOSE_FACTOR_OF_MANY if many else CLOSE_FACTOR
         budget = min(count, budget or default_budget(count))
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
         batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(first)]))[:first]
@@ -93,7 +99,7 @@ class Guided(Strategy):
                 # Compilers hold the other cores, and threads that spin for them cost tenfold.
                 with _blas().limit(limits=1):
                     built = _built(kept, trials, names)
-                    room = ceil(SHARE_BESIDE_BUILT * room) if 2 * len(built) >= MOST_BUILT else room
+                    room = ceil(share * room) if 2 * len(built) >= MOST_BUILT else room
                     batch = _refine(space, kept, surrogate, trials, room, exploration)
                     paid += len(batch)
                     if len(built := np.setdiff1d(built, [kept.place[c] for c in batch])):
@@ -101,7 +107,9 @@ class Guided(Strategy):
             trials |= {t.config: t for t in (yield batch)}
             gained = best_seconds(trials.values()) < before * (1 - LEAST_GAIN) or before == np.inf
             stale = 0 if gained else stale + 1
-        if last := _launch_variants(kept, trials, plan.built)[: max(budget - searched, budget - len(trials))]:
+        if last := _launch_variants(kept, trials, plan.built, compiled_factor)[
+            : max(budget - searched, budget - len(trials))
+        ]:
             yield last
 
 
@@ -170,14 +178,16 @@ def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
     return sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))
 
 
-def _launch_variants(kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str]) -> list[Config]:
+def _launch_variants(
+    kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str], factor: float
+) -> list[Config]:
     """Configs that differ from one of the fastest only in their launch, the fastest's first.
 
-    Kernels of one of the names, and of trials, are compiled.
+    Kernels of trials and of one of the names are there; others are worth compiling within a factor of the best time.
     """
     best = best_seconds(trials.values())
-    compiled = {c.kernel_name for c in trials} | set(names)
+    there = {c.kernel_name for c in trials} | set(names)
     near = [t for t in _fastest(trials) if t.seconds <= CLOSE_FACTOR * best]
     variants = ((t.seconds, c) for t in near for c in kept.launch_variants(t.config) if c not in trials)
-    worth = (c for s, c in variants if s <= WORTH_COMPILING_FACTOR * best or c.kernel_name in compiled)
+    worth = (c for s, c in variants if s <= factor * best or c.kernel_name in there)
     return list(dict.fromkeys(worth))

@@ -135,7 +135,7 @@ def test_reasons(change: str, reason: str) -> None:
     ("problem", "facts", "reason"),
     [
         (BF16, target_files.load_target("sm90"), "not sm90"),
-        (replace(BF16, batch=2), GFX942, "it computes one GEMM at a time, not batched ones"),
+        (replace(BF16, batch=2), GFX942, "it computes single products, not batched ones"),
         (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
         (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
         (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),

@@ -191,7 +191,7 @@ def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) 
     assert len({c.kernel_name for c in flat(crowded)} - there) < compiled[1]
     few = play("guided", hopper, separable, built=set(sorted(there)[:3]))
     assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
-    asked = play("guided", hopper, separable, budget=40, built=there)
+    asked = play("guided", hopper, separable, budget=40, built=there, problems_per_core=4)
     assert asked == play("guided", hopper, separable, budget=40), "a budget that is asked for is of all configs"
 
 

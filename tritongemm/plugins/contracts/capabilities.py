@@ -33,7 +33,8 @@ class Capabilities:
         if self.archs and target.name not in self.archs:
             return Support(f"its kernels are for {' and '.join(self.archs)}, not {target.name}")
         if problem.kind not in self.kinds:
-            return Support(f"it computes {' or '.join(self.kinds)} GEMM at a time, not {problem.kind} ones")
+            kinds = " and ".join("single" if kind == "one" else kind for kind in self.kinds)
+            return Support(f"it computes {kinds} products, not {problem.kind} ones")
         if problem.order_b not in self.orders_b:
             return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.order_b}")
         for spec in problem.extras:

@@ -72,7 +72,7 @@ class Guided(Strategy):
         space, kept = plan.space, CandidateSet(plan.expected.configs)
         count = len(kept.order)
         names = () if budget else plan.built
-        many = plan.problems_per_core >= MANY_PER_CORE
+        many = not budget and plan.problems_per_core >= MANY_PER_CORE
         share = SHARE_OF_MANY if many else SHARE_BESIDE_BUILT
         compiled_factor = CLOSE_FACTOR_OF_MANY if many else CLOSE_FACTOR
         budget = min(count, budget or default_budget(count))
@@ -107,7 +107,7 @@ class Guided(Strategy):
             trials |= {t.config: t for t in (yield batch)}
             gained = best_seconds(trials.values()) < before * (1 - LEAST_GAIN) or before == np.inf
             stale = 0 if gained else stale + 1
-        if last := _launch_variants(kept, trials, plan.built, compiled_factor)[
+        if last := _launch_variants(kept, trials, names, compiled_factor)[
             : max(budget - searched, budget - len(trials))
         ]:
             yield last
@@ -183,11 +183,12 @@ def _launch_variants(
 ) -> list[Config]:
     """Configs that differ from one of the fastest only in their launch, the fastest's first.
 
-    Kernels of trials and of one of the names are there; others are worth compiling within a factor of the best time.
+    A launch whose kernel is compiled, for a trial or under one of `names`, is among them for configs up to
+    `CLOSE_FACTOR` times as slow as the best; any other launch up to `factor` times.
     """
     best = best_seconds(trials.values())
-    there = {c.kernel_name for c in trials} | set(names)
+    compiled = {c.kernel_name for c in trials} | set(names)
     near = [t for t in _fastest(trials) if t.seconds <= CLOSE_FACTOR * best]
     variants = ((t.seconds, c) for t in near for c in kept.launch_variants(t.config) if c not in trials)
-    worth = (c for s, c in variants if s <= factor * best or c.kernel_name in there)
+    worth = (c for s, c in variants if s <= factor * best or c.kernel_name in compiled)
     return list(dict.fromkeys(worth))

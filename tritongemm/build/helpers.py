@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Launch
@@ -58,9 +58,14 @@ def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) 
     return artifact
 
 
+def helper_job(helper: HelperKernel, target: Target) -> CompileJob:
+    """What to compile for a kernel; arguments and errors are those of `compile_helper`."""
+    return _compiler().helper_job(helper, target)
+
+
 def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: ArtifactCache) -> list[Artifact]:
     """What becomes of kernels that are compiled on all cores; arguments and errors are those of `compile_helper`."""
-    jobs = [_compiler().helper_job(helper, target) for helper in wanted]
+    jobs = [helper_job(helper, target) for helper in wanted]
     there = {job.digest: cached.get(job.digest) for job in jobs}
     found = {digest: artifact for digest, artifact in there.items() if artifact is not None}
     missing = {job.digest: job for job in jobs if job.digest not in found}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 
 from tritongemm.core.artifact import CompileJob
@@ -30,6 +30,13 @@ class CompileQueue:
         self._waiting.setdefault(job.digest, []).append((task, config))
         self._turns[job.digest] = min(turn, self._turns.get(job.digest, turn))
         self._jobs.put(job)
+
+    def put_ahead(self, jobs: Iterable[CompileJob], turn: int) -> None:
+        """Queue jobs that no config waits for, each once; a later stage finds their binaries in the cache."""
+        for job in jobs:
+            if job.digest not in self._turns:
+                self._turns[job.digest] = turn
+                self._jobs.put(job)
 
     def draw(self) -> Iterator[CompileJob]:
         """Yield the jobs as they come, until the queue is ended."""

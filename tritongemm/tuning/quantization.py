@@ -8,6 +8,7 @@ from tritongemm.build import helpers, quantization_kernels
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core import settings
+from tritongemm.core.artifact import CompileJob
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
@@ -23,8 +24,8 @@ def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator
 
     A failure of that measurement does not affect the race.
     """
-    asked, converts = quantization_of(problem), evaluator.target.supports(problem.a) or not problem.a.is_fp8
-    if asked is None or not converts or not result.samples or not evaluator.times_quantization:
+    asked = _measured(problem, evaluator)
+    if asked is None or not result.samples:
         return result
     try:
         launches = _launches(asked, evaluator.target)
@@ -36,6 +37,24 @@ def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator
 def quantization_of(problem: Problem) -> Quantization | None:
     """Return the arguments of `tritongemm.quantize` for the A of a problem; None if it has no kernel for it."""
     return quantization_kernels.quantization_of(problem, FROM, problem.m) if problem.kind == "one" else None
+
+
+def compile_jobs(problem: Problem, evaluator: Evaluator) -> list[CompileJob]:
+    """Return what `with_quantization` needs compiled for a problem; none if it measures nothing.
+
+    It compiles what it lacks, which takes seconds of its device: a run compiles it before the race.
+    """
+    asked = _measured(problem, evaluator)
+    try:
+        return [helpers.helper_job(helper, evaluator.target) for helper, _ in choose_kernels(asked)] if asked else []
+    except TritonGemmError:
+        return []
+
+
+def _measured(problem: Problem, evaluator: Evaluator) -> Quantization | None:
+    """The quantisation of A that is measured beside a problem; None where the target or the timer can't."""
+    converts = evaluator.target.supports(problem.a) or not problem.a.is_fp8
+    return quantization_of(problem) if converts and evaluator.times_quantization else None
 
 
 def _launches(asked: Quantization, target: Target) -> tuple[Launch, ...]:

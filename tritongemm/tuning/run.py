@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import inf
 from queue import Empty, SimpleQueue
 
@@ -43,6 +44,7 @@ from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, write_best_kernel
 from tritongemm.tuning.planning import PlannedTasks, begin_search, plan_tasks, take_job
+from tritongemm.tuning.quantization import compile_jobs
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
 from tritongemm.tuning.search_processes import Planner
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
@@ -51,8 +53,7 @@ from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tel
 # Of each size's first batch so many are compiled before all else: the best predicted, with which a size is near its
 # final speed. The rest follow in the order of the sizes, so that the first race while kernels of the last compile.
 URGENT_CONFIGS, FIRST_TURN = 8, 0
-# So many algorithms of a library, its own best guesses, are screened as soon as generated kernels are; the others wait
-# until a device has nothing else to screen.
+# So many of a library's best guesses are screened with generated kernels, the others when a device is otherwise idle.
 FIRST_ALGORITHMS = 8
 
 
@@ -112,10 +113,8 @@ class TuningRun:
             if tasks and not self.options.stop:
                 self._start_devices(stack)
                 self.watcher.stage("final", len(tasks))
-                libraries = list(filter(roster.is_library, self.options.backends))
-                for task in tasks:
-                    for library in libraries:
-                        self._send(task, AlgorithmsWork(library))
+                for task, library in product(tasks, filter(roster.is_library, self.options.backends)):
+                    self._send(task, AlgorithmsWork(library))
             over = threading.Event()
             stack.callback(self._to_compile.end)
             stack.callback(over.set)
@@ -161,6 +160,8 @@ class TuningRun:
         task.move_to(TaskState.BUILDING)
         jobs = [] if self._time_is_spent else list(self._compile_jobs(task))
         first, task.others_asked = not task.others_asked, True
+        if first and not self.options.stop:
+            self._to_compile.put_ahead(compile_jobs(task.problem, self.evaluators[0]), self._turn_of(task))
         self.watcher.stage("compile", len(jobs))
         self.watcher.stage("screen", len(jobs))
         for number, (config, job) in enumerate(jobs):
@@ -291,8 +292,7 @@ class TuningRun:
                 task.move_to(TaskState.WAITING)
             else:
                 assert task.search is not None, "a task that is built has been planned"
-                trials = trials_of(task, task.batch)
-                self._thinker.submit(choose_batch, self._events.put, task, task.search, trials)
+                self._thinker.submit(choose_batch, self._events.put, task, task.search, trials_of(task, task.batch))
         if task.state is TaskState.WAITING and not task.slow and not task.in_flight:
             self._begin_race(task)
 

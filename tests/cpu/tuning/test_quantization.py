@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.linear_layers import record
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.helpers import compile_helper
+from tritongemm.build.pool import BuildPool
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
@@ -22,6 +27,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader
 from tritongemm.tuning import quantization
+from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.workloads import sizes
 
 OCP, FP4 = "fp8e4m3fn", "fp4e2m1"
@@ -79,6 +85,26 @@ def test_a_race_is_told_the_time_and_never_fails_by_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(quantization, "_launches", fail)
     assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
+
+
+def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all problems that share one; a timer that can't measure them, or a plain product, asks for none."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
+    evaluator, queue = Evaluator(), CompileQueue()
+    one, plain = problem("a8w8"), Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False)
+    for each in (one, replace(one, n=512), plain):
+        queue.put_ahead(quantization.compile_jobs(each, evaluator), turn=3)  # type: ignore[arg-type]
+    queue.end()
+    (job,) = queue.draw()
+    assert queue.turn(job.digest) == 3 and not queue.take(job.digest)
+    cached = ArtifactCache(settings.cache_folder())
+    cached.put(Artifact(job.config, job.digest, symbol="quantize_rows", threads=128), b"code", "a.cubin")
+    monkeypatch.setattr(BuildPool, "build", lambda self, job: pytest.fail("it was compiled before"))
+    asked = quantization.quantization_of(one)
+    ((helper, _),) = choose_kernels(asked) if asked else ()
+    assert compile_helper(helper, evaluator.target, cached).symbol == "quantize_rows"
+    monkeypatch.setattr(evaluator, "times_quantization", False)
+    assert not quantization.compile_jobs(one, evaluator)  # type: ignore[arg-type]
 
 
 def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
+from tritongemm.backends.triton.front_end import quick_front_end
 from tritongemm.codegen import modules, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -124,7 +125,12 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     import triton
 
     _spare_the_hash()
-    with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+    with (
+        TemporaryFolder() as scratch,
+        quick_front_end(),
+        triton.knobs.cache.scope(),
+        triton.knobs.compilation.scope(),
+    ):
         triton.knobs.cache.dir = str(scratch)
         triton.knobs.compilation.store_binary_only = True
         alone = _COMPILES_ALONE.set(True)

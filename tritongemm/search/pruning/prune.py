@@ -21,7 +21,7 @@ from tritongemm.search.typical import typical
 Mask = npt.NDArray[np.bool_]
 _ALL = slice(None)
 # Axes get shorter each time that so many times fewer candidates are left: to find those takes time too.
-SPARSE = 32
+SPARSE = 16
 
 
 def prune(
@@ -44,10 +44,10 @@ def prune(
     grids: list[_Product | _Listed]
     grids = [_Product(a) for a in configs.axes] if isinstance(configs, Space) else [_Listed(list(configs))]
     removed, reasons, skipped = dict[str, int](), dict[str, str](), list[str]()
-    left = sum(int(g.left.sum()) for g in grids)
+    left = sum(int(np.count_nonzero(g.left)) for g in grids)
     for rule in rules:
         answers = [g.apply(rule, problem, target) for g in grids]
-        dropped = sum(int(drops.sum()) for drops, _ in answers)
+        dropped = sum(int(np.count_nonzero(drops)) for drops, _ in answers)
         if left and dropped == left and never_zero:
             skipped.append(rule.name)
             dropped = 0
@@ -106,9 +106,18 @@ class _Product:
         count = int(np.count_nonzero(self.left))
         if 0 < count <= self._few:
             self._few = count // SPARSE
-            used = [np.flatnonzero(np.bincount(indices)) for indices in np.nonzero(self.left)]
-            self.left = np.ascontiguousarray(self.left[np.ix_(*used)])
-            self._values = [tuple(values[i] for i in few) for values, few in zip(self._values, used, strict=True)]
+            for axis, values in enumerate(self._values):
+                used = self._used(axis)
+                if len(used) < len(values):
+                    self.left = self.left.take(used, axis)
+                    self._values[axis] = tuple([values[i] for i in used])
+
+    def _used(self, axis: int) -> npt.NDArray[np.intp]:
+        """Places of an axis's values that any candidate left has."""
+        extents = self.left.shape
+        # The outer axes first: that pass reads all of memory in order, and leaves little for the other.
+        folded = np.bitwise_or.reduce(self.left.reshape(prod(extents[:axis]), -1), axis=0)
+        return np.flatnonzero(folded.reshape(extents[axis], -1).any(axis=1))
 
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """As `_Listed.apply`, asking once for all that agree in what the rule reads."""

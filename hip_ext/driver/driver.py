@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 VENDORS = ("nvidia", "amd")
+MOST_TENSOR_MAPS = 4096  # that a device keeps, 128 bytes each
 
 
 @cache
@@ -103,6 +104,7 @@ class Device:
     def __init__(self, api: Api, index: int) -> None:
         self.api, self.index = api, index
         self._ordinal, self._context = c_int(), c_void_p()
+        self._tensor_maps: dict[tuple[TensorMapLayout, int], bytes] = {}
         api.calls["device_get"](byref(self._ordinal), index)
         if api.vendor == "nvidia":
             api.calls["context_retain"](byref(self._context), self._ordinal)
@@ -230,9 +232,14 @@ class Device:
         swizzle: int,
     ) -> bytes:
         """The 128 bytes that describe a matrix to the tensor memory accelerator; see `tensor_map.TensorMapLayout`."""
-        self.make_current()
-        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle)
-        return layout.encode(self.api, address)
+        # Candidates of one size have few blocks, and a search asks for each of them hundreds of times.
+        key = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle), address
+        if key not in self._tensor_maps:
+            self.make_current()
+            if len(self._tensor_maps) >= MOST_TENSOR_MAPS:
+                self._tensor_maps.clear()
+            self._tensor_maps[key] = key[0].encode(self.api, address)
+        return self._tensor_maps[key]
 
     def _attribute(self, name: str) -> int:
         value = c_int()

@@ -1,8 +1,8 @@
 """Child processes that plan problems and run their searches, which relieves the main process of a run with many sizes.
 
-Planning takes a third of a core-second where thousands of configs are kept, most of it to rank them and to write the
-module, and a search takes a tenth. All threads of a run share one core, which must keep several devices busy. A search
-whose process is lost is restarted in the main process, and sent the same trials.
+Planning takes about a core-second, of a space of 30 million configs most of it to prune them, and a search takes a
+tenth. All threads of a run share one core, which must keep several devices busy. A search whose process is lost is
+restarted in the main process, and sent the same trials.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Pruned
@@ -35,7 +36,8 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 # So many problems, or fewer, are planned sooner than processes start.
 FEW_PROBLEMS = 3
-# Each takes 100 to 130 MB for the whole run; so many plan a hundred sizes a second.
+# Each takes 100 to 130 MB for the whole run, and a core-second to load what plans. So there is one for two compilers,
+# which begin with the first sizes while the others are planned; so many plan ten sizes a second.
 MOST_PROCESSES = 32
 
 
@@ -274,8 +276,8 @@ class Planner:
 
     @classmethod
     def for_problems(cls, problems: int, jobs: int) -> Planner:
-        """Return a planner for a number of problems, with at most `jobs` processes."""
-        return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(jobs, problems, MOST_PROCESSES))
+        """Return a planner for a number of problems, with a process for each two of the `jobs` that compile."""
+        return cls(0 if problems <= FEW_PROBLEMS or jobs == 1 else min(cdiv(jobs, 2), problems, MOST_PROCESSES))
 
     @property
     def width(self) -> int:

@@ -254,7 +254,8 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
         if not prepared:
             return None
         plan, fused = prepared
-        algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
+        now = plan.library.version(a.device.index or 0)
+        algorithm = plan.algorithms[0] if config is None else find(plan, config, now)
     if not algorithm:
         return None
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0

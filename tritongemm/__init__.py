@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from tritongemm.core import settings
 
 if TYPE_CHECKING:
-    from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm, scaled_bmm
     from tritongemm.serving.grouped_api import grouped_mm
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
+    from tritongemm.workloads.capturing.session import Capture as capture
 
 __all__ = [
     "bmm",
@@ -80,6 +80,6 @@ def __getattr__(name: str) -> Any:
 
 
 if settings.capture_files() and not settings.is_own_command():
-    from tritongemm.capturing.session import start_if_asked
+    from tritongemm.workloads.capturing.session import start_if_asked
 
     start_if_asked()

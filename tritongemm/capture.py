@@ -12,6 +12,6 @@ from tritongemm.cli import door
 main = partial(door.run, "tritongemm.cli.capture:main")
 if __name__ == "__main__":
     sys.exit(main())
-from tritongemm.capturing.callable_module import CallableModule  # noqa: E402
+from tritongemm.workloads.capturing.callable_module import CallableModule  # noqa: E402
 
 sys.modules[__name__].__class__ = CallableModule

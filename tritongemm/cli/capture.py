@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.capturing import program
-from tritongemm.capturing.aiter_untuned import AiterUntuned
-from tritongemm.capturing.workload_file import WorkloadFile
 from tritongemm.cli import arguments, door
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
+from tritongemm.workloads.capturing import program
+from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
+from tritongemm.workloads.capturing.workload_file import WorkloadFile
 
 
 @door.command

@@ -32,7 +32,6 @@ LEVELS = {
     "export": 5,
     "tuning": 6,
     "serving": 6,
-    "capturing": 6,
     "report": 6,
     "campaigns": 7,
     "integrations": 7,
@@ -68,7 +67,6 @@ ALLOWED = {
         *("core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"),
         "export",
     },
-    "capturing": {"core"},
     "report": {"core", "results"},
     "campaigns": {
         *("core", "plugins", "workers", "runtime", "search", "search_spaces", "build", "measure", "results"),
@@ -107,7 +105,7 @@ def test_imports_go_down() -> None:
     offenders = []
     for module in FILES:
         own = place(module) if place(module) in LEVELS else "cli"  # the doors
-        allowed = {"core", "capturing", "serving"} if module == PACKAGE else {*ALLOWED[own], own}
+        allowed = {"core", "workloads", "serving"} if module == PACKAGE else {*ALLOWED[own], own}
         offenders += [str(line) for line in imports(module) if place(line.imported) not in {*allowed, PACKAGE}]
     check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")
 
@@ -120,6 +118,16 @@ def test_libraries_stand_on_little() -> None:
     assert of_libraries and not [str(line) for line in of_libraries if place(line.imported) not in {*below, PACKAGE}]
     served = [line for line in lines if place(line.importer) == "serving" and place(line.imported) == "export"]
     assert served and not [str(line) for line in served if not line.imported.startswith(home)]
+
+
+def test_a_capture_stands_on_little() -> None:
+    """A program that is captured, and any that imports tritongemm, loads nothing else of what there is to tune."""
+    home = f"{PACKAGE}.workloads.capturing"
+    lines = [line for module in FILES for line in imports(module)]
+    of_captures = [line for line in lines if line.importer.startswith(home) and not line.imported.startswith(home)]
+    assert of_captures and not [str(line) for line in of_captures if place(line.imported) not in {"core", PACKAGE}]
+    of_the_package = [line for line in lines if line.importer == PACKAGE and place(line.imported) == "workloads"]
+    assert of_the_package and not [str(line) for line in of_the_package if not line.imported.startswith(home)]
 
 
 def test_imports_have_no_cycles() -> None:
@@ -145,7 +153,8 @@ def _from_the_least(cycle: list[str]) -> list[str]:
 
 def test_serving_imports_nothing_heavy() -> None:
     """Importing all that serves a call, and PyTorch, brings none of what only tuning needs."""
-    modules = sorted(name for name in FILES if place(name) in ("serving", "capturing"))
+    capturing = f"{PACKAGE}.workloads.capturing"
+    modules = sorted(name for name in FILES if place(name) == "serving" or name.startswith(capturing))
     code = f"import sys, {', '.join(modules)}\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = forked.run(["-c", code], ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional
 
 from tests.support import ROOT, forked
-from tritongemm.capturing.session import Capture
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
+from tritongemm.workloads.capturing.session import Capture
 
 PROCESSES, SHAPES, CALLS = 8, 5, 20
 OLD = "".join(f"- {{'M': {m}, 'N': 3, 'K': 3}}\n" for m in range(1, 443))

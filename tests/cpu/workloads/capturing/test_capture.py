@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.capturing import counting, hooks
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.workloads import sizes
+from tritongemm.workloads.capturing import counting, hooks
 from tritongemm.workloads.m_spans import group_spans
 
 

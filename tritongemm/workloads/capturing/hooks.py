@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tritongemm.capturing.counting import make_counter
-from tritongemm.capturing.overriding import Overriding
-from tritongemm.capturing.recorder import Recorder
+from tritongemm.workloads.capturing.counting import make_counter
+from tritongemm.workloads.capturing.overriding import Overriding
+from tritongemm.workloads.capturing.recorder import Recorder
 
 _FUNCTIONS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "inner", "chain_matmul",
               "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm",

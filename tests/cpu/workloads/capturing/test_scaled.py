@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import tritongemm
-from tritongemm.capturing.decompose import decompose
-from tritongemm.capturing.factors import find_family
-from tritongemm.capturing.product import Product
-from tritongemm.capturing.workload_file import Counted, WorkloadFile
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
+from tritongemm.workloads.capturing.decompose import decompose
+from tritongemm.workloads.capturing.factors import find_family
+from tritongemm.workloads.capturing.product import Product
+from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 FP8 = torch.float8_e4m3fn
 SIZES = M, N, K = 16, 256, 512

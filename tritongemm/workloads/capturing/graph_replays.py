@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tritongemm.capturing.recorder import Recorder, Tally
+from tritongemm.workloads.capturing.recorder import Recorder, Tally
 
 
 class GraphReplays:

@@ -13,15 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tritongemm.capturing import child_processes
-from tritongemm.capturing.aiter_untuned import AiterUntuned
-from tritongemm.capturing.graph_replays import GraphReplays
-from tritongemm.capturing.hooks import Hooks
-from tritongemm.capturing.product import Product
-from tritongemm.capturing.recorder import Recorder
-from tritongemm.capturing.workload_file import Counted, WorkloadFile
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.workloads.capturing import child_processes
+from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
+from tritongemm.workloads.capturing.graph_replays import GraphReplays
+from tritongemm.workloads.capturing.hooks import Hooks
+from tritongemm.workloads.capturing.product import Product
+from tritongemm.workloads.capturing.recorder import Recorder
+from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 NEW_SECONDS = 0.3  # until a product that is met for the first time is written
 COUNTS_SECONDS = 3.0  # between two times that counts are written

@@ -13,7 +13,7 @@ from torch.nn import Module
 _NUMBER_INSIDE = re.compile(r"(?<![^.])\d+(?=\.)")
 _MADE_BY_COMPILERS = ("GraphModule", "OptimizedModule")
 _COMPILED = "_orig_mod."  # what torch.compile puts into a module's path
-_NOT_THE_PROGRAM = ("torch.", "tritongemm.capturing.", "tritongemm.serving.", "runpy.")
+_NOT_THE_PROGRAM = ("torch.", "tritongemm.workloads.capturing.", "tritongemm.serving.", "runpy.")
 
 
 class Callers:

@@ -21,8 +21,8 @@ from tritongemm.core.errors import OutputError
 from tritongemm.core.files import atomic_write, check_place, read_regular, sweep
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
-    from tritongemm.capturing.group_spreads import Spread
-    from tritongemm.capturing.product import Product
+    from tritongemm.workloads.capturing.group_spreads import Spread
+    from tritongemm.workloads.capturing.product import Product
 
 LOCK_SECONDS = 30.0  # Another process writes for milliseconds.
 ADVICE = "choose another file"
@@ -158,7 +158,7 @@ def _with(line: str, one: Counted) -> str:
 
 def _read_spread(shares: str | None, samples: str | None) -> Spread | None:
     """The spread that a row has; None where it has none, or one that can't be."""
-    from tritongemm.capturing.group_spreads import Spread
+    from tritongemm.workloads.capturing.group_spreads import Spread
 
     try:
         numbers = [float(share) for share in json.loads(shares or "[]")]

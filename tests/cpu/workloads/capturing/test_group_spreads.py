@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tritongemm
-from tritongemm.capturing.group_spreads import GroupSpreads, Spread, range_of
-from tritongemm.capturing.product import Product
-from tritongemm.capturing.workload_file import Counted, WorkloadFile
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
+from tritongemm.workloads.capturing.group_spreads import GroupSpreads, Spread, range_of
+from tritongemm.workloads.capturing.product import Product
+from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 GROUPS = 4
 PRODUCT = Product("_grouped_mm", 16, 48, 32, "bf16", "bf16", "bf16", row_major_b=False, groups=GROUPS)

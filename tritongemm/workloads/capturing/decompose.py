@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tritongemm.capturing.own_calls import OWN
-from tritongemm.capturing.product import BASIC, Product, of_aten, of_nothing
+from tritongemm.workloads.capturing.own_calls import OWN
+from tritongemm.workloads.capturing.product import BASIC, Product, of_aten, of_nothing
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[misc]

@@ -13,7 +13,9 @@ from typing import Any
 
 from tritongemm.core import import_path
 
-_START = "import sys; sys.path += {home}; from tritongemm.capturing import session; session.start_if_asked(); "
+_START = (
+    "import sys; sys.path += {home}; from tritongemm.workloads.capturing import session; session.start_if_asked(); "
+)
 _command = spawn.get_command_line
 
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tritongemm.capturing.child_processes import start_text
+from tritongemm.workloads.capturing.child_processes import start_text
 
-_RUN = "from tritongemm.capturing import program; program.run()"
+_RUN = "from tritongemm.workloads.capturing import program; program.run()"
 _SCRIPT, _MODULE = "script", "module"
 
 

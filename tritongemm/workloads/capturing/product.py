@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.capturing.factors import find_family
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.workloads.capturing.factors import find_family
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP4 = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8))

@@ -148,7 +148,7 @@ static PyMethodDef counter_methods[] = {
 };
 
 static PyObject *counter_function(Counter *self, void *none) {
-    PyObject *module = PyUnicode_FromString("tritongemm.capturing"); /* of which torch.compile asks */
+    PyObject *module = PyUnicode_FromString("tritongemm.workloads.capturing"); /* of which torch.compile asks */
     PyObject *function = module ? PyCFunction_NewEx(&call_definition, (PyObject *)self, module) : NULL;
     Py_XDECREF(module);
     return function;

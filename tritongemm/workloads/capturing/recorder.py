@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.capturing.callers import Callers
-from tritongemm.capturing.counting import Counter
-from tritongemm.capturing.decompose import decompose
-from tritongemm.capturing.group_spreads import GroupSpreads, Range, range_of
-from tritongemm.capturing.product import Product, of_layer, of_nothing
+from tritongemm.workloads.capturing.callers import Callers
+from tritongemm.workloads.capturing.counting import Counter
+from tritongemm.workloads.capturing.decompose import decompose
+from tritongemm.workloads.capturing.group_spreads import GroupSpreads, Range, range_of
+from tritongemm.workloads.capturing.product import Product, of_layer, of_nothing
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 

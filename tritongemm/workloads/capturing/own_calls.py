@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.capturing.product import Product, grouped, of_powers, with_factors
 from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.workloads.capturing.product import Product, grouped, of_powers, with_factors
 
 _PLAIN = "plain"  # order of a weight
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritongemm.capturing.workload_file import ADVICE, Counted, locked, read_lines
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import OutputError
 from tritongemm.core.files import atomic_write, check_place, sweep
+from tritongemm.workloads.capturing.workload_file import ADVICE, Counted, locked, read_lines
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
-    from tritongemm.capturing.product import Product
+    from tritongemm.workloads.capturing.product import Product
 
 _COLUMNS = ("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
 _HEADER = ",".join(_COLUMNS)

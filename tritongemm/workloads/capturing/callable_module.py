@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-from tritongemm.capturing.session import Capture
+from tritongemm.workloads.capturing.session import Capture
 
 
 class CallableModule(ModuleType):

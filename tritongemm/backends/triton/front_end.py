@@ -1,8 +1,8 @@
-"""Triton's front end without work that it repeats for every node of a source and every call in it.
+"""Spares Triton's front end the work that it repeats for every node of a source and for every call in it.
 
-It parses a function anew for each set of argument types it is called with, derives the signature of a builtin for
+It parses a function again for each set of argument types it is called with, derives the signature of a builtin for
 each call, and sets the filters of warnings for each node. Without that a warp-specialised kernel takes a seventh less
-time to compile. A version of Triton that has not these names is left as it is.
+time to compile, and its binary is the same. A version of Triton that lacks these names is left as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_SOURCES = 1024  # of functions whose parsed form is kept
 
 @contextmanager
 def quick_front_end() -> Iterator[None]:
-    """While it is entered, kernels may be compiled; warnings that the front end ignores are ignored throughout."""
+    """Let Triton compile without repeated work, and ignore throughout the warnings that it ignores for each node."""
     _replace_repeated_work()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -30,7 +30,7 @@ def quick_front_end() -> Iterator[None]:
 
 @cache
 def _replace_repeated_work() -> None:
-    """Give Triton's modules functions that remember their answers, for the rest of the process."""
+    """Give Triton's modules functions that keep their answers, for the rest of the process."""
     from triton.compiler import code_generator
     from triton.runtime import jit
 
@@ -48,7 +48,7 @@ def _replace(module: ModuleType, imported: str, **wrappers: Callable[[Any], obje
 
 
 def _remember_signatures(signature: Callable[[Any], inspect.Signature]) -> Callable[[Any], inspect.Signature]:
-    """A function that asks for a function's signature once, and once for it as a method of all objects."""
+    """Return a function that derives a function's signature once, and once more where it is a method of an object."""
     known: dict[tuple[Any, bool], inspect.Signature] = {}
 
     def signature_of(function: Any) -> inspect.Signature:

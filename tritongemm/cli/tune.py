@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables
 from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import candidates_path, winner_path
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError, TritonGemmError, UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -58,7 +59,10 @@ def _run_on(
     machine: Machine, cluster: Cluster | None, args: argparse.Namespace, reporter: Reporter, command: str
 ) -> int:
     if args.print_sizes:
-        return computable_rows.print_selected(_asked_rows(args, machine), machine.target, args, reporter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntunableRowsWarning)  # each such row is printed
+            asked = _asked_rows(args, machine)
+        return computable_rows.print_selected(asked, machine.target, args, reporter)
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))

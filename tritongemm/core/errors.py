@@ -9,9 +9,10 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 │   └── ToolKilledError    a compiler was killed from outside over and over: it may go well the next time
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
-Two warnings are no errors: the rest of the file is used.
+Three warnings are no errors: the rest of the file is used.
 
 NewerVersionWarning        a file holds what only a newer version can use
+└── UntunableRowsWarning   rows of another tool's file are of products that nothing here computes
 DamagedFileWarning         a file holds what nobody can use any more
 """
 
@@ -48,6 +49,10 @@ class ToolKilledError(UnavailableError):
 
 class NewerVersionWarning(UserWarning):
     """A file holds what only a newer version of tritongemm can use."""
+
+
+class UntunableRowsWarning(NewerVersionWarning):
+    """Rows of another tool's file are right, but of products that nothing here computes."""
 
 
 class DamagedFileWarning(UserWarning):

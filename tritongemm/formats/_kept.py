@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.core.errors import NewerVersionWarning
+from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow
 
 
@@ -26,6 +26,7 @@ def warn_of(path: Path, kept: Sequence[tuple[int, int, str]]) -> tuple[DamagedRo
         for row, line, reason in kept
     )
     if rows:
-        others = f"; nor can {len(rows) - 1} others" if len(rows) > 1 else ""
-        warnings.warn(rows[0].reason + others, NewerVersionWarning, stacklevel=3)
+        count = len(rows) - 1
+        others = f"; nor can {count} other{'s' * (count > 1)}" if count else ""
+        warnings.warn(rows[0].reason + others, UntunableRowsWarning, stacklevel=3)
     return rows

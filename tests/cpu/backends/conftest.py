@@ -26,5 +26,4 @@ def library(
     monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     yield found
     blaslt._plan.cache_clear()
-    blaslt._plan_of.cache_clear()
     blaslt._workspace.cache_clear()

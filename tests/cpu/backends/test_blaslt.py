@@ -199,7 +199,6 @@ def test_stored_rows_follow_the_library(library: blaslt_library.Library, caplog:
         assert version == (100000 << 32) + 0x8D1AE90E
         poke(library, "revision", 2)
         blaslt._plan.cache_clear()
-        blaslt._plan_of.cache_clear()
         found, now = blaslt.list_configs(problem, named(a, b, None, c)), blaslt.version()
         # the kernels moved to other indices
         moved = blaslt.resolve(stored[0], problem, now, found)
@@ -240,7 +239,6 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_
         call()
     poke(library, "none", 1)
     blaslt._plan.cache_clear()
-    blaslt._plan_of.cache_clear()
     if library.table.vendor == "nvidia":
         assert (
             blaslt.prepare_call(problem, named(a, b, None, c)) is None

@@ -130,7 +130,7 @@ def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
 
 def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[PreparedMatmul, bool] | None:
     """The plan for these operands and whether the bias is in it; None where the library has nothing."""
-    device, bias = operands["a"].device.index or 0, operands.get("bias")
+    opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
     leads, strides, align = [], [], 256
     for name, row_major in (("a", problem.row_major_a), ("b", problem.row_major_b), ("c", True)):
         tensor = operands[name]
@@ -142,37 +142,14 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    address = None if bias is None else bias.data_ptr()
-    return _plan_of(library(), problem, (tuple(leads), tuple(strides), align), fast, address, device)
-
-
-@lru_cache(maxsize=64)
-def _plan_of(
-    opened: blaslt_library.Library,
-    problem: Problem,
-    layout: tuple[tuple[int, ...], tuple[int, ...], int],
-    fast: bool,
-    bias: int | None,
-    device: int,
-) -> tuple[PreparedMatmul, bool] | None:
-    """As `_prepared`, of operands with the same layout, as all copies of a problem's operands have it.
-
-    Args:
-        opened: the library.
-        problem: what is computed.
-        layout: `lead`, `strides` and `align` of `to_matmul`.
-        fast: how eight-bit floats are accumulated.
-        bias: its address; None without.
-        device: ordinal.
-    """
     if problem.order_b != PLAIN:
         return None  # B is read as it is
-    matmul = with_scales(to_matmul(problem, *layout, opened.table.vendor), problem)
+    matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
     if matmul is None:
         return None
     matmul = replace(matmul, fast=fast)
     if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
-        fused = _plan(opened, replace(matmul, bias=bias, bias_dtype=problem.bias_dtype.name), device)
+        fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
     # nothing is added to an eight-bit C

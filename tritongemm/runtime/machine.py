@@ -48,7 +48,9 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     vendor = driver.find_vendor()
     if vendor is None:
         if gpu_ids is not None or ngpus:
-            raise TargetError("--devices, --gpu_ids and --ngpus need a GPU, and no GPU driver with a device was found")
+            raise TargetError(
+                "--devices, --gpu_ids, --ngpus and --mp need a GPU, and no GPU driver with a device was found"
+            )
         facts = facts or target_files.load_target(OFFLINE)
         return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({facts.product})")
     opened = driver.open_driver(vendor)

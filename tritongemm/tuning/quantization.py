@@ -40,14 +40,14 @@ def quantization_of(problem: Problem) -> Quantization | None:
 
 
 def compile_jobs(problem: Problem, evaluator: Evaluator) -> list[CompileJob]:
-    """Return what `with_quantization` needs compiled for a problem; none if it measures nothing.
+    """Return the compile jobs of the kernels that quantise A for a problem; none where their time is not measured.
 
-    It compiles what it lacks, which takes seconds of its device: a run compiles it before the race.
+    A run compiles them with its other kernels, for `with_quantization` holds the device while it compiles one.
     """
     asked = _measured(problem, evaluator)
     try:
         return [helpers.helper_job(helper, evaluator.target) for helper, _ in choose_kernels(asked)] if asked else []
-    except TritonGemmError:
+    except (TritonGemmError, OSError):
         return []
 
 

@@ -36,8 +36,8 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 # So many problems, or fewer, are planned sooner than processes start.
 FEW_PROBLEMS = 3
-# Each takes 100 to 130 MB for the whole run, and a core-second to load what plans. So there is one for two compilers,
-# which begin with the first sizes while the others are planned; so many plan ten sizes a second.
+# Each takes 100 to 130 MB for the whole run, and two to three core-seconds before its first plan. So there is one for
+# two compilers, which begin with the first sizes while others are planned, and there are at most so many.
 MOST_PROCESSES = 32
 
 

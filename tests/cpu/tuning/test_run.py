@@ -34,6 +34,7 @@ from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
+from tritongemm.tuning import run as run_module
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.run import TuningRun
@@ -324,6 +325,30 @@ def test_sizes_are_finished_in_their_order_unless_time_is_limited(
         monkeypatch.setattr(pool, "build", lambda job: Artifact(job.config, job.digest, status="compile_failed"))
         TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([small, large])
     assert turns == {large: [0] * 8 + [1] * 2, small: [0] * 8 + [1 if seconds else 2] * 2}
+
+
+def test_a_kernel_beside_the_products_that_is_not_compiled_costs_a_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for once, though both sizes would be measured with it."""
+    options, asked = TuningOptions(tmp_path, budget=1, library=""), list[str]()
+    helper = CompileJob(Config("quantize_rows", 0, 0, 0), {"source": "for a test"})
+    monkeypatch.setattr(run_module, "compile_jobs", lambda problem, evaluator: [helper])
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        own = pool.build
+
+        def build(job: CompileJob) -> Artifact:
+            asked.append(job.config.template)
+            return Artifact(job.config, job.digest, status="compile_failed") if job is helper else own(job)
+
+        monkeypatch.setattr(pool, "build", build)
+        failed = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune(
+            [Problem(64, 64, 128), Problem(16, 64, 128)]
+        )
+    assert not failed and asked.count("quantize_rows") == 1
 
 
 def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import triton
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen.template_facts import exchanges_sums, fault, padded_columns, tail
+from tritongemm.codegen.template_facts import TEMPLATES, exchanges_sums, fault, padded_columns, tail
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -41,6 +42,25 @@ OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
 OTHER_WAY = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", False, True, "n")
 SIDES_ALONG_K = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
 LIKE_A_MODELS = Problem(777, 5112, 5112, "bf16", "bf16", "bf16", True, False)  # whose kernels are those of the last
+
+
+def test_quotients_by_an_inverse_are_exact() -> None:
+    """As a kernel computes them, whatever a division of float32 rounds to within two units in the last place."""
+    text = (TEMPLATES / "kernels" / "_ws_tiles.j2").read_text()
+    dividend = np.float32(re.findall(r"\((\d+\.0) / divisor", text)[0])
+    random = np.random.default_rng(0)
+    divisors = np.concatenate([np.arange(1, 4097), random.integers(1, 1 << 31, 4096), 1 << np.arange(31)]).astype(
+        np.int64
+    )
+    for units in (-2, 0, 2):
+        exact = dividend / divisors.astype(np.float32)
+        inverses = (exact + units * np.spacing(exact)).astype(np.int64)
+        assert (inverses < 1 << 32).all() and (inverses >= 0).all()
+        most = np.minimum((1 << 18) * divisors, (1 << 31) - 1)
+        for numbers in (most, most // divisors * divisors, most // divisors * divisors - 1, random.integers(0, most)):
+            quotients = numbers * inverses >> 32
+            quotients += numbers - quotients * divisors >= divisors
+            assert (quotients == numbers // divisors).all()
 
 
 @pytest.mark.parametrize(

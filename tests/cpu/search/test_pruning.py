@@ -212,6 +212,17 @@ def test_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> No
     assert "short_rows" not in reasons(replace(short, block_k=64), fp8, SM90)
 
 
+def test_blocks_of_256_along_k_are_for_few_rows_of_one_byte() -> None:
+    long = Config("ws_tma", 64, 64, 256, num_warps=4, num_stages=6)
+    linear = Problem(64, 4096, 7168, row_major_b=False)
+    fp8 = replace(linear, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    assert "long_blocks" not in reasons(long, fp8, SM90)
+    assert "more than 256 rows" in reasons(long, replace(fp8, m=512), SM90)["long_blocks"]
+    assert reasons(long, linear, SM90)["long_blocks"] == "512 B along K in a block, more than 256"
+    for problem in (linear, replace(linear, m=512)):
+        assert "long_blocks" not in reasons(replace(long, block_k=128), problem, SM90)
+
+
 def test_skinny_winners_stay() -> None:
     """Shapes and configs that tuning on MI300X is known to pick: more warps than tiles of 16x16, long K blocks."""
     options = (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 0))

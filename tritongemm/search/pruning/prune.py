@@ -93,6 +93,7 @@ class _Product:
         self.axes, self._values = axes, [values for _, values in axes.values]
         self.left = np.ones([len(values) for values in self._values], bool)
         self._few = self.left.size // SPARSE  # so many left are worth shorter axes
+        self._whole: set[tuple[int, int]] = set()  # axes and values that the last rule dropped by themselves
 
     def _config(self, place: Sequence[int]) -> Config:
         return self.axes.config(tuple([values[i] for values, i in zip(self._values, place, strict=True)]))
@@ -103,14 +104,19 @@ class _Product:
     def drop(self, drops: Mask) -> None:
         """Those marked are no longer left, nor values that none of the others has, once these are few."""
         self.left &= ~drops
+        for axis in {axis for axis, _ in self._whole}:
+            self._keep(axis, [i for i in range(len(self._values[axis])) if (axis, i) not in self._whole])
         count = int(np.count_nonzero(self.left))
         if 0 < count <= self._few:
             self._few = count // SPARSE
-            for axis, values in enumerate(self._values):
-                used = self._used(axis)
-                if len(used) < len(values):
-                    self.left = self.left.take(used, axis)
-                    self._values[axis] = tuple([values[i] for i in used])
+            for axis in range(len(self._values)):
+                self._keep(axis, self._used(axis).tolist())
+
+    def _keep(self, axis: int, used: list[int]) -> None:
+        """Leave of an axis the values at these places."""
+        if len(used) < len(self._values[axis]):
+            self.left = self.left.take(used, axis)
+            self._values[axis] = tuple([self._values[axis][i] for i in used])
 
     def _used(self, axis: int) -> npt.NDArray[np.intp]:
         """Places of an axis's values that any candidate left has."""
@@ -122,6 +128,7 @@ class _Product:
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """As `_Listed.apply`, asking once for all that agree in what the rule reads."""
         drops, example = np.zeros_like(self.left), ""
+        self._whole.clear()
         if _judges(rule, self.axes.template):
             for check in rule.parts(self.axes.template) if rule.parts else (rule.check,):
                 example = self._drop(check, problem, target, drops) or example
@@ -142,6 +149,9 @@ class _Product:
             todo[same] = False
             if reason is not None:
                 drops[same] = True
+                places = [(axis, i) for axis, i in enumerate(same) if isinstance(i, int)]
+                if len(places) == 1:
+                    self._whole.add(places[0])
                 example = example or f"{config.name}: {reason}"
         return example
 

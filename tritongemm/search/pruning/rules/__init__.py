@@ -36,6 +36,7 @@ class Rule:
 
 # Cheap and strong ones first.
 RULES = (
+    Rule("long_blocks", persistent.long_blocks, "warp_roles"),
     Rule("sides", persistent.sides, "warp_roles"),
     Rule("groups", persistent.groups, "warp_roles"),
     Rule("two_parts", persistent.two_parts, "warp_roles"),

@@ -13,6 +13,8 @@ from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.formats import make_problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.model import predict, rank
 from tritongemm.search.pruning.prune import prune
@@ -244,6 +246,24 @@ def test_the_binary_corrects_the_estimate() -> None:
 )
 def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) -> None:
     assert occupancy.lds_bytes(config, LARGE, target_files.load_target(name)) == shared
+
+
+@pytest.mark.parametrize(
+    ("config", "seen"),
+    [
+        # Seen in Triton 3.6 binaries; scales and the epilogue take the rest.
+        (Config("tile", 64, 128, 128, num_warps=8, num_stages=3), 61440),
+        (Config("tile", 64, 32, 512, num_warps=4, num_stages=5), 131072),
+        (Config("tile", 128, 64, 512, num_warps=8, num_stages=4, options=(("swap_ab", 1),)), 282624),
+        (Config("tma", 64, 256, 256, num_warps=4, num_stages=3), 213024),
+        (Config("tile", 32, 64, 256, num_warps=8, num_stages=3), 25600),  # multiplied by instructions of one warp
+    ],
+)
+def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int) -> None:
+    fp4 = registry.get(Family, "a4w4_blockscale")
+    problem = fp4.problem(256, 4096, 7168, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+    guess = occupancy.lds_bytes(config, problem, target_files.load_target("sm90"))
+    assert 0.93 * seen <= guess <= seen
 
 
 @pytest.mark.parametrize(

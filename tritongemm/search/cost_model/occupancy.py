@@ -17,6 +17,8 @@ from tritongemm.core.target import Target
 
 # One matrix instruction takes at least this many bytes along K from a row of A (fp16: 16 elements).
 MATRIX_K_BYTES = 32
+# Bytes of a number that was unpacked for matrix instructions of 16 bits.
+UNPACKED_BYTES = 2
 # Addresses, masks and loop counters take so many registers of a thread; 22 to 30 were seen on gfx942.
 BOOKKEEPING_REGISTERS = 24
 # A compute unit has so many units that each issue the instructions of one warp at a time.
@@ -67,6 +69,9 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
         return max(a, b)
+    if problem.microscaled and not target.has("scaled_matrix") and target.has("wgmma") and async_matrix(config, target):
+        # Numbers leave their buffers to be multiplied by their scales; the second operand is read from LDS as bf16.
+        return (config.num_stages - 1) * (a + b) + matrix_sides(config)[1] * config.block_k * UNPACKED_BYTES
     # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.
     free = target.free_stages if not target.has("wgmma") or async_matrix(config, target) else 1
     return (config.num_stages - free) * (a + b)

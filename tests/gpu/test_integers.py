@@ -31,6 +31,8 @@ CONFIGS = (
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
     Config("ws_tma", 128, 112, 128, 2, 1, 8, 5, (("pair", 1),)),
     Config("ws_tma", 64, 32, 128, 1, 8, 4, 8),
+    Config("ws_tma", 64, 64, 256, 1, 2, 4, 6, (("ahead", 4),)),  # blocks in two pieces
+    Config("ws_tma", 64, 64, 256, 2, 1, 4, 5, (("pair", 1),)),
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
     Config("ws_tma_swapped", 40, 64, 128, 1, 3, 4, 3, SWAPPED),
     Config("ws_tma_swapped", 256, 64, 64, 1, 1, 4, 3, SWAPPED),

@@ -141,6 +141,16 @@ def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]
     assert "barrier.cluster" not in assembly[ALONE][1] and "multicast" not in assembly[ALONE][1]
 
 
+def test_blocks_of_256_bytes_come_in_two_pieces() -> None:
+    """Both pieces go to both programs of a pair, or into L2."""
+    linear = registry.get(Family, "a8w8").problem(128, 4096, 7168, "int8", "int8", "bf16", row_major_b=False)
+    options = (("ahead", 2), ("pair", 1))
+    after = compiled(replace(PAIR, block_k=256, num_stages=5, options=options), linear)[2]
+    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
+    assert ["multicast" in c for c in copies] == [False, False, True, True]
+    assert after.count("prefetch.tensor") == 2
+
+
 def test_the_first_weights_come_before_the_last_kernel_has_ended(assembly: dict[Config, tuple[str, str]]) -> None:
     after = assembly[AHEAD][1]
     fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)

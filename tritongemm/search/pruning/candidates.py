@@ -1,0 +1,202 @@
+"""The candidates that are left while rules drop some: a plain list, or a product of axes that is never written out.
+
+A template's space is the product of a dozen axes, 40 million configs on Hopper, and a rule reads few of them. So the
+axes are kept in parts that are independent of each other: one array a part says which combinations of its axes'
+values are left, and what is left in all is the product of the parts. A rule that reads axes of several parts joins
+them into one, by when earlier rules have dropped most of their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from tritongemm.codegen.template_facts import search_facts
+from tritongemm.core.config import Config
+from tritongemm.core.config_memo import RecordingConfig
+from tritongemm.core.problem import Problem
+from tritongemm.core.space import TemplateSpace
+from tritongemm.core.target import Target
+from tritongemm.search.pruning.rules import Check, Rule
+
+Mask = npt.NDArray[np.bool_]
+
+
+class ListedCandidates:
+    """Candidates of any origin, one by one."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self.configs = configs
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def kept(self) -> list[Config]:
+        """The candidates that are left, in the order given."""
+        return list(self.configs)
+
+    def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ListedCandidates, str]:
+        """What a rule does not drop, and the first candidate that it drops with the reason; "" if there is none."""
+        left, example = list[Config](), ""
+        for config in self.configs:
+            reason = rule.check(config, problem, target) if _judges(rule, config.template) else None
+            if reason is None:
+                left.append(config)
+            else:
+                example = example or f"{config.name}: {reason}"
+        return ListedCandidates(left), example
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some axes of a product, and which combinations of their values are left.
+
+    Attributes:
+        axes: places of the axes in the template's space, ascending.
+        values: values of each of these axes.
+        left: an array with one dimension for each of these axes.
+    """
+
+    axes: tuple[int, ...]
+    values: tuple[tuple[int, ...], ...]
+    left: Mask
+
+    def shortened(self) -> _Part:
+        """The same without values of which no combination is left."""
+        values, left = list(self.values), self.left
+        for axis in range(len(values)):
+            extents = left.shape
+            # The outer axes first: that pass reads all of memory in order, and leaves little for the other.
+            folded = np.bitwise_or.reduce(left.reshape(prod(extents[:axis]), -1), axis=0)
+            used = np.flatnonzero(folded.reshape(extents[axis], -1).any(axis=1))
+            if len(used) < len(values[axis]):
+                values[axis] = tuple([values[axis][i] for i in used])
+                left = left.take(used, axis)
+        return _Part(self.axes, tuple(values), left)
+
+    def first(self) -> tuple[int, ...]:
+        """The place of the first combination that is left."""
+        return _first(self.left)
+
+    def write(self, place: Sequence[int], point: list[int]) -> None:
+        """Set the values of these axes in a config's point to those at a place."""
+        for axis, values, i in zip(self.axes, self.values, place, strict=True):
+            point[axis] = values[i]
+
+    def joined(self, other: _Part) -> _Part:
+        """All combinations of those left in two parts."""
+        values = dict(zip(self.axes + other.axes, self.values + other.values, strict=True))
+        axes = tuple(sorted(values))
+        return _Part(axes, tuple([values[axis] for axis in axes]), self.outer(self.left, other, other.left))
+
+    def outer(self, mine: Mask, other: _Part, others: Mask) -> Mask:
+        """All combinations of those in a mask over this part's axes and one over another's, over the axes of both."""
+        order = np.argsort(self.axes + other.axes)
+        return np.logical_and.outer(mine, others).transpose(order).copy()
+
+
+_NO_AXES = _Part((), (), np.ones((), bool))
+
+
+@dataclass(frozen=True)
+class ProductCandidates:
+    """Candidates of one template, as a product of independent parts.
+
+    Attributes:
+        space: the template's axes.
+        parts: each axis is in one of them.
+    """
+
+    space: TemplateSpace
+    parts: tuple[_Part, ...]
+
+    @classmethod
+    def of_space(cls, space: TemplateSpace) -> ProductCandidates:
+        """All configs of a template's space."""
+        each = (_Part((i,), (values,), np.ones(len(values), bool)) for i, (_, values) in enumerate(space.values))
+        return cls(space, tuple(each))
+
+    def __len__(self) -> int:
+        return prod(int(np.count_nonzero(part.left)) for part in self.parts)
+
+    def kept(self) -> list[Config]:
+        """The candidates that are left, in the order of the space."""
+        if not len(self):
+            return []
+        whole = reduce(_Part.joined, (part.shortened() for part in self.parts), _NO_AXES)
+        places = np.argwhere(whole.left).tolist()
+        return [self.space.config(tuple([v[i] for v, i in zip(whole.values, place, strict=True)])) for place in places]
+
+    def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ProductCandidates, str]:
+        """As `ListedCandidates.without`; a rule is asked once for all candidates that agree in what it reads."""
+        left, firsts = self, list[tuple[tuple[int, ...], str]]()
+        if _judges(rule, self.space.template):
+            for check in rule.parts(self.space.template) if rule.parts else (rule.check,):
+                left, first = left._without(check, problem, target)
+                firsts += first
+        return left, min(firsts)[1] if firsts else ""
+
+    def _without(
+        self, check: Check, problem: Problem, target: Target
+    ) -> tuple[ProductCandidates, list[tuple[tuple[int, ...], str]]]:
+        """What one check of a rule does not drop, and the first that it drops, if any: its place and the reason."""
+        first = list[tuple[tuple[int, ...], str]]()
+        if not len(self):
+            return self, first
+        axis_of = {name: axis for axis, (name, _) in enumerate(self.space.values)}
+        # A value of each axis; of those that the check has not read so far any that is left will do.
+        point = [0] * len(axis_of)
+        for part in self.parts:
+            part.write(part.first(), point)
+        others, joined = list(self.parts), _NO_AXES  # `joined` has all axes that the check has read
+        unasked, dropped, start = joined.left.copy(), np.zeros((), bool), 0
+        while True:
+            place = _first(unasked, start)
+            if not unasked[place]:
+                break
+            joined.write(place, point)
+            start = int(np.ravel_multi_index(place, unasked.shape)) if place else 0
+            config = RecordingConfig.watch(self.space.config(tuple(point)))
+            reason = check(config, problem, target)
+            read = {axis_of[name] for name in config.read if name in axis_of}
+            for part in [part.shortened() for part in _take(others, read)]:
+                known = dict(zip(joined.axes + part.axes, place + part.first(), strict=True))
+                unasked = joined.outer(unasked, part, part.left)
+                dropped = joined.outer(dropped, part, part.left)
+                joined, start = joined.joined(part), 0
+                place = tuple([known[axis] for axis in joined.axes])
+            same = tuple([i if axis in read else slice(None) for axis, i in zip(joined.axes, place, strict=True)])
+            unasked[same] = False
+            if reason is not None:
+                dropped[same] = True
+                first = first or [(self._place_of(point), f"{config.name}: {reason}")]
+        if not first:
+            return self, first
+        return replace(self, parts=(*others, replace(joined, left=joined.left & ~dropped))), first
+
+    def _place_of(self, point: Sequence[int]) -> tuple[int, ...]:
+        """The places of a config's values among those of the space."""
+        return tuple([values.index(value) for (_, values), value in zip(self.space.values, point, strict=True)])
+
+
+def _first(mask: Mask, start: int = 0) -> tuple[int, ...]:
+    """The first place of an array that is True, from the `start`-th on; if there is none, that one."""
+    place = start + int(mask.reshape(-1)[start:].argmax())
+    return tuple([int(i) for i in np.unravel_index(place, mask.shape)])
+
+
+def _take(parts: list[_Part], axes: Collection[int]) -> list[_Part]:
+    """Remove those parts that have any of these axes, and return them."""
+    taken = [part for part in parts if any(axis in axes for axis in part.axes)]
+    parts[:] = [part for part in parts if part not in taken]
+    return taken
+
+
+def _judges(rule: Rule, template: str) -> bool:
+    """Whether a rule looks at the configs of a template."""
+    return not rule.group or rule.group in search_facts(template).rules

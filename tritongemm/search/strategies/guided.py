@@ -31,7 +31,7 @@ from tritongemm.search.strategies._gaussian_process import Surrogate, features
 Ints = NDArray[np.intp]
 # The default budget tries this share of the kept configs, within the two bounds that follow.
 BUDGET_SHARE = 0.03
-# The default budget is at least, and at most, so many configs; no search gives up before it has tried the least.
+# The default budget is at least, and at most, so many configs; no search of few sizes ends before the least is tried.
 FEWEST_CONFIGS, MOST_CONFIGS = 48, 128
 # The first batch takes this share of the budget.
 FIRST_SHARE = 0.25

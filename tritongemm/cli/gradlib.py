@@ -109,6 +109,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument("-k", "--splitK", action="store_true",
         help="try split-K; without --family, and for bf16, it is always tried")  # fmt: skip
+    g.add_argument("--budget", metavar="N", help="most configs tried for each size, or seconds of the run, as of tune")
     g.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
     g.add_argument(
         "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
@@ -187,6 +188,7 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
         "--profile_file": args.profile_file,
         "--libtype": None if args.libtype == "all" else args.libtype,
         "--family": args.family,
+        "--budget": args.budget,
         "--timeout": args.timeout,
         "--target": args.target,
         "--ngpus": args.mp or machine.count_devices() or None,

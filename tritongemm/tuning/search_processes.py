@@ -1,8 +1,8 @@
 """Child processes that plan problems and run their searches, which relieves the main process of a run with many sizes.
 
-Planning takes about a core-second, of a space of 30 million configs most of it to prune them, and a search takes a
-tenth. All threads of a run share one core, which must keep several devices busy. A search whose process is lost is
-restarted in the main process, and sent the same trials.
+Planning takes a quarter to half of a core-second where a space has 40 million configs, half of it to prune them, and a
+search takes a tenth. All threads of a run share one core, which must keep several devices busy. A search whose process
+is lost is restarted in the main process, and sent the same trials.
 """
 
 from __future__ import annotations

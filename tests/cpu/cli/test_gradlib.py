@@ -55,13 +55,13 @@ def test_defaults_are_theirs(untuned: Path, words: list[str]) -> None:
 
 def test_every_flag_has_its_meaning(untuned: Path, words: list[str]) -> None:
     flags = "-o t_bf16_tuned.csv -o2 p.csv --mp 2 --batch 100 --all --sort True --errRatio 0.01 --libtype asm,hipblaslt"
-    more = "--warmup 3 --iters 7 --timeout 1800 -v -k --family a8w8"
+    more = "--warmup 3 --iters 7 --timeout 1800 --budget 90s -v -k --family a8w8"
     assert gradlib.main(["-i", str(untuned), *flags.split(), *more.split()]) == 0
     args = options.parse(words)
     assert (args.output, args.profile_file, args.ngpus) == ("t_bf16_tuned.csv", "p.csv", 2)
     assert (args.err_ratio, args.libtype, args.warmup, args.iters) == (0.01, "asm,hipblaslt", 3, 7)
     assert (args.timeout, args.verbose, args.resume, args.family) == (1800, True, False, "a8w8")
-    assert args.max_split == 0
+    assert args.max_split == 0 and args.budget == options.parse(["--budget", "90s"]).budget
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""The candidates that are left while rules drop some: a plain list, or a product of axes that is never written out.
+"""The configs that pruning rules have not dropped yet: a list, or a product of axes whose configs are never listed.
 
-A template's space is the product of a dozen axes, 40 million configs on Hopper, and a rule reads few of them. So the
-axes are kept in parts that are independent of each other: one array a part says which combinations of its axes'
-values are left, and what is left in all is the product of the parts. A rule that reads axes of several parts joins
-them into one, by when earlier rules have dropped most of their values.
+A template's space is the product of a dozen axes, 40 million configs on Hopper, and a rule reads few of the axes. So
+they are kept in independent parts: an array for each part says which combinations of its axes' values are left, and
+every combination of what the parts have left is a candidate. A rule that reads axes of several parts joins these into
+one, without the values that earlier rules have dropped.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Check, Rule
 
 Mask = npt.NDArray[np.bool_]
+# A dropped candidate: the places of its values among those of the space, and its name with the reason.
+Dropped = tuple[tuple[int, ...], str]
 
 
 class ListedCandidates:
@@ -134,18 +136,16 @@ class ProductCandidates:
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ProductCandidates, str]:
         """As `ListedCandidates.without`; a rule is asked once for all candidates that agree in what it reads."""
-        left, firsts = self, list[tuple[tuple[int, ...], str]]()
+        left, firsts = self, list[Dropped]()
         if _judges(rule, self.space.template):
             for check in rule.parts(self.space.template) if rule.parts else (rule.check,):
                 left, first = left._without(check, problem, target)
                 firsts += first
         return left, min(firsts)[1] if firsts else ""
 
-    def _without(
-        self, check: Check, problem: Problem, target: Target
-    ) -> tuple[ProductCandidates, list[tuple[tuple[int, ...], str]]]:
-        """What one check of a rule does not drop, and the first that it drops, if any: its place and the reason."""
-        first = list[tuple[tuple[int, ...], str]]()
+    def _without(self, check: Check, problem: Problem, target: Target) -> tuple[ProductCandidates, list[Dropped]]:
+        """What one check of a rule does not drop, and the first candidate that it drops, if it drops any."""
+        first = list[Dropped]()
         if not len(self):
             return self, first
         axis_of = {name: axis for axis, (name, _) in enumerate(self.space.values)}

@@ -43,7 +43,7 @@ MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
 # With so many sizes for each core that compiles the share is smaller: files of 56 sizes took a fifth less on 16 cores.
 MANY_PER_CORE, SHARE_OF_MANY = 3, 1 / 4
 # And it ends after so many trials and a last batch of launches: of 64 sizes all that followed 56 trials gained 0.1 to
-# 0.3 %, and was an eighth of all compiles; from 44 to 56 trials 0.16 %, for 3 to 10 % of them.
+# 0.3 %, and was an eighth of all compiles; from 44 to 56 trials 0.16 %, for 1 to 8 % of them.
 MOST_TRIALS_OF_MANY = 44
 # The search ends after so many batches in a row that each gain less than this share of the best time.
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003

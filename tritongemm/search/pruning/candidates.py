@@ -43,7 +43,7 @@ class ListedCandidates:
         return list(self.configs)
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ListedCandidates, str]:
-        """What a rule does not drop, and the first candidate that it drops with the reason; "" if there is none."""
+        """Return the candidates that a rule keeps, and the first that it drops with the reason, or "" if it drops none."""
         left, example = list[Config](), ""
         for config in self.configs:
             reason = rule.check(config, problem, target) if _judges(rule, config.template) else None
@@ -69,7 +69,7 @@ class _Part:
     left: Mask
 
     def shortened(self) -> _Part:
-        """The same without values of which no combination is left."""
+        """Return the part without the values that no combination left has."""
         values, left = list(self.values), self.left
         for axis in range(len(values)):
             extents = left.shape
@@ -91,13 +91,13 @@ class _Part:
             point[axis] = values[i]
 
     def joined(self, other: _Part) -> _Part:
-        """All combinations of those left in two parts."""
+        """Return a part with the axes of two, and each combination of what the two have left."""
         values = dict(zip(self.axes + other.axes, self.values + other.values, strict=True))
         axes = tuple(sorted(values))
         return _Part(axes, tuple([values[axis] for axis in axes]), self.outer(self.left, other, other.left))
 
     def outer(self, mine: Mask, other: _Part, others: Mask) -> Mask:
-        """All combinations of those in a mask over this part's axes and one over another's, over the axes of both."""
+        """Return a mask over the axes of two parts, True where a mask over each part's axes is."""
         order = np.argsort(self.axes + other.axes)
         return np.logical_and.outer(mine, others).transpose(order).copy()
 
@@ -135,7 +135,7 @@ class ProductCandidates:
         return [self.space.config(tuple([v[i] for v, i in zip(whole.values, place, strict=True)])) for place in places]
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ProductCandidates, str]:
-        """As `ListedCandidates.without`; a rule is asked once for all candidates that agree in what it reads."""
+        """Do as `ListedCandidates.without`, asking once for all candidates that agree in what the rule reads."""
         left, firsts = self, list[Dropped]()
         if _judges(rule, self.space.template):
             for check in rule.parts(self.space.template) if rule.parts else (rule.check,):
@@ -144,7 +144,7 @@ class ProductCandidates:
         return left, min(firsts)[1] if firsts else ""
 
     def _without(self, check: Check, problem: Problem, target: Target) -> tuple[ProductCandidates, list[Dropped]]:
-        """What one check of a rule does not drop, and the first candidate that it drops, if it drops any."""
+        """Return the candidates that one check of a rule keeps, and the first that it drops, if it drops any."""
         first = list[Dropped]()
         if not len(self):
             return self, first
@@ -180,7 +180,7 @@ class ProductCandidates:
         return replace(self, parts=(*others, replace(joined, left=joined.left & ~dropped))), first
 
     def _place_of(self, point: Sequence[int]) -> tuple[int, ...]:
-        """The places of a config's values among those of the space."""
+        """Return the place of each of a config's values among those of its axis in the space."""
         return tuple([values.index(value) for (_, values), value in zip(self.space.values, point, strict=True)])
 
 

@@ -43,7 +43,7 @@ class ListedCandidates:
         return list(self.configs)
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ListedCandidates, str]:
-        """Return the candidates that a rule keeps, and the first that it drops with the reason, or "" if it drops none."""
+        """Return the candidates that a rule keeps, and the first that it drops with the reason, or "" for none."""
         left, example = list[Config](), ""
         for config in self.configs:
             reason = rule.check(config, problem, target) if _judges(rule, config.template) else None

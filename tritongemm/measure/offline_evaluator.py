@@ -18,6 +18,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
+from tritongemm.measure.guarded_memory import guarded
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison
@@ -84,11 +85,11 @@ class Interpreter:
         module.teach_interpreter()
         problem = job.problem
         family = registry.get(Family, problem.family)
-        operands = family.make_inputs(problem, "cpu")
+        operands = {name: guarded(t) for name, t in family.make_inputs(problem, "cpu").items()}
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        c = self._torch.empty(problem.operands["c"].extents, dtype=dtype)
+        c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
         poison(c)
         module.launch(job.config.name, c=c, **operands)
         yield deviation(*written(problem, c, family.reference(problem, operands))), family.tolerance(problem)

@@ -1,0 +1,97 @@
+"""What kernels read and write lies inside their operands, though splits of K or rows of tiles are left empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.interpreted import errors
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerDied, WorkerProcess
+
+FP8 = ("fp8e4m3fn", "fp8e4m3fn", "bf16")
+FP4 = ("fp4e2m1", "fp4e2m1", "bf16")
+# The architecture, the family, dtypes, and the form of scales.
+FORMS = (
+    ("gfx942", "dense", ("bf16", "bf16", "bf16"), ""),
+    ("sm90", "a8w8", ("int8", "int8", "bf16"), ""),
+    ("sm90", "a8w8_blockscale", FP8, ""),
+    ("sm90", "a8w8_blockscale", FP8, "group_rows"),
+    ("sm90", "a4w4_blockscale", FP4, ""),
+    ("sm90", "a4w4_blockscale", FP4, "mx"),
+    ("sm100", "a8w8_blockscale", FP8, "mx_shuffled"),
+    ("sm100", "a4w4_blockscale", FP4, ""),
+)
+# Of four blocks along K the third split has none, and of two the second and the third have one and none.
+SPLITS = (
+    Config("tile", 16, 32, 128, split_k=3),
+    Config("tile", 16, 32, 128, split_k=3, options=(("poll", 1), ("swap_ab", 1))),
+    Config("gemv", 1, 16, 128, split_k=3),
+    Config("tma", 16, 32, 128, split_k=3),
+    Config("stream_k", 16, 32, 128, 2, options=(("num_sms", 7),)),
+)
+
+
+@pytest.mark.parametrize("k", [512, 256, 416])
+@pytest.mark.parametrize(("arch", "family", "dtypes", "scales"), FORMS, ids=str)
+def test_a_split_without_blocks_reads_nothing_beyond(
+    interpreter: WorkerProcess,
+    tmp_path: Path,
+    arch: str,
+    family: str,
+    dtypes: tuple[str, str, str],
+    scales: str,
+    k: int,
+) -> None:
+    """One row of A, so that what is beyond its last number is beyond the operand."""
+    more: dict[str, Any] = {"scales": scales} if scales else {}
+    if family != "dense":
+        more["row_major_b"] = False
+    problem = registry.get(Family, family).problem(1, 32, k, *dtypes, **more)
+    target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
+    configs = [config for config in SPLITS if triton.check(config, problem, target)]
+    assert {"tile", "gemv"} <= {config.template for config in configs}
+    found = errors(interpreter, problem, configs, target, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: WorkerProcess, tmp_path: Path) -> None:
+    """Whatever lies there: the result would be right."""
+    config, target = Config("tile", 16, 32, 32), target_files.load_target("gfx942")
+    problem = Problem(1, 32, 64, "bf16", "bf16", "bf16")
+    text = modules.write_candidates(problem, [config], target, tmp_path).read_text()
+    ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
+    assert error <= tolerance
+    start = "    split = tl.program_id(1)\n"
+    assert text.count(start) == 1
+    beyond = text.replace(start, f"{start}    tl.store(c_ptr + N - 1, tl.load(a_ptr + K))\n")
+    with pytest.raises(WorkerDied, match="SIGSEGV"):
+        list(interpreter.ask(InterpreterJob(problem, config, beyond), 60))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(15.0).view(3, 5),
+        torch.arange(15.0).view(3, 5).T,
+        torch.arange(63).view(7, 9)[:, 2:5],
+        torch.zeros(0, 4),
+        torch.tensor(3),
+        torch.ones(4096, dtype=torch.float8_e4m3fn),
+    ],
+)
+def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor) -> None:
+    copy = guarded(tensor)
+    assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert torch.equal(copy.float(), tensor.float())
+    assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()

@@ -13,6 +13,7 @@ from typing import Any
 
 from tritongemm.core.errors import DriverError, TargetError, UnavailableError
 from tritongemm.hip_ext.driver import symbols
+from tritongemm.hip_ext.driver.guarded_memory import GuardedMemory
 from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
 from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
 from tritongemm.hip_ext.driver.symbols import Api
@@ -181,6 +182,16 @@ class Device:
         """Give back the memory at an address that `alloc` returned."""
         self.make_current()
         self.api.calls["free"](address)
+
+    def guarded_memory(self, nbytes: int) -> GuardedMemory:
+        """New memory that ends where nothing is mapped; the first access beyond it loses the device.
+
+        Raises:
+            DriverError: there is too little memory, or the device maps none by pages.
+            UnavailableError: the driver has no such calls.
+        """
+        self.make_current()
+        return GuardedMemory(self.api, self._ordinal.value, nbytes)
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
         """Fill memory with one byte value, in the order of the stream with this handle."""

@@ -36,6 +36,7 @@ EDITS = {
     "good": (),
     "illegal": ((STORE, STORE.replace("c_ptr", "c_ptr + 35184372088832")),),
     "good too": (),
+    "beyond": ((START, START + "    tl.load(a_ptr + M * stride_a, volatile=True)\n"),),  # right all the same
     "hang": ((START, START + SPIN),),
     "wrong": ((LOOP, "for k in range(first, first):"),),  # it reads nothing, so it is the fastest
     "silent": (
@@ -116,8 +117,8 @@ def test_screening_goes_on(crew: Crew) -> None:
     assert (status["memory"], status["shared"]) == ("out_of_resources", "out_of_resources")
     assert found["illegal"].reason and found["hang"].reason == f"no answer within {TIMEOUT:g} s; killed"
     assert found["memory"].reason and found["shared"].reason
-    # A screen is a time only; that these two are wrong comes out in the final.
-    assert (status["wrong"], status["silent"]) == ("ok", "ok")
+    # A screen is a time only; that these are wrong comes out in the final.
+    assert (status["wrong"], status["silent"], status["beyond"]) == ("ok", "ok", "ok")
 
 
 def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
@@ -128,7 +129,7 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     status = {name: t.status for name, t in found.items()}
     assert {n for n, s in status.items() if s == "ok"} == set(GOOD), status
     assert (status["wrong"], status["silent"]) == ("wrong", "wrong")
-    assert (status["illegal"], status["hang"]) == ("crashed", "timeout")
+    assert (status["illegal"], status["beyond"], status["hang"]) == ("crashed", "crashed", "timeout")
     assert found["wrong"].error > 10 * found["wrong"].tolerance  # type: ignore[operator]
     assert found["silent"].error == float("inf"), "nobody wrote the poisoned output"
     assert final.samples.keys() == {config(n).name for n in GOOD} | {BASELINE_ENTRY}

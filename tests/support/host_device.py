@@ -23,9 +23,16 @@ from tritongemm.measure import choose
 
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "tires": float("nan")} | {
-    "balks": float("inf")
-}
+KERNELS = {
+    "right": 3,
+    "beyond": 1,
+    "slow": 50,
+    "wrong": 1,
+    "lazy": 1,
+    "refused": 1,
+    "faster": 2,
+    "tires": float("nan"),
+} | {"balks": float("inf")}
 FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
 
 
@@ -74,7 +81,13 @@ class Device:
     def __init__(self) -> None:
         self.now, self.fault = 0.0, False
         self.recording: list[float] | None = None
-        self.modules = self.graphs = 0
+        self.modules = self.graphs = self.index = 0
+        self.guarded_ends: set[int] = set()
+
+    def guarded_memory(self, nbytes: int) -> torch.Tensor:
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        self.guarded_ends.add(memory.data_ptr() + nbytes)
+        return memory
 
     def memory(self) -> tuple[int, int]:
         return 1 << 33, 1 << 34
@@ -152,6 +165,9 @@ class Module:
             device.fault = True
             raise DriverError("launch", 700, FAULTS[self.kind], "an illegal memory access")
         a, b, c, m, n, k = struct.unpack("<3Q3i", params)
+        if self.kind == "beyond" and a + 4 * m * k in device.guarded_ends:
+            device.fault = True
+            raise DriverError("launch", 700, FAULTS["faults"], "an illegal memory access")
         if self.kind != "lazy":  # which writes nothing
             there = [np.ctypeslib.as_array((ctypes.c_float * s).from_address(p)) for p, s in ((a, m * k), (b, k * n))]
             out = np.ctypeslib.as_array((ctypes.c_float * (m * n)).from_address(c))

@@ -81,6 +81,11 @@ class Buffer:
     name: str
     bytes: int
 
+    @property
+    def fill(self) -> int:
+        """The byte to fill it with before the first launch: zero for counters, else that of a NaN, which shows if read."""
+        return 0 if self.name == "semaphore" else 0xFF
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -22,6 +22,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import choose
+from tritongemm.measure.guarded_operands import GuardedOperands, guard
 from tritongemm.measure.jobs import (
     QUANTIZATION,
     Algorithms,
@@ -41,6 +42,7 @@ from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, Prepare
 from tritongemm.measure.quantization import time_quantization
 from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
 from tritongemm.numerics import verify
+from tritongemm.numerics.verify import VerifyResult
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend, Timer
 
@@ -195,9 +197,10 @@ class DeviceWorker:
     def _final(self, operands: OperandSets, job: VerifyJob | RaceJob) -> Iterator[MeasureAnswer]:
         """A trial of each candidate with its error, then the answers of the race, if there is one."""
         entries: list[RaceEntry] = []
+        guarded = guard(operands.sets[0], operands.device)
         try:
             for candidate in job.candidates:
-                work = partial(self._verify, operands, candidate, entries)
+                work = partial(self._verify, operands, candidate, guarded, entries)
                 trial = self._guard(candidate.config, "final", work)
                 yield trial
                 if trial.status == "crashed":
@@ -214,19 +217,19 @@ class DeviceWorker:
         finally:
             self._release(operands, entries)
 
-    def _verify(self, operands: OperandSets, candidate: LaunchCandidate, entries: list[RaceEntry]) -> Trial:
+    def _verify(
+        self,
+        operands: OperandSets,
+        candidate: LaunchCandidate,
+        guarded: GuardedOperands | None,
+        entries: list[RaceEntry],
+    ) -> Trial:
         """The trial of one candidate with its error; one that passes is added to the entries of the race."""
         launches = graph_launches(operands)
         prepared = operands.prepare(candidate, min(operands.copies, launches))
-
-        def run() -> None:
-            prepared.calls[0]()
-            self._torch.cuda.current_stream().synchronize()
-
-        c, ratio = operands.sets[0]["c"], operands.protocol.err_ratio
         entered = False
         try:
-            result = verify.verify(operands.problem, operands.family, run, c, operands.reference, ratio)
+            result = self._compared(operands, candidate, prepared, guarded)
             trial = Trial(
                 candidate.config,
                 "ok",
@@ -244,6 +247,30 @@ class DeviceWorker:
         finally:
             if not entered:
                 prepared.unload()
+
+    def _compared(
+        self,
+        operands: OperandSets,
+        candidate: LaunchCandidate,
+        prepared: PreparedCandidate,
+        guarded: GuardedOperands | None,
+    ) -> VerifyResult:
+        """The candidate's error; on guarded operands where there are, so that one that reaches beyond them crashes."""
+        alone = operands.prepare_guarded(candidate, guarded) if guarded else None
+        start, c = prepared.calls[0], operands.sets[0]["c"]
+        if guarded and alone:
+            start, c = alone.calls[0], guarded.tensors["c"]
+
+        def run() -> None:
+            start()
+            self._torch.cuda.current_stream().synchronize()
+
+        ratio = operands.protocol.err_ratio
+        try:
+            return verify.verify(operands.problem, operands.family, run, c, operands.reference, ratio)
+        finally:
+            if alone:
+                alone.unload()
 
     def _baseline_entry(self, operands: OperandSets, baseline: str) -> list[RaceEntry]:
         """The baseline's entry; none where it has no kernel for the problem."""

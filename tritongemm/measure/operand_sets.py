@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.integers import round_up
-from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.launch import Buffer, HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
@@ -215,7 +216,7 @@ class OperandSets:
 
         held = self._buffers.get(name)
         if held is None or held.numel() < nbytes:
-            fill = 0 if name == "semaphore" else 0xFF
+            fill = Buffer(name, nbytes).fill
             held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0]["a"].device)
             torch.cuda.synchronize()
             self._buffers[name] = held
@@ -252,27 +253,40 @@ class OperandSets:
             if not calls:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
             return PreparedCandidate(calls)
+        return self._prepared(launch, [self._addresses(launch, copy) for copy in range(copies)])
+
+    def prepare_guarded(self, candidate: LaunchCandidate, guarded: GuardedOperands) -> PreparedCandidate | None:
+        """Prepare a candidate that `prepare` took on guarded copies; None for a library's, or without memory for it.
+
+        Raises:
+            DriverError: the driver refuses its code or its launch.
+        """
+        if candidate.launch is None:
+            return None
+        addresses = guarded.addresses(candidate.launch.buffers)
+        return self._prepared(candidate.launch, [addresses]) if addresses else None
+
+    def _prepared(self, launch: Launch | HostLaunch, places: list[dict[str, int]]) -> PreparedCandidate:
+        """A launch with its code loaded, once for each dictionary of the addresses of its buffers."""
         if isinstance(launch, HostLaunch):
-            host_calls = [PreparedCall(launch, self._addresses(launch, copy)) for copy in range(copies)]
+            host_calls = [PreparedCall(launch, addresses) for addresses in places]
             return PreparedCandidate([partial(call.launch, self.stream) for call in host_calls])
         module = self.device.load(launch.read_code())
         try:
             function, makers = module.function(launch.symbol), tensor_map_makers(self.device, launch)
-            prepared = [
-                prepare_launch(function, launch, makers, self._addresses(launch, copy)) for copy in range(copies)
-            ]
+            prepared = [prepare_launch(function, launch, makers, addresses) for addresses in places]
         except BaseException:
             module.unload()
             raise
-        starts = [self._zeroed(launch, copy, one.launch) for copy, one in enumerate(prepared)]
+        starts = [self._zeroed(launch, *each) for each in zip(places, (one.launch for one in prepared), strict=True)]
         symbol = "" if launch.zeroed else launch.symbol  # A fill of memory may be a dispatch of another kernel.
         return PreparedCandidate([partial(start, self.stream) for start in starts], module, symbol)
 
-    def _zeroed(self, launch: Launch, copy: int, start: Callable[[int], None]) -> Callable[[int], None]:
+    def _zeroed(self, launch: Launch, addresses: dict[str, int], start: Callable[[int], None]) -> Callable[[int], None]:
         """A launch that begins by setting the buffers to zero that the kernel adds into."""
         if not launch.zeroed:
             return start
-        zeroed, addresses = ZeroedLaunch(self.device, launch.zeroed, start), self._addresses(launch, copy)
+        zeroed = ZeroedLaunch(self.device, launch.zeroed, start)
         for buffer in launch.zeroed:
             zeroed.set_address(buffer.name, addresses[buffer.name])
         return zeroed

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import multiprocessing
+import signal
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +61,36 @@ def test_device_facts(fake: Fake, vendor: str) -> None:
         "bus_id": "0000:0c:00.0",
     }
     assert device.memory() == (1000, 2000)
+
+
+@BOTH
+@pytest.mark.parametrize("nbytes", [1, 4096, (1 << 16) - 8, (1 << 16) + 48])
+def test_guarded_memory_ends_where_nothing_is_mapped(fake: Fake, vendor: str, nbytes: int) -> None:
+    library, opened = fake
+    memory = opened.device(1).guarded_memory(nbytes)
+    pages = -(-nbytes // (1 << 16))
+    assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [pages + 1, 1, 1]
+    end = memory.address + -(-nbytes // 16) * 16
+    assert memory.address % 16 == 0 and end % mmap.PAGESIZE == 0
+    ctypes.memset(memory.address, 7, nbytes)
+    beyond = multiprocessing.get_context("fork").Process(target=ctypes.memset, args=(end, 7, 1))
+    beyond.start()
+    beyond.join()
+    assert beyond.exitcode == -signal.SIGSEGV
+    described = memory.__cuda_array_interface__
+    assert (described["data"], described["shape"]) == ((memory.address, False), (nbytes,))
+    del memory
+    assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [0, 0, 0]
+
+
+@BOTH
+def test_what_was_reserved_for_guarded_memory_that_is_not_there_is_given_back(fake: Fake, vendor: str) -> None:
+    library, opened = fake
+    with pytest.raises(
+        DriverError, match=r"^(cuMemCreate|hipMemCreate) failed: (CUDA_ERROR|hipError)_?\w+ \(2\): in w"
+    ):
+        opened.device().guarded_memory(1 << 40)
+    assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [0, 0, 0]
 
 
 @BOTH

@@ -18,6 +18,7 @@ import torch
 
 from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
 from tritongemm.core.config import Config
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -116,6 +117,25 @@ def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device,
     assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)
     assert np.median(samples[names["right"]]) == pytest.approx(3e-6)
     assert device.graphs == 0 and device.modules == 0
+
+
+def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_path: Path) -> None:
+    """Its result is right, and what it reads is there in the screen: another operand."""
+    given = candidates(tmp_path, "right", "beyond", "faster")
+    assert [t.status for t in screen(given)] == ["ok", "ok", "ok"]
+    *trials, end = final(given)
+    assert [t.status for t in trials] == ["ok", "crashed"] and isinstance(end, SystemExit)
+    assert FAULTS["faults"] in trials[1].reason
+
+
+def test_a_device_without_guarded_memory_verifies_all_the_same(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Device, nbytes: int) -> None:
+        raise UnavailableError("the driver has no hipMemCreate; a newer driver is needed")
+
+    monkeypatch.setattr(Device, "guarded_memory", refuse)
+    assert [t.status for t in verify(candidates(tmp_path, "right", "wrong"))] == ["ok", "wrong"]
 
 
 def test_each_sample_of_a_race_follows_the_same_kernel(

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #ifdef NVIDIA
 #include <cuda.h>
 #undef cuEventElapsedTime
@@ -61,6 +62,7 @@ typedef struct {
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
 int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together, fake_rows = 1, fake_refuses, fake_early;
+int fake_reserved, fake_created, fake_mapped;
 unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
@@ -137,6 +139,47 @@ status N(cuMemAlloc, hipMalloc)(N(address, void *) * p, size_t n) {
   return *p = N((address), (void *)) aligned_alloc(256, (n + 255) / 256 * 256), VALUE;
 }
 status N(cuMemFree, hipFree)(N(address, void *) p) { return free((void *)p), VALUE; }
+/* Memory is mapped by pages of 64 KiB; a handle is its size, and what is reserved but not mapped can't be touched. */
+enum { PAGE = 1 << 16 };
+typedef N(CUmemAllocationProp, hipMemAllocationProp) memory_properties;
+static int on_the_device(const memory_properties *p) {
+  return (int)p->type == 1 && (int)p->location.type == 1 && p->location.id == fake_current && !p->requestedHandleTypes;
+}
+status N(cuMemGetAllocationGranularity, hipMemGetAllocationGranularity)(
+    size_t *n, const memory_properties *p, N(CUmemAllocationGranularity_flags, hipMemAllocationGranularity_flags) f) {
+  return *n = PAGE, f == 0 && on_the_device(p) ? VALUE : BAD_VALUE;
+}
+status N(cuMemAddressReserve, hipMemAddressReserve)(N(address, void *) * p, size_t n, size_t align, N(address, void *) at,
+                                                     unsigned long long flags) {
+  void *found = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  fake_reserved += n / PAGE;
+  return *p = N((address), ) found, n % PAGE || align || at || flags ? BAD_VALUE : VALUE;
+}
+status N(cuMemAddressFree, hipMemAddressFree)(N(address, void *) p, size_t n) {
+  return fake_reserved -= n / PAGE, munmap((void *)p, n) ? BAD_VALUE : VALUE;
+}
+status N(cuMemCreate, hipMemCreate)(N(CUmemGenericAllocationHandle, hipMemGenericAllocationHandle_t) * h, size_t n,
+                                    const memory_properties *p, unsigned long long flags) {
+  if (n > 1ull << 32) return OUT_OF_MEMORY;
+  fake_created++;
+  return *h = N(, (void *)) n, n % PAGE || !on_the_device(p) || flags ? BAD_VALUE : VALUE;
+}
+status N(cuMemRelease, hipMemRelease)(N(CUmemGenericAllocationHandle, hipMemGenericAllocationHandle_t) h) {
+  return fake_created--, VALUE;
+}
+status N(cuMemMap, hipMemMap)(N(address, void *) p, size_t n, size_t offset,
+                              N(CUmemGenericAllocationHandle, hipMemGenericAllocationHandle_t) h,
+                              unsigned long long flags) {
+  return fake_mapped++, (size_t)h != n || offset || flags ? BAD_VALUE : VALUE;
+}
+status N(cuMemUnmap, hipMemUnmap)(N(address, void *) p, size_t n) {
+  return fake_mapped--, mprotect((void *)p, n, PROT_NONE) ? BAD_VALUE : VALUE;
+}
+status N(cuMemSetAccess, hipMemSetAccess)(N(address, void *) p, size_t n,
+                                          const N(CUmemAccessDesc, hipMemAccessDesc) * a, size_t count) {
+  if (count != 1 || (int)a->flags != 3 || a->location.id != fake_current || (int)a->location.type != 1) return BAD_VALUE;
+  return mprotect((void *)p, n, PROT_READ | PROT_WRITE) ? BAD_VALUE : VALUE;
+}
 status N(cuMemsetD8Async, hipMemsetD8Async)(address to, unsigned char v, size_t n, stream s) {
   if (capturing) {
     memset(&launched[recorded_count], 0, sizeof *launched), launched[recorded_count].zeroes = 1;

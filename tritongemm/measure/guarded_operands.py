@@ -1,0 +1,73 @@
+"""Copies of operands in device memory that ends where nothing is mapped.
+
+A kernel that reads or writes beyond an operand faults there. Elsewhere it would find another tensor, its result may be
+right all the same, and it faults by chance once it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.launch import Buffer
+from tritongemm.core.operands import Operands
+from tritongemm.hip_ext.driver import driver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GuardedOperands:
+    """The operands of one product, and the buffers of the launch that was prepared last.
+
+    Args:
+        operands: copied.
+        device: the driver's device that holds them.
+
+    Attributes:
+        tensors: the copies by name.
+
+    Raises:
+        DriverError: there is too little memory, or the device maps none by pages.
+        UnavailableError: the driver has no such calls.
+    """
+
+    def __init__(self, operands: Operands, device: driver.Device) -> None:
+        self._device = device
+        self._buffers: Operands = {}
+        self.tensors = {name: self._copy(tensor) for name, tensor in operands.items()}
+
+    def addresses(self, buffers: Sequence[Buffer]) -> dict[str, int]:
+        """Addresses of the operands and of a launch's buffers, which replace those of the last launch, now done.
+
+        The dictionary is empty where the device has too little memory for the buffers.
+        """
+        self._buffers.clear()
+        try:
+            for buffer in buffers:
+                self._buffers[buffer.name] = self._bytes(buffer.bytes).fill_(buffer.fill)
+        except DriverError:
+            return {}
+        return {name: tensor.data_ptr() for name, tensor in (self.tensors | self._buffers).items()}
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """A copy of the same strides, whose last byte is the last one that is mapped there."""
+        if not tensor.numel():
+            return tensor
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        room = self._bytes(elements * tensor.element_size()).view(tensor.dtype)
+        return room.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+    def _bytes(self, count: int) -> Tensor:
+        import torch
+
+        return torch.as_tensor(self._device.guarded_memory(count), device=f"cuda:{self._device.index}")
+
+
+def guard(operands: Operands, device: driver.Device) -> GuardedOperands | None:
+    """Copies of operands in guarded memory; None where the driver has no such memory, or too little of it."""
+    try:
+        return GuardedOperands(operands, device)
+    except (DriverError, UnavailableError):
+        return None

@@ -83,7 +83,7 @@ class Buffer:
 
     @property
     def fill(self) -> int:
-        """The byte to fill it with before the first launch: zero for counters, else that of a NaN, which shows if read."""
+        """The byte to fill it with before the first launch: zero for counters, else that of a NaN, which shows."""
         return 0 if self.name == "semaphore" else 0xFF
 
 

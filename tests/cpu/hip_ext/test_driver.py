@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import multiprocessing
 import signal
@@ -63,6 +64,11 @@ def test_device_facts(fake: Fake, vendor: str) -> None:
     assert device.memory() == (1000, 2000)
 
 
+def _write(address: int) -> None:
+    faulthandler.disable()
+    ctypes.memset(address, 7, 1)
+
+
 @BOTH
 @pytest.mark.parametrize("nbytes", [1, 4096, (1 << 16) - 8, (1 << 16) + 48])
 def test_guarded_memory_ends_where_nothing_is_mapped(fake: Fake, vendor: str, nbytes: int) -> None:
@@ -73,7 +79,7 @@ def test_guarded_memory_ends_where_nothing_is_mapped(fake: Fake, vendor: str, nb
     end = memory.address + -(-nbytes // 16) * 16
     assert memory.address % 16 == 0 and end % mmap.PAGESIZE == 0
     ctypes.memset(memory.address, 7, nbytes)
-    beyond = multiprocessing.get_context("fork").Process(target=ctypes.memset, args=(end, 7, 1))
+    beyond = multiprocessing.get_context("fork").Process(target=_write, args=(end,))
     beyond.start()
     beyond.join()
     assert beyond.exitcode == -signal.SIGSEGV

@@ -23,7 +23,7 @@ from tritongemm.measure import choose
 
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "beyond": 1}
+KERNELS: dict[str, float] = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "beyond": 1}
 KERNELS |= {"tires": float("nan"), "balks": float("inf")}
 FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
 

@@ -65,8 +65,12 @@ def test_a_measured_launch_clears_the_c_of_its_own_operands() -> None:
     from tritongemm.measure.operand_sets import OperandSets
 
     device = Recorder()
-    sets = SimpleNamespace(device=device, _addresses=lambda launch, copy: {"c": 0x1000 * (copy + 1)})
+    sets = SimpleNamespace(device=device)
     launch = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), (), zeroed=(Buffer("c", 48),))
-    start = OperandSets._zeroed(sets, launch, 1, lambda stream: device.calls.append(("launch", stream)))  # type: ignore[arg-type]
-    start(5)
-    assert device.calls == [("fill", 0x2000, 0, 48, 5), ("launch", 5)]
+
+    def run(stream: int) -> None:
+        device.calls.append(("launch", stream))
+
+    for place in (0x1000, 0x2000):
+        OperandSets._zeroed(sets, launch, {"c": place}, run)(5)  # type: ignore[arg-type]
+    assert device.calls == [("fill", 0x1000, 0, 48, 5), ("launch", 5), ("fill", 0x2000, 0, 48, 5), ("launch", 5)]

@@ -25,5 +25,5 @@ def library(
     monkeypatch.setattr(blaslt, "vendor", lambda: request.param)
     monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     yield found
-    blaslt._plan.cache_clear()
+    blaslt._planned.cache_clear()
     blaslt._workspace.cache_clear()

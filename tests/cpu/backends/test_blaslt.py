@@ -198,7 +198,7 @@ def test_stored_rows_follow_the_library(library: blaslt_library.Library, caplog:
     if library.table.vendor == "amd":
         assert version == (100000 << 32) + 0x8D1AE90E
         poke(library, "revision", 2)
-        blaslt._plan.cache_clear()
+        blaslt._planned.cache_clear()
         found, now = blaslt.list_configs(problem, named(a, b, None, c)), blaslt.version()
         # the kernels moved to other indices
         moved = blaslt.resolve(stored[0], problem, now, found)
@@ -238,7 +238,7 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_
     with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
         call()
     poke(library, "none", 1)
-    blaslt._plan.cache_clear()
+    blaslt._planned.cache_clear()
     if library.table.vendor == "nvidia":
         assert (
             blaslt.prepare_call(problem, named(a, b, None, c)) is None

@@ -79,7 +79,6 @@ def _workspace(device: Any, stream: int) -> Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-@lru_cache(maxsize=256)
 def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> PreparedMatmul | None:
     """The matmul made ready, or None where the library has no algorithm for it."""
     dtypes = {m.dtype for m in (matmul.a, matmul.b, matmul.c, matmul.d)} | {matmul.scale}
@@ -142,6 +141,25 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
+    added = None if bias is None else bias.data_ptr()
+    return _planned(opened, device, problem, tuple(leads), tuple(strides), align, added, fast)
+
+
+@lru_cache(maxsize=256)
+def _planned(
+    opened: blaslt_library.Library,
+    device: int,
+    problem: Problem,
+    leads: tuple[int, ...],
+    strides: tuple[int, ...],
+    align: int,
+    bias: int | None,
+    fast: bool,
+) -> tuple[PreparedMatmul, bool] | None:
+    """The plan for operands that lie so, with the address of a bias, and whether the bias is in it; None without one.
+
+    A screen asks for it again for each copy of the operands, hundreds of times.
+    """
     if problem.order_b != PLAIN:
         return None  # B is read as it is
     matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
@@ -149,7 +167,7 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         return None
     matmul = replace(matmul, fast=fast)
     if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
-        fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
+        fused = _plan(opened, replace(matmul, bias=bias, bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
     # nothing is added to an eight-bit C

@@ -62,7 +62,7 @@ def test_calls_share_a_plan_and_keep_their_own_factors(library: Library) -> None
         assert call is not None
         call()
         assert deviation(operands["c"], exact) < 2**-7
-    assert blaslt._plan.cache_info().currsize <= 2
+    assert blaslt._planned.cache_info().currsize <= 2
 
 
 @pytest.mark.parametrize("pair", ["row", "block, A in groups"])

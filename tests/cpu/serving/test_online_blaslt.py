@@ -38,7 +38,7 @@ def vendor(
     monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     run_on_cpu(monkeypatch)
     yield request.param
-    blaslt._plan.cache_clear()
+    blaslt._planned.cache_clear()
     blaslt._workspace.cache_clear()
 
 

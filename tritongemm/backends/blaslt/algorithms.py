@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends.blaslt import scale_modes
@@ -36,6 +37,9 @@ NAMELESS = "heuristic"  # the template where the library does not name its kerne
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}
 ANY_ADDRESS = 1 << 20  # A bias or a scale is moved from here before it is used.
+# Of each of two ways to accumulate so many of the algorithms asked for are listed: of 99 sizes of fp8 on an H200 the
+# first 32 of 48 had the best of 98, and one within 0.2 %.
+SHARE_OF_TWO = 2 / 3
 _PLACE = ("index", "version")  # where an algorithm was found, not which it is
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
 
@@ -215,13 +219,15 @@ def list_configs(problem: Problem, operands: Operands, limit: int = 0) -> list[C
     Args:
         problem: dtypes, layouts and bias.
         operands: as for `prepare_call`.
-        limit: how many at most, of each way to accumulate; 0 for all.
+        limit: how many at most, or two thirds as many of each of two ways to accumulate; 0 for all.
     """
     import torch
 
     c, current, configs = operands["c"], version(), list[Config]()
     units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
-    for fast in _accumulations(problem):
+    ways = _accumulations(problem)
+    limit = limit if len(ways) == 1 else ceil(SHARE_OF_TWO * limit)
+    for fast in ways:
         prepared = _prepared(problem, operands, fast)
         algorithms = islice(all_algorithms(prepared[0], units), limit or None) if prepared else ()
         configs += [_config(algorithm, index, current, fast) for index, algorithm in enumerate(algorithms)]

@@ -17,6 +17,8 @@ from tritongemm.hip_ext.driver import driver
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_OF_FREE = 0.25  # of the device's free memory, which references and libraries need too
+
 
 class GuardedOperands:
     """The operands of one product, and the buffers of the launch that was prepared last.
@@ -66,7 +68,9 @@ class GuardedOperands:
 
 
 def guard(operands: Operands, device: driver.Device) -> GuardedOperands | None:
-    """Copies of operands in guarded memory; None where the driver has no such memory, or too little of it."""
+    """Copies of operands in guarded memory; None where the driver has no such memory, or they would take much of it."""
+    if sum(t.numel() * t.element_size() for t in operands.values()) > MOST_OF_FREE * device.memory()[0]:
+        return None
     try:
         return GuardedOperands(operands, device)
     except (DriverError, UnavailableError):

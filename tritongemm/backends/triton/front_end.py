@@ -63,7 +63,7 @@ def _replace(module: ModuleType, imported: str, **wrappers: Callable[[Any], obje
 
 def _leave_out_locations(code_generator: ModuleType) -> None:
     """Have the front end visit a node without telling the builder where it is; a third of its time."""
-    generator, error = (getattr(code_generator, name, None) for name in ("CodeGenerator", "CompilationError"))
+    generator, error = (vars(code_generator).get(name) for name in ("CodeGenerator", "CompilationError"))
     if generator is None or error is None:
         return
     plain = generator.visit
@@ -86,8 +86,8 @@ def _leave_out_locations(code_generator: ModuleType) -> None:
 
 def _name_tuples_when_asked(core: ModuleType) -> None:
     """Have a tuple's type make its name when it is read, as later versions do: hardly any is."""
-    made = getattr(core, "tuple_type", None)
-    if made is None or hasattr(made, "name"):
+    made: Any = vars(core).get("tuple_type")
+    if made is None or "name" in vars(made):
         return
 
     def __init__(self: Any, types: Any, fields: Any = None) -> None:

@@ -19,6 +19,7 @@ from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
 from tritongemm.build import expert_kernels
 from tritongemm.codegen import modules
 from tritongemm.core.problem import Problem
+from tritongemm.measure.guarded_memory import guarded
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -41,7 +42,10 @@ class InterpretedSteps(MoeKernels):
         helper, given = choose(*asked)
         assert list(operands) == list(helper.pointers)
         module = modules.run_text(helper.source, "experts")
-        getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
+        bounded = {name: guarded(tensor) for name, tensor in operands.items()}
+        getattr(module, helper.name)[given.grid](*bounded.values(), *given.numbers.values(), **helper.constants)
+        for name, tensor in operands.items():
+            tensor.copy_(bounded[name])
         return True
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Any:
@@ -82,7 +86,8 @@ class InterpretedProducts:
         vars(module)["torch"] = torch
         module.teach_interpreter()
         c = torch.full((operands.a.shape[0], operands.b.shape[2]), float("nan"), dtype=operands.out_dtype)
-        module.launch(CONFIG.name, c=c, **given)
+        c = guarded(c)
+        module.launch(CONFIG.name, c=c, **{name: guarded(tensor) for name, tensor in given.items()})
         family = registry.get(Family, problem.family)
         exact = family.reference(problem, given)
         there = int(operands.offs[-1])

@@ -174,6 +174,7 @@ _INTERPRETED = """
 import sys, torch
 from tests.support import quick_interpreter
 from tritongemm.codegen.modules import run_text
+from tritongemm.measure.guarded_memory import guarded
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.serving import microscaling
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
@@ -183,13 +184,13 @@ x = torch.load(sys.argv[1])
 for dtype, name in microscaling.FORMATS.items():
     for layout in ("rows", "e8m0_32x8"):
         if dtype.itemsize == 1 and "float4" not in str(dtype):
-            q, powers = microscaling.empty_pair(x.shape, dtype, layout, x.device)
+            q, powers = map(guarded, microscaling.empty_pair(x.shape, dtype, layout, x.device))
             m, k = x.shape
             asked = Quantization(m, k, "fp32", name, "mx", tuple(powers.shape), scale_places(layout))
             helper, given = choose_kernel(asked)
             module = run_text(helper.source, layout)
-            getattr(module, helper.name)[given.grid](x, q, powers, *given.numbers.values(), **helper.constants)
-            saved[dtype, layout] = q.view(torch.uint8), powers
+            getattr(module, helper.name)[given.grid](guarded(x), q, powers, *given.numbers.values(), **helper.constants)
+            saved[dtype, layout] = q.view(torch.uint8).clone(), powers.clone()
 torch.save(saved, sys.argv[2])
 """
 

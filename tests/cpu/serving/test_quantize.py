@@ -139,6 +139,7 @@ from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
+from tritongemm.measure.guarded_memory import guarded
 quick_interpreter.hasten()
 module = run_text(read_text("quantize"), "quantize")
 saved = {}
@@ -151,10 +152,11 @@ for name, dtype in (("fp8e4m3fn", torch.float8_e4m3fn), ("int8", torch.int8)):
             q, scale = torch.empty(m, k, dtype=dtype), torch.full((groups, rows), -1.0).t()
             known = {"x": x, "q": q, "scale": scale if granularity == "block" else scale.view(-1)}
             known["part"] = torch.full((PARTS,), float("nan"))
+            known = {name: guarded(tensor) for name, tensor in known.items()}
             for helper, given in choose_kernels(Quantization(m, k, "bf16", name, granularity, scale.stride())):
                 pointers = [known[p.removesuffix("_ptr")] for p, kind in helper.signature.items() if kind[0] == "*"]
                 getattr(module, helper.name)[given.grid](*pointers, *given.numbers.values(), **helper.constants)
-            saved[name, granularity, m] = q.view(torch.uint8), scale
+            saved[name, granularity, m] = known["q"].view(torch.uint8).clone(), known["scale"].view_as(scale).clone()
 torch.save(saved, sys.argv[2])
 """
 

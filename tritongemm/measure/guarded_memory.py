@@ -1,10 +1,13 @@
-"""Memory that ends where nothing may be read, so that a kernel which reaches beyond an operand faults."""
+"""Copies of tensors in memory that ends where nothing may be read, so that a kernel which reaches beyond one faults."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from tritongemm.core.integers import round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,15 +24,30 @@ def guarded(tensor: Tensor) -> Tensor:
     Raises:
         OSError: the system refuses to protect a page.
     """
+    return copy_to(tensor, _guarded_bytes)
+
+
+def copy_to(tensor: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
+    """Return a copy of a tensor, of the same strides, in just as many bytes as these take.
+
+    Args:
+        tensor: what is copied; one without elements is returned as it is.
+        allocate: returns that many bytes of memory, as uint8.
+    """
+    if not tensor.numel():
+        return tensor
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    room = allocate(elements * tensor.element_size()).view(tensor.dtype)
+    return room.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def _guarded_bytes(count: int) -> Tensor:
     import torch
 
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    size = elements * tensor.element_size() if tensor.numel() else 0
-    inside = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    inside = round_up(count, mmap.PAGESIZE)
     pages = mmap.mmap(-1, inside + mmap.PAGESIZE)  # lives as long as the tensor, which keeps hold of it
     every = torch.frombuffer(pages, dtype=torch.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(every.data_ptr() + inside), ctypes.c_size_t(mmap.PAGESIZE), _NO_ACCESS):
         raise OSError(ctypes.get_errno(), "mprotect")
-    copy = every[inside - size : inside].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-    return copy.copy_(tensor)
+    return every[inside - count : inside]

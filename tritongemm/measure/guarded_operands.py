@@ -13,6 +13,7 @@ from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
+from tritongemm.measure.guarded_memory import copy_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class GuardedOperands:
     def __init__(self, operands: Operands, device: driver.Device) -> None:
         self._device = device
         self._buffers: Operands = {}
-        self.tensors = {name: self._copy(tensor) for name, tensor in operands.items()}
+        self.tensors = {name: copy_to(tensor, self._bytes) for name, tensor in operands.items()}
 
     def addresses(self, buffers: Sequence[Buffer]) -> dict[str, int]:
         """Addresses of the operands and of a launch's buffers, which replace those of the last launch, now done.
@@ -53,18 +54,11 @@ class GuardedOperands:
             return {}
         return {name: tensor.data_ptr() for name, tensor in (self.tensors | self._buffers).items()}
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        """A copy of the same strides, whose last byte is the last one that is mapped there."""
-        if not tensor.numel():
-            return tensor
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        room = self._bytes(elements * tensor.element_size()).view(tensor.dtype)
-        return room.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
-
     def _bytes(self, count: int) -> Tensor:
+        """Memory whose last byte is the last one that is mapped there."""
         import torch
 
-        return torch.as_tensor(self._device.guarded_memory(count), device=f"cuda:{self._device.index}")
+        return torch.as_tensor(self._device.guarded_memory(max(1, count)), device=f"cuda:{self._device.index}")
 
 
 def guard(operands: Operands, device: driver.Device) -> GuardedOperands | None:

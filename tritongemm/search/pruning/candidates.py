@@ -8,7 +8,7 @@ one, without the values that earlier rules have dropped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -73,6 +73,8 @@ class _Part:
         values, left = list(self.values), self.left
         for axis in range(len(values)):
             extents = left.shape
+            if extents[axis] == 1:
+                continue  # a part has combinations left
             # The outer axes first: that pass reads all of memory in order, and leaves little for the other.
             folded = np.bitwise_or.reduce(left.reshape(prod(extents[:axis]), -1), axis=0)
             used = np.flatnonzero(folded.reshape(extents[axis], -1).any(axis=1))
@@ -103,6 +105,8 @@ class _Part:
 
 
 _NO_AXES = _Part((), (), np.ones((), bool))
+_ALL = slice(None)
+PLACES_AT_ONCE = 4096  # that are looked up in an array; most are asked about with others before their turn comes
 
 
 @dataclass(frozen=True)
@@ -154,23 +158,25 @@ class ProductCandidates:
         for part in self.parts:
             part.write(part.first(), point)
         others, joined = list(self.parts), _NO_AXES  # `joined` has all axes that the check has read
-        unasked, dropped, start = joined.left.copy(), np.zeros((), bool), 0
-        while True:
-            place = _first(unasked, start)
-            if not unasked[place]:
-                break
+        unasked, dropped = joined.left.copy(), np.zeros((), bool)
+        places = _places(unasked)
+        known, names = set[str](), list[str]()  # what the check has read, and what the axes joined are called
+        while (place := next(places, None)) is not None:
             joined.write(place, point)
-            start = int(np.ravel_multi_index(place, unasked.shape)) if place else 0
             config = RecordingConfig.watch(self.space.config(tuple(point)))
             reason = check(config, problem, target)
-            read = {axis_of[name] for name in config.read if name in axis_of}
-            for part in [part.shortened() for part in _take(others, read)]:
-                known = dict(zip(joined.axes + part.axes, place + part.first(), strict=True))
-                unasked = joined.outer(unasked, part, part.left)
-                dropped = joined.outer(dropped, part, part.left)
-                joined, start = joined.joined(part), 0
-                place = tuple([known[axis] for axis in joined.axes])
-            same = tuple([i if axis in read else slice(None) for axis, i in zip(joined.axes, place, strict=True)])
+            if not config.read <= known:
+                known |= config.read
+                read = {axis_of[name] for name in config.read if name in axis_of}
+                for part in [part.shortened() for part in _take(others, read)]:
+                    at = dict(zip(joined.axes + part.axes, place + part.first(), strict=True))
+                    unasked = joined.outer(unasked, part, part.left)
+                    dropped = joined.outer(dropped, part, part.left)
+                    joined = joined.joined(part)
+                    place = tuple([at[axis] for axis in joined.axes])
+                names = [self.space.values[axis][0] for axis in joined.axes]
+                places = _places(unasked)
+            same = tuple([i if name in config.read else _ALL for name, i in zip(names, place, strict=True)])
             unasked[same] = False
             if reason is not None:
                 dropped[same] = True
@@ -184,10 +190,20 @@ class ProductCandidates:
         return tuple([values.index(value) for (_, values), value in zip(self.space.values, point, strict=True)])
 
 
-def _first(mask: Mask, start: int = 0) -> tuple[int, ...]:
-    """The first place of an array that is True, from the `start`-th on; if there is none, that one."""
-    place = start + int(mask.reshape(-1)[start:].argmax())
-    return tuple([int(i) for i in np.unravel_index(place, mask.shape)])
+def _first(mask: Mask) -> tuple[int, ...]:
+    """The first place of an array that is True."""
+    return tuple([int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape)])
+
+
+def _places(mask: Mask) -> Iterator[tuple[int, ...]]:
+    """Yield the places of an array that are True when their turn comes, in order."""
+    flat, shape = mask.reshape(-1), mask.shape or (1,)
+    for start in range(0, flat.size, PLACES_AT_ONCE):
+        there = start + np.flatnonzero(flat[start : start + PLACES_AT_ONCE])
+        places = np.transpose(np.unravel_index(there, shape)).tolist()
+        for i, place in zip(there.tolist(), places, strict=True):
+            if flat[i]:
+                yield tuple(place[: mask.ndim])
 
 
 def _take(parts: list[_Part], axes: Collection[int]) -> list[_Part]:

@@ -46,26 +46,26 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
     rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
+    slot = (config.block_m * problem.a.bytes + (padded or config.block_n) * problem.b.bytes) * config.block_k
+    slot += factor_bytes(config, problem)
+    sharers = config.split_k if exchanges_sums(config) else 1
+    sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers
 
-    def used(slots: int, parts: int) -> int:
-        slot = (config.block_m * problem.a.bytes + (padded or config.block_n) * problem.b.bytes) * config.block_k
+    def beside(parts: int) -> int:
         columns = (width - rest) // parts
         if padded:
             step = width & -width  # columns of a piece of C
             columns = cdiv(width // step, parts) * step
         elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
-        slot += factor_bytes(config, problem)
-        sums = rows * width * PARTIAL_BYTES * (config.split_k - 1) // config.split_k if exchanges_sums(config) else 0
-        if exchanges_sums(config):
-            columns //= config.split_k
         groups = 2 if config.option("alternate") else 1  # with a tile each
-        return slots * slot + groups * rows * columns * problem.c.bytes + sums + RING_BARRIER_BYTES
+        return groups * rows * (columns // sharers) * problem.c.bytes + sums + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
-    if used(slots, parts) > room:
-        return f"LDS {used(slots, parts)} > {room}"
-    if parts > 1 and used(slots, parts // 2) <= room:
+    stored = beside(parts)
+    if slots * slot + stored > room:
+        return f"LDS {slots * slot + stored} > {room}"
+    if parts > 1 and slots * slot + beside(parts // 2) <= room:
         return f"{slots} slots fit without storing C in {parts} parts"
     loop = cdiv(problem.k, config.block_k * config.split_k)
     few = min(problem.m, problem.n) <= FEW_ROWS
@@ -76,9 +76,10 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     step = 1 if slots < RING_SLOTS_LIMIT else 2
     # Of few rows a ring of the usual depth races the deepest: which one wins differs from size to size.
     enough = DEEP_RING_LIMIT if slots > RING_SLOTS_LIMIT else RING_SLOTS_LIMIT
-    deeper = slots < min(enough, max(2, loop)) and used(slots + step, parts) <= room
+    deeper = slots < min(enough, max(2, loop)) and (slots + step) * slot + stored <= room
     # Programs of few warps that are cut along K are worth two on a compute unit.
-    halved = config.num_warps == 4 and config.split_k > 1 and used(slots, parts) <= room // 2 < used(slots + 1, parts)
+    half = room // 2 - stored
+    halved = config.num_warps == 4 and config.split_k > 1 and slots * slot <= half < (slots + 1) * slot
     return f"{slots} slots where {slots + step} fit" if deeper and not halved else None
 
 

@@ -18,6 +18,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.model import predict, rank
 from tritongemm.search.pruning.prune import prune
+from tritongemm.search.pruning.rules import resources
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -264,6 +265,31 @@ def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int) -
     problem = fp4.problem(256, 4096, 7168, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
     guess = occupancy.lds_bytes(config, problem, target_files.load_target("sm90"))
     assert 0.93 * seen <= guess <= seen
+
+
+@pytest.mark.parametrize(
+    ("tile", "num_stages", "parts", "seen"),
+    [
+        # Seen in Triton 3.6 and 3.9 binaries of fp8; barriers and factors take the rest.
+        ((128, 256, 128), 3, 1, 214040),
+        ((128, 256, 128), 3, 2, 181272),
+        ((128, 256, 128), 4, 1, 263200),
+        ((64, 256, 128), 4, 2, 181280),
+        ((64, 64, 64), 4, 1, 40992),
+    ],
+)
+def test_what_is_stored_of_c_takes_lds_beside_a_ring(
+    tile: tuple[int, int, int], num_stages: int, parts: int, seen: int
+) -> None:
+    options = (("epilogue_parts", parts),)
+    config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=options)
+    fp8 = registry.get(Family, "a8w8")
+    problem = fp8.problem(512, 4096, 4096, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    sm90 = target_files.load_target("sm90")
+    guess = occupancy.lds_bytes(config, problem, sm90) + occupancy.stored_bytes(config, problem)
+    assert 0.99 * seen <= guess <= seen
+    reason = resources.lds(config, problem, sm90)
+    assert reason == (f"LDS {guess} > 232448" if seen > 232448 else None)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     return (config.num_stages - free) * (a + b)
 
 
+def stored_bytes(config: Config, problem: Problem) -> int:
+    """Return the bytes of LDS that hold the part of C which the copy engine still stores when the next tile begins.
+
+    Kernels whose warps have roles have a rule of their own. Where matrix units apply scales the bytes are not known.
+    """
+    facts = search_facts(config.template)
+    if "c" not in kernel_template(config.template).descriptors or "warp_roles" in facts.rules or problem.microscaled:
+        return 0
+    return config.block_m * config.block_n // config.option("epilogue_parts", 1) * problem.c.bytes
+
+
 def accumulator_registers(config: Config, target: Target) -> int:
     """Return the 32-bit registers a thread needs for its share of the C tile, or of the products summed in it."""
     depth = config.block_k if without_matrix_units(config) else 1

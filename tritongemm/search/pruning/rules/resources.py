@@ -12,6 +12,7 @@ from tritongemm.search.cost_model.occupancy import (
     lds_bytes,
     register_limit,
     staging_registers,
+    stored_bytes,
 )
 
 # A thread that loads as many elements of one block was never within 3 % of the best on an H200.
@@ -21,8 +22,8 @@ USUAL_STAGES = 6
 
 
 def lds(config: Config, problem: Problem, target: Target) -> str | None:
-    """The tiles of A and B under way must fit into the LDS that a program may have."""
-    used = lds_bytes(config, problem, target)
+    """The tiles of A and B under way, and what is stored of C, must fit into the LDS that a program may have."""
+    used = lds_bytes(config, problem, target) + stored_bytes(config, problem)
     return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
 
 

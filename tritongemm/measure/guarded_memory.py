@@ -38,7 +38,8 @@ def copy_to(tensor: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
         return tensor
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     room = allocate(elements * tensor.element_size()).view(tensor.dtype)
-    return room.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+    # One after the other, for elements may share a place.
+    return room.copy_(tensor.as_strided((elements,), (1,))).as_strided(tensor.shape, tensor.stride())
 
 
 def _guarded_bytes(count: int) -> Tensor:

@@ -85,6 +85,7 @@ def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: Wor
         torch.arange(15.0).view(3, 5),
         torch.arange(15.0).view(3, 5).T,
         torch.arange(63).view(7, 9)[:, 2:5],
+        torch.arange(5.0).expand(3, 5),
         torch.zeros(0, 4),
         torch.tensor(3),
         torch.ones(4096, dtype=torch.float8_e4m3fn),

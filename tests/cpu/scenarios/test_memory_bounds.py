@@ -32,7 +32,7 @@ FORMS = (
     ("sm100", "a8w8_blockscale", FP8, "mx_shuffled"),
     ("sm100", "a4w4_blockscale", FP4, ""),
 )
-# Of four blocks along K the third split has none, and of two the second and the third have one and none.
+# Of four blocks along K the third split has none; the last block may be a part of one.
 SPLITS = (
     Config("tile", 16, 32, 128, split_k=3),
     Config("tile", 16, 32, 128, split_k=3, options=(("poll", 1), ("swap_ab", 1))),
@@ -42,7 +42,7 @@ SPLITS = (
 )
 
 
-@pytest.mark.parametrize("k", [512, 256, 416])
+@pytest.mark.parametrize("k", [512, 416])
 @pytest.mark.parametrize(("arch", "family", "dtypes", "scales"), FORMS, ids=str)
 def test_a_split_without_blocks_reads_nothing_beyond(
     interpreter: WorkerProcess,

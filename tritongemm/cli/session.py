@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def make_options(
         margin=args.min_gain / 100,
         stop=stop,
         toolchain=toolchain(machine),
-        limits=servers.limits(args, machine, backends),
+        limits=replace(servers.limits(args, machine, backends), interpreted=not (machine.devices or stop)),
     )
 
 

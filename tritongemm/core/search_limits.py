@@ -18,6 +18,7 @@ class SearchLimits:
         axes: allowed values of an axis; all others are free.
         options: the only options that a config may set, all others being at their defaults; None for all.
         first: configs that are tried in any case.
+        interpreted: only templates whose kernels an interpreter can check, where no GPU will check others.
     """
 
     most_splits: int = 0
@@ -25,6 +26,7 @@ class SearchLimits:
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     options: tuple[str, ...] | None = None
     first: tuple[Config, ...] = ()
+    interpreted: bool = False
 
     def allow(self, config: Config) -> bool:
         """Say whether a listed kernel, which is of none of our templates, may be tried."""

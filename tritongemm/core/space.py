@@ -47,6 +47,10 @@ class TemplateSpace:
         fields["backend"] = self.backend
         return config
 
+    def first(self) -> Config:
+        """The config of the first value of each axis, for questions that are of the template alone."""
+        return self.config(tuple(values[0] for _, values in self.values))
+
     def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:
         """The config whose pipeline keeps about as many bytes of A and B under way as another's."""
         elements = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}  # of one stage

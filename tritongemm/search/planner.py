@@ -54,6 +54,8 @@ def plan_search(
     space = limits.narrow(searched.space(problem, target))
     if not limits.templates:
         space = replace(space, axes=tuple(a for a in space.axes if not template_facts.search_facts(a.template).asked))
+    if limits.interpreted and (checked := tuple(a for a in space.axes if searched.interpreted(a.first()))):
+        space = replace(space, axes=checked)
     pruned = prune.prune(space, problem, target)
     order = cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
     module = searched.write_candidates(problem, order.configs, target, folder)

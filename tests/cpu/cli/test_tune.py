@@ -310,6 +310,18 @@ def test_another_target(tmp_path: Path, session_cache: Path, capsys: pytest.Capt
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
+def test_a_budget_is_not_spent_on_kernels_that_only_a_gpu_can_check(
+    tmp_path: Path, session_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of this size the best predicted are all such."""
+    argv = ["-m", "64", "-n", "512", "-k", "512", "-col_b", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
+    out = tmp_path / "out.yaml"
+    assert tune.main([*argv, "--target", "sm90", "--budget=1", "-o", str(out)]) == 0
+    assert "pruned" not in capsys.readouterr().out
+    (row,) = yaml.safe_load(out.read_text())
+    assert row["winner"] == "triton" and 0 < row["error"] <= row["tolerance"]
+
+
 def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not writable, held by another run, or somebody else's: status 2, and the way out."""
     copy = tmp_path / "copy.yaml"

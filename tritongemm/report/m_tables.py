@@ -41,12 +41,14 @@ def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
 
 
 def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
-    """Print how well rows do at M that had no part in choosing them; nothing where none was measured."""
-    seen = [(float(regret), float(share)) for r in records for regret, share in r.held_out.values()]
+    """Print how well rows do at M that had no part in choosing them; nothing where none was held out."""
+    told = [record for record in records if record.held_out]
+    seen = [(float(regret), float(share)) for record in told for regret, share in record.held_out.values()]
     if not seen:
         return
+    how = "predicted" if all(record.predicted for record in told) else "measured"
     regrets, shares = (np.array(column) for column in zip(*seen, strict=True))
-    text = f"held-out M: {len(seen)} measured; slower than the best known there by {regrets.mean():.1%} on average"
+    text = f"held-out M: {len(seen)} {how}; slower than the best known there by {regrets.mean():.1%} on average"
     text += f", {np.percentile(regrets, 90):.1%} at the 90th percentile, {regrets.max():.1%} at worst"
     raced = shares[shares > 0]
     if raced.size:

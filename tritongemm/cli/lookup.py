@@ -30,10 +30,11 @@ from tritongemm.workloads import sizes
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
     args = _parser().parse_args(options.normalised(argv))
-    target = machine.find_machine(args.target).target
+    rows = [row for table in merge([read_table(Path(file)) for file in args.files]) for row in table.rows]
+    target = _target(args.target, rows)
     device = replace(target, compute_units=args.compute_units or target.compute_units)
     problem = _problem(args, target)
-    found = _find(args.files, problem, device)
+    found = _find(rows, problem, device)
     lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(*found, problem, device)
     for line in lines:
         print(printable(line))
@@ -50,11 +51,21 @@ def _parser() -> argparse.ArgumentParser:
     p.set_defaults(col_b=True)
     g = p.add_argument_group("the device")
     known = ", ".join(target_files.target_names())
-    g.add_argument("--target", metavar="ARCH", help=f"default: this machine's GPU, or gfx942; {known}")
+    default = "this machine's GPU; without one what all rows are of, else gfx942"
+    g.add_argument("--target", metavar="ARCH", help=f"{known} (default: {default})")
     g.add_argument(
         "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
     )
     return p
+
+
+def _target(name: str | None, rows: Sequence[SourceRow]) -> Target:
+    """The architecture that is asked for, that of this machine's GPU, or the one that all rows are of."""
+    here = machine.find_machine(name)
+    of_rows = {row.record.target for row in rows}
+    if name or here.devices or len(of_rows) != 1 or not of_rows <= set(target_files.target_names()):
+        return here.target
+    return target_files.load_target(of_rows.pop())
 
 
 def _problem(args: argparse.Namespace, target: Target) -> Problem:
@@ -64,12 +75,11 @@ def _problem(args: argparse.Namespace, target: Target) -> Problem:
     return row.problem
 
 
-def _find(files: Sequence[str], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
-    """How a call is served and the row that it is served by, of the best of all files, or why there is none."""
+def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
+    """How a call is served and the row that it is served by, or why there is none."""
     if not is_served(problem):
         return Support(f"{problem.key} is no product that tritongemm.mm or scaled_mm computes")
-    tables = merge([read_table(Path(file)) for file in files])
-    found = RecordTable(row for table in tables for row in table.rows)
+    found = RecordTable(rows)
     row = found.find_row(problem, device.name, device.compute_units)
     if isinstance(row, Support):
         near = _find_near(found, problem, device)

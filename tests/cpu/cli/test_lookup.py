@@ -55,6 +55,19 @@ def test_a_range_tells_what_was_held_out(file: str, capsys: pytest.CaptureFixtur
     assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
 
 
+def test_without_a_gpu_the_device_is_that_of_all_rows(
+    file: str, tmp_path: Path, without_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", "16", *SIZE[:-2]]
+    assert run(capsys, file, *words)[1][0] == "exact: 16x32x64_bf16_TN on sm90, 132 compute units"
+    other = tmp_path / "other.yaml"
+    other.write_text(results_format().write([record(problem(5, 32, 64), target="gfx950")]), encoding="utf-8")
+    assert run(capsys, file, str(other), *words) == (
+        1,
+        ["fallback: 16x32x64_bf16_TN was tuned for sm90; this GPU is gfx942"],
+    )
+
+
 def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv = tmp_path / "bf16_tuned_gemm.csv"
     csv.write_text(

@@ -38,7 +38,7 @@ class PreparedMatmul:
         self._layouts = [self._layout(m) for m in (matmul.a, matmul.b, matmul.c, matmul.d)]
         number = c_int32 if matmul.scale == "int32" else c_float
         self._one, self._zero = number(1), number(0)
-        self._scales: dict[str, int] = {}  # where the descriptor says that they are, as far as they were moved
+        self._scales: dict[str, int] = {}  # addresses that `move_scale` has put into the descriptor
         self._rebuilt: dict[tuple[tuple[str, int], ...], Algorithm | None] = {}
         self._describe()
 
@@ -209,8 +209,8 @@ class PreparedMatmul:
     def move_scale(self, which: str, address: int) -> None:
         """Take the scale factors of ``a`` or ``b`` from another address from now on."""
         if self._scales.get(which) != address:
-            self._scales[which] = address
             self._set("MatmulDesc", self._desc, self._table.desc[f"scale_{which}"], c_uint64(address))
+            self._scales[which] = address
 
 
 class MovingMatmul:

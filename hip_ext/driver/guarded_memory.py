@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
+import weakref
+from contextlib import ExitStack, suppress
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_void_p
 from typing import Any
 
@@ -55,43 +56,31 @@ class GuardedMemory:
     """
 
     def __init__(self, api: Api, device: int, nbytes: int) -> None:
-        self._api, self.nbytes = api, nbytes
-        self._base, self._handle = c_ulonglong(), c_ulonglong()
+        self.nbytes = nbytes
+        base, handle, page = c_ulonglong(), c_ulonglong(), c_size_t()
         properties = _Properties(kind=_PINNED, place=_ON_DEVICE, device=device)
-        page = c_size_t()
-        api.calls["granularity"](byref(page), byref(properties), _LEAST_GRANULARITY)
-        self._mapped = round_up(nbytes, page.value)
-        self._reserved = self._mapped + page.value  # the page behind it stays empty
-        self._is_mapped = False
-        api.calls["reserve"](byref(self._base), self._reserved, 0, 0, 0)
-        try:
-            api.calls["create_memory"](byref(self._handle), self._mapped, byref(properties), 0)
-            api.calls["map_memory"](self._base, self._mapped, 0, self._handle, 0)
-            self._is_mapped = True
-            access = _Access(place=_ON_DEVICE, device=device, flags=_READ_WRITE)
-            api.calls["allow_access"](self._base, self._mapped, byref(access), 1)
-        except DriverError:
-            self._give_back()
-            raise
-        self.address = self._base.value + self._mapped - round_up(nbytes, ALIGNMENT_BYTES)
+        access = _Access(place=_ON_DEVICE, device=device, flags=_READ_WRITE)
+        calls = api.calls
+        calls["granularity"](byref(page), byref(properties), _LEAST_GRANULARITY)
+        mapped = round_up(nbytes, page.value)
+        reserved = mapped + page.value  # the page behind it stays empty
+        with ExitStack() as undo:
+            calls["reserve"](byref(base), reserved, 0, 0, 0)
+            undo.callback(calls["unreserve"], base, reserved)
+            calls["create_memory"](byref(handle), mapped, byref(properties), 0)
+            undo.callback(calls["release_memory"], handle)
+            calls["map_memory"](base, mapped, 0, handle, 0)
+            undo.callback(calls["unmap_memory"], base, mapped)
+            calls["allow_access"](base, mapped, byref(access), 1)
+            weakref.finalize(self, _give_back, undo.pop_all()).atexit = False
+        self.address = base.value + mapped - round_up(nbytes, ALIGNMENT_BYTES)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """What PyTorch makes a tensor of bytes from, which keeps hold of this object."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
-    def __del__(self) -> None:
-        # A device that was lost takes nothing back, and neither does a driver that has ended.
-        with suppress(DriverError):
-            self._give_back()
 
-    def _give_back(self) -> None:
-        if self._is_mapped:
-            self._is_mapped = False
-            self._api.calls["unmap_memory"](self._base, self._mapped)
-        if self._handle:
-            handle, self._handle = self._handle, c_ulonglong()
-            self._api.calls["release_memory"](handle)
-        if self._base:
-            base, self._base = self._base, c_ulonglong()
-            self._api.calls["unreserve"](base, self._reserved)
+def _give_back(undo: ExitStack) -> None:
+    with suppress(DriverError):  # a device that was lost takes nothing back
+        undo.close()

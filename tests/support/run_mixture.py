@@ -19,7 +19,7 @@ from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
 from tritongemm.build import expert_kernels
 from tritongemm.codegen import modules
 from tritongemm.core.problem import Problem
-from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family

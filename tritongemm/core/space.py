@@ -48,7 +48,7 @@ class TemplateSpace:
         return config
 
     def first(self) -> Config:
-        """The config of the first value of each axis, for questions that are of the template alone."""
+        """The config with the first value of each axis: a sample of the template."""
         return self.config(tuple(values[0] for _, values in self.values))
 
     def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:

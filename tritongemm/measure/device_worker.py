@@ -22,7 +22,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import choose
-from tritongemm.measure.guarded_operands import GuardedOperands, guard
+from tritongemm.measure.guarded_operands import GuardedOperands, copy_guarded
 from tritongemm.measure.jobs import (
     QUANTIZATION,
     Algorithms,
@@ -123,7 +123,7 @@ class DeviceWorker:
         held.move_to_end(key)
         return held[key]
 
-    def _guard(self, config: Config, stage: str, work: Callable[[], Trial]) -> Trial:
+    def _attempt(self, config: Config, stage: str, work: Callable[[], Trial]) -> Trial:
         """The trial that `work` gives, or its refusal or crash as a trial; after a crash the process must end."""
         try:
             return work()
@@ -150,7 +150,7 @@ class DeviceWorker:
     def _screen(self, operands: OperandSets, job: ScreenJob) -> Iterator[Trial]:
         best_s = job.best_s
         for candidate in job.candidates:
-            trial = self._guard(candidate.config, "screen", partial(self._time_once, operands, candidate, best_s))
+            trial = self._attempt(candidate.config, "screen", partial(self._time_once, operands, candidate, best_s))
             yield trial
             if trial.status == "crashed":
                 raise SystemExit(f"{candidate.config.name}: {trial.reason}")
@@ -197,11 +197,11 @@ class DeviceWorker:
     def _final(self, operands: OperandSets, job: VerifyJob | RaceJob) -> Iterator[MeasureAnswer]:
         """A trial of each candidate with its error, then the answers of the race, if there is one."""
         entries: list[RaceEntry] = []
-        guarded = guard(operands.sets[0], operands.device)
+        guarded = copy_guarded(operands.sets[0], operands.device)
         try:
             for candidate in job.candidates:
                 work = partial(self._verify, operands, candidate, guarded, entries)
-                trial = self._guard(candidate.config, "final", work)
+                trial = self._attempt(candidate.config, "final", work)
                 yield trial
                 if trial.status == "crashed":
                     raise SystemExit(f"{candidate.config.name}: {trial.reason}")

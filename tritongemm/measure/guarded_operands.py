@@ -13,7 +13,7 @@ from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
-from tritongemm.measure.guarded_memory import copy_to
+from tritongemm.measure.guarded_tensors import copy_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +42,9 @@ class GuardedOperands:
         self.tensors = {name: copy_to(tensor, self._bytes) for name, tensor in operands.items()}
 
     def addresses(self, buffers: Sequence[Buffer]) -> dict[str, int]:
-        """Addresses of the operands and of a launch's buffers, which replace those of the last launch, now done.
+        """Return the addresses of the operands and of new buffers for a launch; none if there is too little memory.
 
-        The dictionary is empty where the device has too little memory for the buffers.
+        Buffers of the launch before are given back, which must be done by now.
         """
         self._buffers.clear()
         try:
@@ -61,11 +61,11 @@ class GuardedOperands:
         return torch.as_tensor(self._device.guarded_memory(max(1, count)), device=f"cuda:{self._device.index}")
 
 
-def guard(operands: Operands, device: driver.Device) -> GuardedOperands | None:
-    """Copies of operands in guarded memory; None where the driver has no such memory, or they would take much of it."""
+def copy_guarded(operands: Operands, device: driver.Device) -> GuardedOperands | None:
+    """Copies of operands in guarded memory; None where they can't be had, or would take much of the device's memory."""
     if sum(t.numel() * t.element_size() for t in operands.values()) > MOST_OF_FREE * device.memory()[0]:
         return None
     try:
         return GuardedOperands(operands, device)
-    except (DriverError, UnavailableError):
+    except (DriverError, UnavailableError, RuntimeError):  # the last of a PyTorch that takes no foreign memory
         return None

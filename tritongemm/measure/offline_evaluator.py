@@ -18,7 +18,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
-from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison

@@ -91,10 +91,10 @@ class RecordTable:
         others = sorted(units for target, units in found if target == arch)
         if others:
             tuned_on = ", ".join(map(str, others))
-            return f"{problem.key} was tuned on {tuned_on} compute units; this GPU has {compute_units}"
+            return f"{problem.key} was tuned on {tuned_on} compute units; the device has {compute_units}"
         targets = sorted({target or "no target named" for target, _ in found})
         if targets:
-            return f"{problem.key} was tuned for {', '.join(targets)}; this GPU is {arch}"
+            return f"{problem.key} was tuned for {', '.join(targets)}; the device is {arch}"
         held = [row.record for units in (compute_units, 0) for row in ranges.get((arch, units), [])]
         if held:
             spans = f"{min(r.m_from for r in held)} to {max(r.problem.m for r in held)}"

@@ -64,7 +64,7 @@ def test_without_a_gpu_the_device_is_that_of_all_rows(
     other.write_text(results_format().write([record(problem(5, 32, 64), target="gfx950")]), encoding="utf-8")
     assert run(capsys, file, str(other), *words) == (
         1,
-        ["fallback: 16x32x64_bf16_TN was tuned for sm90; this GPU is gfx942"],
+        ["fallback: 16x32x64_bf16_TN was tuned for sm90; the device is gfx942"],
     )
 
 
@@ -91,7 +91,7 @@ def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.Cap
     [
         (("-m", "8"), 0, "exact: 8x32x64_bf16_TN"),
         (("-m", "9"), 1, "fallback: {file}: row 4 (line 5): 9x32x64_bf16_TN: its record is a prediction"),
-        (("-m", "10"), 1, "fallback: 10x32x64_bf16_TN was tuned on 78 compute units; this GPU has 132"),
+        (("-m", "10"), 1, "fallback: 10x32x64_bf16_TN was tuned on 78 compute units; the device has 132"),
         (("-m", "10", "--compute_units", "78"), 0, "exact: 10x32x64_bf16_TN on sm90, 78 compute units"),
         (("-m", "10", "--bias-vector", "n"), 0, "exact: 10x32x64_bf16_TN_biasn"),
         (("-m", "10", "--bias-vector", "m"), 1, "fallback: 10x32x64_bf16_TN_biasm is no product that"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import mmap
 import multiprocessing
 import signal
@@ -96,6 +97,22 @@ def test_what_was_reserved_for_guarded_memory_that_is_not_there_is_given_back(fa
         DriverError, match=r"^(cuMemCreate|hipMemCreate) failed: (CUDA_ERROR|hipError)_?\w+ \(2\): in w"
     ):
         opened.device().guarded_memory(1 << 40)
+    assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [0, 0, 0]
+
+
+@BOTH
+@pytest.mark.parametrize("role", ["granularity", "create_memory", "allow_access"])
+def test_a_driver_without_a_call_for_guarded_memory_says_which(fake: Fake, vendor: str, role: str) -> None:
+    """And keeps nothing, nor complains when the object goes."""
+    library, opened = fake
+
+    def missing(*_: Any) -> int:
+        raise UnavailableError(f"no {role}; a newer driver is needed")
+
+    opened.api.calls[role] = missing
+    with pytest.raises(UnavailableError, match=f"^no {role}"):
+        opened.device().guarded_memory(100)
+    gc.collect()
     assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [0, 0, 0]
 
 

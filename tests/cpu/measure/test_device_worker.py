@@ -25,7 +25,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure import operand_sets, race
 from tritongemm.measure.device_worker import DeviceWorker
-from tritongemm.measure.guarded_operands import guard
+from tritongemm.measure.guarded_operands import copy_guarded
 from tritongemm.measure.jobs import (
     Algorithms,
     AlgorithmsJob,
@@ -145,7 +145,7 @@ def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
     operands = {"a": torch.ones(100), "b": torch.ones(20, 5).T, "c": torch.zeros(0, 5)}
     for free, found in ((3200, True), (3199, False)):
         monkeypatch.setattr(Device, "memory", lambda _, free=free: (free, 1 << 34))
-        copies = guard(operands, device)  # type: ignore[arg-type]
+        copies = copy_guarded(operands, device)  # type: ignore[arg-type]
         assert (copies is not None) is found
         if copies:
             assert all(torch.equal(copies.tensors[name], tensor) for name, tensor in operands.items())

@@ -12,7 +12,7 @@ from tests.support.interpreted import errors
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend

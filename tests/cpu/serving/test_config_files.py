@@ -112,7 +112,7 @@ def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(
     times = {r.problem.m: r.seconds for r in table.list_records("gfx942", 304)}
     assert times == {1: 5e-6, 2: 7e-6, 4: 6e-6}
     assert str(table.find(problem(4, 512, 256), "gfx942", 80)) == (
-        "4x512x256_bf16_TN was tuned on 304 compute units; this GPU has 80"
+        "4x512x256_bf16_TN was tuned on 304 compute units; the device has 80"
     )
 
 

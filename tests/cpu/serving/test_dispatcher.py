@@ -51,7 +51,7 @@ def test_explains_a_fallback(gpu: Gpu) -> None:
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was never tuned for sm90"
     dispatcher.load([record(problem(16, 32, 64), target="gfx942"), record(problem(8, 32, 64), timer="model")])
     attach_device(dispatcher)
-    assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned for gfx942; this GPU is sm90"
+    assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned for gfx942; the device is sm90"
     assert "prediction" in say(dispatcher, empty(8, 64), w)
     assert say(dispatcher, x, w, empty(32, dtype=torch.float32)).endswith("kernels take bfloat16 (32,)")
     assert "never tuned" in say(dispatcher, x, w, empty(32))
@@ -338,7 +338,7 @@ def test_a_record_serves_devices_of_its_compute_units(gpu: Gpu, order: int) -> N
     loaded: dict[Problem, LoadedKernel | Support] = {other.problem: StandInKernel()}
     dispatcher.load([other])
     attach_device(dispatcher, loaded, compute_units=80)
-    assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned on 304 compute units; this GPU has 80"
+    assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned on 304 compute units; the device has 80"
     attach_device(dispatcher, loaded, compute_units=304)
     assert dispatcher.explain(x, w).resolution.kind == "exact"
     dispatcher.load([replace(anywhere, config=replace(TILE, block_m=64)), replace(ours, seconds=1e-6)][::order])

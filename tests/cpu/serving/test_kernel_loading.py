@@ -263,4 +263,4 @@ def test_the_table_forgets_nothing_and_the_later_of_equal_records_counts() -> No
     )
     table = RecordTable([first]).extend([elsewhere]).extend([later])
     assert table.list_records("sm90", 1) == [later, elsewhere] and table.list_records("gfx942", 1) == []
-    assert str(table.find(first.problem, "gfx942", 1)).endswith("was tuned for sm90; this GPU is gfx942")
+    assert str(table.find(first.problem, "gfx942", 1)).endswith("was tuned for sm90; the device is gfx942")

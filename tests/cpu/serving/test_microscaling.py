@@ -174,7 +174,7 @@ _INTERPRETED = """
 import sys, torch
 from tests.support import quick_interpreter
 from tritongemm.codegen.modules import run_text
-from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.serving import microscaling
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel

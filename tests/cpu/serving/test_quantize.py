@@ -139,7 +139,7 @@ from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.measure.guarded_memory import guarded
+from tritongemm.measure.guarded_tensors import guarded
 quick_interpreter.hasten()
 module = run_text(read_text("quantize"), "quantize")
 saved = {}

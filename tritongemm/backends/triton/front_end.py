@@ -1,9 +1,9 @@
 """Spares Triton's front end the work that it repeats for every node of a source and for every call in it.
 
 It parses a function again for each set of argument types it is called with, derives the signature of a builtin for
-each call, sets the filters of warnings for each node, makes a location of each node for lines that the binary leaves
-out, and up to version 3.8 spells out the type of each tuple. Without that a warp-specialised kernel takes a quarter
-less time to compile, and its binary is the same. A version of Triton that lacks these names is left as it is.
+each call, sets the filters of warnings for each node, makes a location of each node for line numbers that the binary
+leaves out, and in version 3.6 writes out the type of each tuple as text. Without that a warp-specialised kernel takes
+a quarter less time to compile, and its binary is the same. A version of Triton without these names is left as it is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _replace(module: ModuleType, imported: str, **wrappers: Callable[[Any], obje
 
 
 def _leave_out_locations(code_generator: ModuleType) -> None:
-    """Have the front end visit a node without telling the builder where it is; a third of its time."""
+    """Have the front end visit a node without a location for it, which took a third of the front end's time."""
     generator, error = (vars(code_generator).get(name) for name in ("CodeGenerator", "CompilationError"))
     if generator is None or error is None:
         return
@@ -85,7 +85,7 @@ def _leave_out_locations(code_generator: ModuleType) -> None:
 
 
 def _name_tuples_when_asked(core: ModuleType) -> None:
-    """Have a tuple's type make its name when it is read, as later versions do: hardly any is."""
+    """Have the type of a tuple make its name when it is first read, as later versions of Triton do; few names are."""
     made: Any = vars(core).get("tuple_type")
     if made is None or "name" in vars(made):
         return

@@ -123,8 +123,8 @@ def test_a_library_of_another_gpu_serves_none_of_its_sizes(gpu: HostDriver, tmp_
     foreign = replace(RECORDS[0], target="gfx942", m_from=0), replace(RECORDS[1], compute_units=80)
     libraries.write(tmp_path / "library.zip", *foreign)
     assert tritongemm.load(tmp_path / "library.zip") == 2
-    assert call(32).endswith("was tuned for gfx942; this GPU is sm90")
-    assert call(16).endswith("was tuned on 80 compute units; this GPU has 132") and not gpu.loaded
+    assert call(32).endswith("was tuned for gfx942; the device is sm90")
+    assert call(16).endswith("was tuned on 80 compute units; the device has 132") and not gpu.loaded
 
 
 def test_nothing_is_loaded_while_a_graph_is_captured(

@@ -47,6 +47,12 @@ def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
     return SUPPORTED
 
 
+def lists_operand(backend: str, target: str, dtype: str) -> bool:
+    """Say whether the target's file lists a template of a backend for operands of a dtype."""
+    section: dict[str, Any] = target_files.space_file(target).get(backend) or {}
+    return any(dtype in template.get("operands", ()) for template in section.get("templates", {}).values())
+
+
 def check_ranges(backend: str, config: Config, problem: Problem, target: Target) -> Support:
     """Say whether a config has the options that the target's file lists for its template, and numbers in their range.
 

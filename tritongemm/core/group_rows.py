@@ -105,7 +105,10 @@ def check_groups(rows: int, groups: int, form: str, spread: str, counts: Sequenc
         if sum(counts) != rows:
             raise InputError(f"the groups' rows add up to {sum(counts)}, M is {rows}")
     if (form == "masked") != (room > 0):
-        raise InputError("groups of the masked form have room for so many rows each; those of the contiguous form none")
+        raise InputError(
+            "the masked form needs the rows that each group has room for (--room, in a file group_room); "
+            "the contiguous form has none"
+        )
     if room:
         most = max(counts or row_counts(rows, groups, spread))
         if most > room:

@@ -140,6 +140,7 @@ def test_reasons(change: str, reason: str) -> None:
         (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
         (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),
         (Problem(8, 8, 64, "int8", "int8", "int32", bias="n"), GFX942, "no bias on integers"),
+        (replace(BF16, dtype_a="fp4e2m1", dtype_b="fp4e2m1"), GFX942, "fp4e2m1 on gfx950 only, not on gfx942"),
     ],
 )
 def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:

@@ -157,6 +157,16 @@ def test_a_plan_has_the_scales_and_runs(tmp_path: Path, arch: str, dtype: str) -
     emulated.run_scaled(tmp_path, path)
 
 
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8"), ("gfx950", "int8")])
+def test_sums_that_are_added_up_a_few_rows_at_a_time_are_scaled(tmp_path: Path, arch: str, dtype: str) -> None:
+    """Factors and a bias along M have a slice's shape there, and the tile's where they are loaded before."""
+    large = Config("tile", 128, 128, 64, group_m=4, split_k=4)
+    size = ["-m", "165", "-n", "219", "-k", "523"]
+    path = plan(tmp_path, *size, "-dtype_a", dtype, "--config", large.name, "--bias-vector", "m", arch=arch)
+    emulated.run_scaled(tmp_path, path)
+
+
 def test_exported_kernels_are_told_apart_from_those_without_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,9 @@ class CkBackend(KernelBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
+        able = [arch for arch in ARCHS if _cpp_instances.lists_operand(self.name, arch, problem.dtype_a)]
+        if able and target.name not in able:
+            return Support(f"it multiplies {problem.dtype_a} on {' and '.join(able)} only, not on {target.name}")
         scales = {spec.applied for spec in problem.extras if spec.scaling}
         mx = (problem.scale_a, problem.scale_b) == GRANULARITIES["mx_shuffled"]
         blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.block_scales(problem)

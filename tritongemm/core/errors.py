@@ -9,11 +9,12 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 │   └── ToolKilledError    a compiler was killed from outside over and over: it may go well the next time
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
-Three warnings are no errors: the rest of the file is used.
+Four warnings are no errors: the rest of the file is used.
 
 NewerVersionWarning        a file holds what only a newer version can use
 └── UntunableRowsWarning   rows of another tool's file are of products that nothing here computes
 DamagedFileWarning         a file holds what nobody can use any more
+RemarkWarning              a file says what does not count, or leaves out what is then taken to be usual
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class UntunableRowsWarning(NewerVersionWarning):
 
 class DamagedFileWarning(UserWarning):
     """A file holds what can't be read: a damaged line, or an edit that makes no sense."""
+
+
+class RemarkWarning(UserWarning):
+    """A file is read in a way that its reader should know: columns that are ignored, values that are taken as usual."""
 
 
 class DriverError(TritonGemmError):

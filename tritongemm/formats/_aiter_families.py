@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ DEVICE = ("gfx", "cu_num")
 _RESULT = ("us", "kernelName", "tflops", "bw", "errRatio")
 _CK = ("kernelId", "splitK", *_RESULT)
 _MIXED = ("libtype", *_CK)
-# Names that columns had in older generations of the files.
-OLDER_NAMES = {"soltimes": "us", "err_ratio": "errRatio"}
+# Names that columns have in older generations of the files, and in those of batches with scales in powers of two.
+OTHER_NAMES = {"soltimes": "us", "err_ratio": "errRatio", "g": "B", "b": "B", "m": "M", "n": "N", "k": "K"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class CsvFamily:
         scaled: ours for rows whose column scaleAB says True, with one scale factor for A and one for B.
         log2_split: columns of splits hold exponents of two for assembly kernels too.
         dtype: of A and B, where no column says it; "" for that of our family.
+        scales: granularity of its scale factors; "" for that of our family.
+        remark: how its products differ from ours, for the user; "" for not at all.
     """
 
     name: str
@@ -45,11 +47,23 @@ class CsvFamily:
     scaled: str = ""
     log2_split: bool = False
     dtype: str = ""
+    scales: str = ""
+    remark: str = ""
 
     @property
     def header(self) -> tuple[str, ...]:
         """Columns of a file of results as AITER writes it today."""
         return (*DEVICE, *self.keys, *self.results)
+
+    def ignores(self, columns: Iterable[str]) -> list[str]:
+        """The columns of a file of sizes of this family that say nothing of its products."""
+        return [name for name in _named(columns) if OTHER_NAMES.get(name, name) not in (*DEVICE, *self.keys)]
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The keys without which a file of sizes is of another family, in any generation."""
+        own = "bias", "dtype", "B"
+        return EXPERT_SIZES if not self.ours else (*SIZES, *(key for key in own if key in self.keys))
 
 
 SIZES = ("M", "N", "K")
@@ -91,19 +105,31 @@ FAMILIES = (
     CsvFamily("a8w8", "a8w8", (*SIZES, "q_dtype_w"), _CK, ("a8w8",), dtype="int8"),
     CsvFamily("a4w4_blockscale", "a4w4_bpreshuffle", SIZES, _CK, ("a4w4",), runs=("asm",), log2_split=True),
     CsvFamily("batched_a8w8", "a8w8", ("B", *SIZES), _CK, ("a8w8",), dtype="int8"),
+    CsvFamily(
+        "batched_a8w8_blockscale_mxscale", "a8w8_blockscale", ("B", *SIZES), _MIXED, ("a8w8_blockscale_mxscale",),
+        scales="block_rows", remark="AITER's scale factors are powers of two there; they are float32 in what is tuned",
+    ),
     CsvFamily("batched_bf16", DEFAULT_FAMILY, ("B", *SIZES), _CK, ("bf16",), dtype="bf16"),
     CsvFamily("fmoe", "", _MOE, ("us",), ("fmoe", "fhmoe")),
 )  # fmt: skip
 _KEYS = frozenset(key for family in FAMILIES for key in family.keys)
-_COLUMNS = _KEYS.union(DEVICE, OLDER_NAMES, *(family.results for family in FAMILIES))
+_COLUMNS = _KEYS.union(DEVICE, OTHER_NAMES, *(family.results for family in FAMILIES))
 _FIRST = ("gfx", "cu_num", "M", "B", "token")
 _INDEX = "Unnamed: "  # what pandas calls a column without a name, such as one of row numbers
+_OF_RESULTS = {"us", "kernelName", "us1", "kernelName1"}
+_OWN = {"token", "B", "bias"}  # keys that make another product of one which has them not
+
+
+def own_names(columns: Iterable[str]) -> list[str]:
+    """The columns by the names that they have in AITER's files of today."""
+    return [OTHER_NAMES.get(name, name) for name in columns]
 
 
 def is_header(columns: Sequence[str]) -> bool:
     """Whether the first line of a file is one of AITER's, in any order where all columns are AITER's."""
-    known = {*SIZES} <= {*columns} or {*EXPERT_SIZES} <= {*columns}
-    return known and (_named(columns)[0] in _FIRST or not unknown_columns(columns))
+    names = own_names(_named(columns))
+    known = {*SIZES} <= {*names} or {*EXPERT_SIZES} <= {*names}
+    return known and (names[0] in _FIRST or not unknown_columns(columns))
 
 
 def unknown_columns(columns: Sequence[str]) -> list[str]:
@@ -111,26 +137,48 @@ def unknown_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in _named(columns) if name not in _COLUMNS]
 
 
-def _named(columns: Sequence[str]) -> list[str]:
+def has_results(columns: Iterable[str]) -> bool:
+    """Whether a file is one of results, not of sizes."""
+    return not _OF_RESULTS.isdisjoint(own_names(columns))
+
+
+def _named(columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name and not name.startswith(_INDEX)]
 
 
-def fitting(columns: Collection[str]) -> tuple[CsvFamily, ...]:
+def fitting(columns: Iterable[str]) -> tuple[CsvFamily, ...]:
     """The families whose files may have these columns, of any generation."""
-    has = {*columns} & _KEYS
-    return tuple(family for family in FAMILIES if has <= {*family.keys} and _may_be(family, {*columns}))
+    names = {*own_names(columns)}
+    has = names & _KEYS
+    return tuple(family for family in FAMILIES if has <= {*family.keys} and _may_be(family, names))
 
 
 def _may_be(family: CsvFamily, columns: set[str]) -> bool:
     """Whether no column speaks against a family whose keys hold all of theirs."""
+    if "libtype" in columns and "libtype" not in family.results:
+        return False
     own = next((key for key in ("token", "B") if key in family.keys), "")
     if own:
         return own in columns
-    if "libtype" in columns and "libtype" not in family.results:
-        return False
     if "solidx" in columns or "bias" in columns or "bias" in family.keys:
         return {"bias", "dtype"} <= columns and "bias" in family.keys
     return "q_dtype_w" not in columns or "q_dtype_w" in family.keys
+
+
+def _containing(columns: Iterable[str]) -> tuple[CsvFamily, ...]:
+    """The families whose sizes a file without results holds, beside columns that AITER's tuners pass over."""
+    names = {*own_names(columns)}
+    if has_results(columns):
+        return ()
+    return tuple(family for family in FAMILIES if names & _OWN <= {*family.needed} <= names)
+
+
+def _named_in(path: Path, families: Iterable[CsvFamily]) -> list[CsvFamily]:
+    """Those of some families that a file's name says, by the longest of their words."""
+    found, name = tuple(families), path.name.lower()
+    words = {word for family in found for word in family.words if word in name}
+    longest = {word for word in words if not any(word != other and word in other for other in words)}
+    return [family for family in found if longest & {*family.words}]
 
 
 def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tuple[CsvFamily, ...]:
@@ -141,18 +189,18 @@ def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tup
         columns: its first line; empty where it has none yet.
         wanted: as of `family_of_file`; it counts where the name says nothing.
     """
-    found, name = fitting(columns) if columns else FAMILIES, path.name.lower()
-    words = {word for family in found for word in family.words if word in name}
-    longest = {word for word in words if not any(word != other and word in other for other in words)}
-    named = [family for family in found if longest & {*family.words}]
+    found = fitting(columns) if columns else FAMILIES
+    named = _named_in(path, found)
     if not columns:
-        named = [family for family in named if ("B" in family.keys) == ("batched" in name)]
+        named = [family for family in named if ("B" in family.keys) == ("batched" in path.name.lower())]
     asked = [family for family in found if wanted in (family.name, family.ours, family.shuffled)]
     return tuple(named or ([] if wanted in ("", Defaults.family) else asked) or found)
 
 
 def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFamily:
-    """The family of a file, by its columns, by what the user says, or by its name.
+    """The family of a file, by what the user says, or by its name, of those that its columns can be of.
+
+    A file of sizes may have columns beside its family's, which AITER's tuners pass over too.
 
     Args:
         path: of the file.
@@ -160,22 +208,29 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFami
         wanted: AITER's name of a family, or ours; the default family says nothing.
 
     Raises:
-        InputError: nothing tells which one it is, or the user's word is wrong; lists the choices.
+        InputError: nothing tells which one it is, or the user's word or the name is wrong; lists the choices.
     """
-    found = fitting(columns)
-    if not found:
-        raise InputError(f"{path}: its columns are those of none of AITER's families ({', '.join(columns)})")
-    choices = ", ".join(family.name for family in found)
-    says = wanted not in ("", Defaults.family)
-    asked = [family for family in found if says and wanted in (family.name, family.ours, family.shuffled)]
-    if says and not asked:
-        raise InputError(f"{path}: the columns {','.join(columns)} are not those of family {wanted}, but of {choices}")
+    found, wider = fitting(columns), _containing(columns)
+    says, named = wanted not in ("", Defaults.family), _named_in(path, FAMILIES)
+    for those in (found, wider):
+        asked = [one for one in those if wanted in (one.name, one.ours, one.shuffled)] if says else []
+        fits = asked if says else [one for one in those if one in named]
+        if fits:
+            return fits[0]
+    names, choices = ",".join(columns), ", ".join(family.name for family in found or wider)
+    if not choices:
+        raise InputError(f"{path}: its columns are those of none of AITER's families ({names})")
+    if says:
+        raise InputError(f"{path}: the columns {names} are not those of family {wanted}, but of {choices}")
+    if named:
+        wrong = " or ".join(family.name for family in named)
+        raise InputError(
+            f"{path}: the file's name says {wrong}, and its columns {names} are those of {choices}; rename it, or name "
+            "the family with --family"
+        )
     if len(found) == 1:
         return found[0]
-    named = [family for family in found if any(word in path.name.lower() for word in family.words)]
-    if not (asked or named):
-        raise InputError(
-            f"{path}: the columns {','.join(columns)} are those of several families; name one with --family, or in the "
-            f"file's name: {choices}"
-        )
-    return (asked or named)[0]
+    raise InputError(
+        f"{path}: the columns {names} are those of several families; name one with --family, or in the file's name: "
+        f"{choices}"
+    )

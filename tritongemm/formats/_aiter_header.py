@@ -8,7 +8,15 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
-from tritongemm.formats._aiter_families import EXPERT_SIZES, FAMILIES, SIZES, fitting, is_header, unknown_columns
+from tritongemm.formats._aiter_families import (
+    EXPERT_SIZES,
+    FAMILIES,
+    SIZES,
+    fitting,
+    is_header,
+    own_names,
+    unknown_columns,
+)
 from tritongemm.formats._aiter_table import NO_CSV, cells_of, columns_of, header_place
 
 _SEPARATORS = ";\t|"  # that spreadsheets write instead of commas
@@ -49,26 +57,29 @@ def _fault_of_names(columns: Sequence[str], text: str) -> str:
         return f"does not name the columns, but line {below[0]} does; remove the lines above it"
     if any(cell.removesuffix(".0").isdigit() for cell in columns[:3]):
         return "has values in place of the names of columns; begin the file with a line such as M,N,K"
-    missing = [name for name in SIZES if name not in columns]
-    return f"names no column {', '.join(missing)}; a row needs M, N and K" if 0 < len(missing) < len(SIZES) else ""
+    missing = [name for name in SIZES if name not in own_names(columns)]
+    names = len(columns) > 1 and all(cell.isidentifier() for cell in columns)
+    return f"names no column {', '.join(missing)}; a row needs M, N and K" if names and missing else ""
 
 
 def check(path: Path, text: str, columns: Sequence[str]) -> None:
-    """Refuse names of columns of which one is misspelt, as its cells would be passed over.
+    """Refuse names of columns of which one is misspelt or there twice, as its cells would be passed over.
 
     Raises:
         InputError: names the column, and the one that is meant.
     """
-    wrong = misspelling(columns)
+    names = own_names(columns)
+    double = next((name for place, name in enumerate(columns) if names[place] in names[:place]), "")
+    wrong = f"has the column {names[columns.index(double)]} twice" if double else misspelling(columns)
     if wrong:
         raise InputError(f"{path}: line {header_place(text.split(chr(10))) + 1} {wrong}")
 
 
 def misspelling(columns: Sequence[str]) -> str:
     """The first unknown column that is nearly one that its family has and the file has not; "" if there is none."""
-    families = fitting(columns)
+    families, names = fitting(columns), own_names(columns)
     keys = [key for family in families for key in family.keys] if families else _ALL_KEYS
-    absent = {key.casefold(): key for key in keys if key not in columns}
+    absent = {key.casefold(): key for key in keys if key not in names}
     for name in unknown_columns(columns):
         key = absent.get(name.casefold()) or _nearest(name, absent)
         if key:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Merged
-from tritongemm.formats._aiter_families import DEVICE, OLDER_NAMES, CsvFamily, family_of_file
+from tritongemm.formats._aiter_families import DEVICE, OTHER_NAMES, CsvFamily, family_of_file, has_results
 from tritongemm.formats._aiter_rows import device, seconds_of, whole_number
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
 
@@ -34,7 +34,8 @@ class Lines:
     """
 
     def __init__(self, table: CsvTable, family: CsvFamily) -> None:
-        self.table, self._family = table, family
+        self.table = table
+        self._keys = [name for name in table.columns if OTHER_NAMES.get(name, name) in family.keys]
         self._lines = list(table.lines)
         self._places: dict[_Key, int] = {}
         for place, line in enumerate(self._lines):
@@ -80,13 +81,12 @@ class Lines:
     def _key(self, cells: Mapping[str, str]) -> _Key:
         """What a line is of: its device and the family's keys, each as a reader takes it."""
         target, units = device(cells)
-        keys = (name for name in self._family.keys if name in self.table.columns)
-        return (target, str(units), *(_canonical(cells.get(name, "")) for name in keys))
+        return (target, str(units), *(_canonical(cells.get(name, "")) for name in self._keys))
 
 
 def _sort_key(line: CsvLine) -> tuple[object, ...]:
     """Where AITER's tuners put a line; equal lines keep their order."""
-    cells = line.cells or {}
+    cells = {OTHER_NAMES.get(name, name): cell for name, cell in (line.cells or {}).items()}
     numbers = [whole_number(cells.get(name, "")) or 0 for name in _SORTED]
     return (line.cells is None, *device(cells), *numbers)
 
@@ -120,7 +120,7 @@ def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
             raise InputError(
                 f"{path} is of AITER's family {other.name}, and {first} of {family.name}; merge each alone"
             )
-        if _has_times(table) != _has_times(base):
+        if has_results(table.columns) != has_results(base.columns):
             raise InputError(f"of {first} and {path} one has sizes and the other has results; merge each alone")
     names = dict.fromkeys(_name_in(base, name) for _, table in tables for name in table.columns)
     lines = Lines(_widened(base, [name for name in names if name not in base.columns]), family)
@@ -154,12 +154,8 @@ def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
 
 def _name_in(table: CsvTable, name: str) -> str:
     """What a table calls a column, which has had other names."""
-    others = [other for names in OLDER_NAMES.items() if name in names for other in names]
+    others = [other for names in OTHER_NAMES.items() if name in names for other in names]
     return next((other for other in (name, *others) if other in table.columns), name)
-
-
-def _has_times(table: CsvTable) -> bool:
-    return not {"us", "soltimes"}.isdisjoint(table.columns)
 
 
 def _widened(table: CsvTable, more: Sequence[str]) -> CsvTable:

@@ -20,7 +20,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.values import MOST, MOST_OF_OPTION
-from tritongemm.formats._aiter_families import OLDER_NAMES, CsvFamily
+from tritongemm.formats._aiter_families import FAMILIES, OTHER_NAMES, CsvFamily
 from tritongemm.formats._aiter_table import CsvLine
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins import registry
@@ -49,6 +49,7 @@ class CellReader:
 
     def __init__(self, family: CsvFamily, defaults: Defaults) -> None:
         self._family, self._defaults = family, defaults
+        self._ignored = {key for other in FAMILIES for key in other.keys}.difference(family.keys)
         self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}  # a problem's fields after its sizes
         self._backends: dict[str, Backend | None] = {}
 
@@ -64,7 +65,7 @@ class CellReader:
         """
         if line.cells is None:
             raise InputError(f"{where} {line.fault}")
-        cells = Cells(line.cells, where)
+        cells = Cells({name: cell for name, cell in line.cells.items() if name not in self._ignored}, where)
         target, units = device(line.cells)
         problem = self._problem(cells, target)
         config = self._config(cells, target)
@@ -90,7 +91,7 @@ class CellReader:
             "row_major_b": False,
             "bias": "n" if cells.flag("bias") else "none",
             "batch": cells.whole("B", 1, 1),
-            **({"scales": _ONE_SCALE} if scaled else {}),
+            **({"scales": scales} if (scales := _ONE_SCALE if scaled else family.scales) else {}),
         }
         kind = (*given.values(), encoding)
         try:
@@ -131,7 +132,7 @@ class Cells:
     """
 
     def __init__(self, values: Mapping[str, str], where: str) -> None:
-        self._values = {OLDER_NAMES.get(name, name): value for name, value in values.items()}
+        self._values = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
         self._where = where
 
     def text(self, name: str) -> str:
@@ -252,7 +253,7 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
     number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))
     cells = {"kernelId": number, "errRatio": ratio}
     present = {name: str(value) for name, value in cells.items() if value is not None}
-    return present | {older: present[name] for older, name in OLDER_NAMES.items() if name in present}
+    return present | {other: present[name] for other, name in OTHER_NAMES.items() if name in present}
 
 
 def own_config(name: str) -> Config | None:
@@ -278,6 +279,8 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
         return False
     if family.scaled and _has_one_scale(problem):
         return problem.order_b == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
+    if problem.scales != family.scales:
+        return False
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
     return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
 
@@ -321,7 +324,7 @@ def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: 
         "bw": two_decimals(p.bytes / us / 1e3),
         "errRatio": "0.0",  # a result is kept only where nothing that counts is outside its tolerance
     }
-    return cells | {older: cells[name] for older, name in OLDER_NAMES.items()}
+    return cells | {other: cells[name] for other, name in OTHER_NAMES.items()}
 
 
 def two_decimals(value: float) -> str:

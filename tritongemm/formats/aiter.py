@@ -12,8 +12,9 @@ from itertools import groupby
 from pathlib import Path
 
 from tritongemm.core.config import Config
-from tritongemm.core.errors import DamagedFileWarning, InputError
+from tritongemm.core.errors import DamagedFileWarning, InputError, RemarkWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
+from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_header as header
 from tritongemm.formats import _aiter_merge as merging
@@ -24,6 +25,7 @@ from tritongemm.formats._aiter_families import (
     families_of_output,
     family_of_file,
     fitting,
+    has_results,
     is_header,
 )
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, seconds_of, told_cells
@@ -33,6 +35,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
 _OUTPUT = Path("the output")
+_SHOWN = 200  # characters of the names of columns
 _Told = tuple[NamedKernel, float]
 
 
@@ -71,6 +74,7 @@ class AiterCsv(Format):
         table = CsvTable.parse(path, text)
         header.check(path, text, table.columns)
         family = family_of_file(path, table.columns, defaults.family)
+        _remark(path, family, table)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
         damaged: list[DamagedRow] = []
@@ -143,6 +147,20 @@ class AiterCsv(Format):
         if not found:
             raise InputError(f"its columns are those of none of AITER's families ({', '.join(table.columns)})")
         return merging.Lines(table, found[0]).text(arranged=True)
+
+
+def _remark(path: Path, family: CsvFamily, table: CsvTable) -> None:
+    """Say what of a file does not count, and where its products are not quite ours."""
+    ignored = [] if has_results(table.columns) else family.ignores(table.columns)
+    if ignored:
+        names = printable(", ".join(ignored), _SHOWN)
+        warnings.warn(
+            f"{path}: sizes of family {family.name}; what other columns say is ignored, as by AITER's tuner: {names}",
+            RemarkWarning,
+            stacklevel=4,
+        )
+    if family.remark:
+        warnings.warn(f"{path}: {family.remark}", RemarkWarning, stacklevel=4)
 
 
 def _thing(record: Record) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
@@ -40,7 +40,7 @@ _TYPES = {
     "bf8_r": "fp8e5m2", "bf8_fnuz_r": "fp8e5m2fnuz", "i8_r": "int8", "i32_r": "int32",
 }  # fmt: skip
 _TYPE_OF = {ours: theirs for theirs, ours in _TYPES.items()}
-_SUMS = ("f32_r", "i32_r")  # of float32 there are products of rounded operands too, which a result does not tell apart
+_SUMS = ("f32_r", "i32_r")
 _WHOLE = re.compile(r"[0-9]{1,10}", re.ASCII)
 _UNREAD = f"the file does not begin with {_VERSION!r} and a build, so that hipBLASLt drops it; begin another one"
 _REVISION_DIGITS = 8  # of the library's revision are in the version of a config
@@ -165,6 +165,8 @@ def _product(pair: _Pair) -> ColumnMajor:
     compute = values["compute_type"].removeprefix("c_")
     if unknown or compute not in _SUMS:
         raise KeptError(f"its types {printable(', '.join([*types, compute]), 80)} are none that are tuned here")
+    if "f32_r" in types[:2]:
+        raise KeptError(WHOLE_FLOAT32)
     m, n, batch, k = (int(values[name]) for name in ("m", "n", "batch_count", "k"))
     a, b, c = (_TYPES[one] for one in types)
     return ColumnMajor(values["transA"] + values["transB"], m, n, batch, k, a, b, c)
@@ -192,7 +194,7 @@ def _row_of(record: Record, revision: str) -> tuple[ColumnMajor, int, str] | Sup
     if isinstance(product, Support):
         return product
     if "fp32" in (product.a, product.b) or any(one not in _TYPE_OF for one in (product.a, product.b, product.c)):
-        return Support(f"how hipBLASLt computes {record.problem.dtypes} is not told by a result")
+        return Support(f"rows with sums in {' or '.join(_SUMS)} are of no products of {record.problem.dtypes}")
     version = record.config.option("version")
     if not version or kernel.index < 1:
         return Support("its solution has no number of a known build; tune it anew with this hipBLASLt")

@@ -17,7 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
@@ -145,6 +145,8 @@ def _product(logic: Logic, size: Size) -> ColumnMajor:
     types = [_TYPES.get(one, "") if type(one) is int else "" for one in numbers]
     if not all(types):
         raise KeptError(f"its types {printable(str(numbers), 80)} are none that are tuned here")
+    if "fp32" in types[:2] and not kind.get("F32XdlMathOp"):
+        raise KeptError(WHOLE_FLOAT32)
     if len(size) > 4:
         raise KeptError(f"the rows of {shown(size)} lie apart as it says, which a size can't tell")
     m, n, batch, k = size

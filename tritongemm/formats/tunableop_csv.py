@@ -25,7 +25,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
@@ -34,17 +34,18 @@ from tritongemm.search_spaces.loader import target_of_device
 _OPERATION = re.compile(r"(?P<kind>\w*)TunableOp_(?P<types>.+)_(?P<layout>[NT]{2})", re.ASCII)
 _PARAMETERS = re.compile(
     r"(?P<b>[nt])(?P<a>[nt])_(?P<n>[0-9]{1,10})_(?P<m>[0-9]{1,10})_(?P<k>[0-9]{1,10})(?:_B_(?P<batch>[0-9]{1,10}))?"
-    r"(?:_ld(?:_[0-9]{1,19}){3})?(?:_rw_(?P<rowwise>[01])_bias_(?P<bias>\w{1,40}))?",
+    r"(?:_ld_(?P<lead_b>[0-9]{1,19})_(?P<lead_a>[0-9]{1,19})_(?P<lead_c>[0-9]{1,19}))?(?:_rw_(?P<rowwise>[01])_bias_(?P<bias>\w{1,40}))?",
     re.ASCII,
 )
 _VALIDATOR = "Validator"
 _CALLS = {"Gemm": "mm", "GemmAndBias": "addmm", "GemmStridedBatched": "bmm", "ScaledGemm": "scaled_mm"}
 _DTYPES = {
-    "float": "fp32", "tf32": "fp32", "BFloat16": "bf16", "Half": "fp16", "Float8_e4m3fn": "fp8e4m3fn",
+    "tf32": "fp32", "float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Float8_e4m3fn": "fp8e4m3fn",
     "Float8_e5m2": "fp8e5m2", "Float8_e4m3fnuz": "fp8e4m3fnuz", "Float8_e5m2fnuz": "fp8e5m2fnuz",
 }  # fmt: skip
 _TYPE = re.compile("_(" + "|".join(sorted(_DTYPES, key=len, reverse=True)) + ")(?=_|$)")
-_TELLABLE = {"bf16": "BFloat16", "fp16": "Half"}  # fp32 is float or tf32, which a result does not say
+_TELLABLE = {"bf16": "BFloat16", "fp16": "Half"}
+_FULL = "float"  # float32 that is multiplied as it is, where C is called so too
 _DEFAULT = "Default"
 _PARAMETERS_OF_BLAS = "- {"  # PYTORCH_TUNABLEOP_BLAS_LOG adds them to a recorded product
 _VERSION = re.compile(
@@ -171,8 +172,26 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
         example = "tn_6144_16_4096_ld_4096_4096_6144"
         raise InputError(f"params must be those of {_shown(fields[0])}, such as {example}, not {_shown(fields[1])}")
     given = _given(operation["kind"], _types(operation["types"]), parameters)
+    if operation["types"] == _FULL:
+        raise KeptError(WHOLE_FLOAT32)
     m, n, k = (int(parameters[name]) for name in "mnk")
-    return make_problem(Defaults(), m, n, k, given), _CALLS[operation["kind"]]
+    problem = make_problem(Defaults(), m, n, k, given)
+    _require_dense(problem, parameters)
+    return problem, _CALLS[operation["kind"]]
+
+
+def _require_dense(problem: Problem, parameters: re.Match[str]) -> None:
+    """Refuse operands that are parts of larger ones; where there is one column only, nothing steps to the next.
+
+    Raises:
+        KeptError: names the operand as the file does, which calls our B its A.
+    """
+    p, (lead_a, lead_b, lead_c) = problem, problem.leads
+    columns = {"A": p.k if p.row_major_b else p.n, "B": p.m if p.row_major_a else p.k, "C": p.m}
+    for name, ours, rows in (("A", "b", lead_b), ("B", "a", lead_a), ("C", "c", lead_c)):
+        lead = int(parameters[f"lead_{ours}"] or rows)
+        if lead != rows and columns[name] > 1:
+            raise KeptError(f"the columns of {name} are {lead} elements apart, of which it has {rows}")
 
 
 def _shown(text: str) -> str:
@@ -210,8 +229,8 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
         raise InputError(f"op and params do not belong together: {len(types)} dtypes and {_shown(parameters[0])}")
     if bool(parameters["batch"]) != (kind == "GemmStridedBatched"):
         raise InputError(f"params must name a batch where op is one of batches alone, not {_shown(parameters[0])}")
-    if scaled and parameters["rowwise"] != "1":
-        raise KeptError("a product with one scale for a whole matrix has no family here")
+    if scaled and not parameters["rowwise"]:
+        raise KeptError("it does not say what its scales are of, as lines with _rw_0 or _rw_1 do")
     biased = biased or (parameters["bias"] or "None") != "None"
     a, b, c = types if scaled else types * 3
     return {
@@ -224,11 +243,12 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
         "bias": "n" if biased else "none",
         "batch": int(parameters["batch"] or 1),
         "order_b": PLAIN,
+        "scales": "tensor" if parameters["rowwise"] == "0" else "",
     }
 
 
 def _places(text: str) -> dict[Problem, list[int]]:
-    """Indices of the lines of each product; two of one product differ in how far its rows lie apart."""
+    """Indices of the lines of each product."""
     found: dict[Problem, list[int]] = {}
     for line in _lines(text):
         try:

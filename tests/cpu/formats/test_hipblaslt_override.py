@@ -101,7 +101,7 @@ def test_a_new_file_names_the_build() -> None:
         (result(product(), algorithm(version=0)), TUNED, "no number of a known build"),
         (result(product(), algorithm(index=0)), TUNED, "no number of a known build"),
         (result(product()), BENCH, "does not begin with 'Git Version: '"),
-        (result(product(dtype="fp32")), TUNED, "how hipBLASLt computes fp32"),
+        (result(product(dtype="fp32")), TUNED, "are of no products of fp32"),
         (result(Problem(64, 64, 64, groups=4)), TUNED, "single products and batches"),
     ],
 )
@@ -139,6 +139,9 @@ def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
 
 def test_types_that_are_none_of_ours_are_kept() -> None:
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
+    whole = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
+    with pytest.warns(NewerVersionWarning, match="multiplies whole float32"):
+        assert not FORMAT.read(PATH, whole, Defaults())
     with pytest.warns(NewerVersionWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())
 

@@ -95,6 +95,11 @@ def test_sizes_and_their_solutions() -> None:
     assert second.problem == problem(8, 64, 32) and second.config is not None
     assert second.config.template == solution(1, "128x64x64")["SolutionNameMin"] and second.config.tile == (64, 128, 64)
     assert "[64, 8, 1, 32]" in BASE.splitlines()[(second.line or 0) - 1]
+    single = {**KIND, "DataType": 0, "DataTypeA": 0, "DataTypeB": 0, "DestDataType": 0}
+    rounded = logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 9})
+    assert [row.problem.dtype_a for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
+    with pytest.warns(NewerVersionWarning, match="multiplies whole float32"):
+        assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
 
 
 def test_a_result_is_told_where_its_solution_is() -> None:

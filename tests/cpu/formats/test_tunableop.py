@@ -66,13 +66,42 @@ def test_the_first_size_is_our_n(line: str, expected: Problem, operation: str) -
 
 def test_scaled_products() -> None:
     line = "ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_BFloat16_TN,tn_6144_16_4096_ld_4096_4096_6144_rw_1_bias_"
-    rows = CSV.read(PATH, f"{line}None\n{line}BFloat16\n", Defaults())
-    assert [(r.problem.family, r.problem.bias, r.problem.dtype_a) for r in rows] == [
-        ("a8w8", "none", "fp8e4m3fn"),
-        ("a8w8", "n", "fp8e4m3fn"),
+    one = line.replace("rw_1", "rw_0")
+    rows = CSV.read(PATH, f"{line}None\n{line}BFloat16\n{one}None\n", Defaults())
+    assert [(r.problem.family, r.problem.bias, r.problem.dtype_a, r.problem.scales) for r in rows] == [
+        ("a8w8", "none", "fp8e4m3fn", ""),
+        ("a8w8", "n", "fp8e4m3fn", ""),
+        ("a8w8", "none", "fp8e4m3fn", "tensor"),
     ]
-    with pytest.warns(NewerVersionWarning, match="one scale for a whole matrix"):
-        assert not CSV.read(PATH, line.replace("rw_1", "rw_0") + "None\n", Defaults())
+    with pytest.warns(NewerVersionWarning, match="does not say what its scales are of"):
+        assert not CSV.read(PATH, line.partition("_rw")[0] + "\n", Defaults())
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("GemmTunableOp_float_TN,tn_8_16_32_ld_32_32_8", "it multiplies whole float32"),
+        ("GemmTunableOp_BFloat16_TN,tn_8_16_32_ld_64_32_8", "columns of A are 64 elements apart, of which it has 32"),
+        ("GemmTunableOp_BFloat16_NN,nn_8_16_32_ld_9_32_8", "the columns of A are 9 elements apart, of which it has 8"),
+        ("GemmTunableOp_BFloat16_NT,nt_8_16_32_ld_8_24_8", "columns of B are 24 elements apart, of which it has 16"),
+        ("GemmTunableOp_BFloat16_TN,tn_8_16_32_ld_32_32_9", "the columns of C are 9 elements apart, of which it has 8"),
+    ],
+)
+def test_other_products_of_the_same_sizes_are_kept_apart(line: str, why: str) -> None:
+    """Of float32 that is not rounded to tf32, and of operands that are parts of larger ones."""
+    types, layout = line.partition(",")[0].split("_")[1:]
+    dense = {"TN": "tn_8_16_32_ld_32_32_8", "NN": "nn_8_16_32_ld_8_32_8", "NT": "nt_8_16_32_ld_8_16_8"}[layout]
+    text = f"{HEAD}{line}\nGemmTunableOp_{types.replace('float', 'tf32')}_{layout},{dense}\n"
+    with pytest.warns(NewerVersionWarning, match=rf"row 5 \(line 5\) can't be tuned here: .*{why}"):
+        (row,) = CSV.read(PATH, text, Defaults())
+    assert row.count == 1 and row.line == 6
+    written = CSV.translate([result(row.problem)], {"": text}).files[""]
+    assert written == text.removesuffix("\n") + ",Default,0.03\n", "the other line has no result"
+
+
+def test_a_single_row_has_no_next_one() -> None:
+    (row,) = CSV.read(PATH, "GemmTunableOp_BFloat16_TN,tn_8_1_32_ld_32_99_99\n", Defaults())
+    assert row.problem == product(1, 8, 32)
 
 
 def test_a_tuned_file_and_recorded_ones() -> None:

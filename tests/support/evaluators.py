@@ -33,6 +33,7 @@ class FakeEvaluator(Evaluator):
         fits: whether a problem's operands fit the device; a race of one that does not fit is refused.
         on_trial: is given each trial of a screen after it was taken.
         rounds: of a race.
+        library_wrong: why the baseline is wrong; "" where it is right.
 
     Attributes:
         screened, raced: configs, in the order they were given; `raced` is of the last race.
@@ -47,10 +48,11 @@ class FakeEvaluator(Evaluator):
         fits: Callable[[Problem], bool] = lambda problem: True,
         on_trial: Callable[[Trial], None] = lambda trial: None,
         rounds: int = 1,
+        library_wrong: str = "",
     ) -> None:
         self.target = target_files.load_target(arch)
         self.seconds, self.timer, self.baseline_seconds = seconds, timer, baseline_seconds
-        self.fits, self.on_trial, self.rounds = fits, on_trial, rounds
+        self.fits, self.on_trial, self.rounds, self.library_wrong = fits, on_trial, rounds, library_wrong
         self.screened: list[Config] = []
         self.raced: list[Config] = []
 
@@ -78,9 +80,9 @@ class FakeEvaluator(Evaluator):
         rounds = self.rounds
         trials = [Trial(c, "ok", "", (self.seconds(c),) * rounds, self.timer, "final", 0.0, 0.1) for c in self.raced]
         samples = {t.config.name: t.samples for t in trials}
-        if baseline and self.baseline_seconds is not None:
+        if baseline and self.baseline_seconds is not None and not self.library_wrong:
             samples[BASELINE_ENTRY] = (self.baseline_seconds,) * rounds
-        return RaceResult(tuple(trials), samples, True)
+        return RaceResult(tuple(trials), samples, True, library_wrong=self.library_wrong)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """There is no library to ask."""

@@ -115,6 +115,8 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
     yield f"winner    {record.winner}"
     share = f", {record.speedup:.3f}x {record.library}" if record.speedup else ""
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
+    if record.library_fault:
+        yield f"wrong     the library at {record.library_fault}"
     if record.whole_seconds is not None:
         quantised = f"{record.whole_seconds * 1e6:.2f} us with A quantised before it"
         yield f"quantise  {(record.quantize_seconds or 0.0) * 1e6:.2f} us, {quantised}"

@@ -52,5 +52,6 @@ def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], repo
         print_table(reporter, records)
     every = [record for records in found for record in records]
     print_held_out(reporter, every)
+    reporter.wrong_libraries([record.library_fault for record in every])
     saved = saved_by_joining(join_rows(rows), {record.problem: record for record in every})
     print_gain(reporter, rows, every, saved)

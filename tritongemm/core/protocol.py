@@ -18,12 +18,15 @@ class RaceResult:
         samples: seconds by config name, the baseline's under `core.trial.BASELINE_ENTRY`.
         cold: the operands were not in the last-level cache.
         quantize_seconds: median time in which A is quantised; None where that was not measured.
+        library_wrong: why the baseline's result is wrong, in which case it did not race; "" where it is right or was
+            not compared.
     """
 
     trials: tuple[Trial, ...]
     samples: Mapping[str, Sequence[float]] = field(hash=False)
     cold: bool
     quantize_seconds: float | None = None
+    library_wrong: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,12 @@ _FIELD_KINDS = {
     "held_out": HELD_OUT,
     "quantize_seconds": POSITIVE_OR_NONE,
     "code": TEXT,
+    "library_wrong": TEXT,
     "extra": MAP,
 }
 
 # Fields that are not written where they say nothing.
-_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code")
+_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Record:
         quantize_seconds: median time in which A is quantised from bf16, with its scale factors in the problem's layout,
             as `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
         code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
+        library_wrong: the error and the tolerance of the library whose result was wrong, so that it did not race; ""
+            where it was right, or was not compared, as in older files.
         extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
             do not count when records are compared.
 
@@ -111,6 +114,7 @@ class Record:
     held_out: Mapping[str, Any] = field(default_factory=dict)
     quantize_seconds: float | None = None
     code: str = ""
+    library_wrong: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +141,12 @@ class Record:
     def whole_seconds(self) -> float | None:
         """The time of the called kernel plus the quantisation of A, in seconds; None if that was not measured."""
         return None if self.quantize_seconds is None else self.served_seconds + self.quantize_seconds
+
+    @property
+    def library_fault(self) -> str:
+        """The size, and which version of the library is how wrong there; "" where it is not known to be."""
+        version = self.toolchain.get(self.library, "")
+        return f"{self.problem.key} ({self.library} {version}: {self.library_wrong})" if self.library_wrong else ""
 
     @property
     def tflops(self) -> float:

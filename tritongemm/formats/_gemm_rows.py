@@ -58,7 +58,7 @@ _OUR_PROBLEM = (*_TYPED, "batch", "groups", *GROUP_KEYS, "shared", "family", "or
 _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
-    *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
+    *("library", "library_us", "library_wrong", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
     *("quantize_us", "code"),
 )
 
@@ -284,6 +284,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "tolerance": entry.number("tolerance"),
         "library_seconds": entry.shifted("library_us", -6),
         "library": entry.text("library"),
+        "library_wrong": entry.text("library_wrong"),
         "tie": entry.flag("tie"),
         "verified": entry.text("verified"),
         "toolchain": entry.texts("toolchain"),
@@ -323,6 +324,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"winner": record.winner, "timer": record.timer, "spread": record.spread}
     row |= {"error": record.error, "tolerance": record.tolerance, "library": record.library or None}
     row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}
+    row |= {"library_wrong": record.library_wrong or None}
     row |= {"quantize_us": None if record.quantize_seconds is None else _microseconds(record.quantize_seconds)}
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items())), "code": record.code or None}

@@ -37,6 +37,7 @@ from tritongemm.measure.jobs import (
     RaceSamples,
     ScreenJob,
     VerifyJob,
+    WrongBaseline,
 )
 from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, PreparedCandidate
 from tritongemm.measure.quantization import time_quantization
@@ -205,8 +206,12 @@ class DeviceWorker:
                 yield trial
                 if trial.status == "crashed":
                     raise SystemExit(f"{candidate.config.name}: {trial.reason}")
+            if job.baseline:
+                entry, wrong = self._baseline_entry(operands, job)
+                entries += [entry] if entry else []
+                if wrong:
+                    yield WrongBaseline(wrong)
             if isinstance(job, RaceJob):
-                entries += self._baseline_entry(operands, job.baseline)
                 yield from run_race(operands, entries, job.names_runners, job.brief)
         except EntryFailed as fault:
             if fault.config is None and not self._device_lost():
@@ -272,24 +277,40 @@ class DeviceWorker:
             if alone:
                 alone.unload()
 
-    def _baseline_entry(self, operands: OperandSets, baseline: str) -> list[RaceEntry]:
-        """The baseline's entry; none where it has no kernel for the problem."""
-        if not baseline:
-            return []
+    def _baseline_entry(self, operands: OperandSets, job: VerifyJob | RaceJob) -> tuple[RaceEntry | None, str]:
+        """The baseline's entry, and why its result is wrong; no entry then, or where it can't compute the problem."""
         launches = graph_launches(operands)
-        calls = operands.library_calls(baseline, launches)
+        calls = operands.library_calls(job.baseline, launches)
         if not calls:
-            return []
+            return None, ""
         prepared = PreparedCandidate(calls)
         try:
-            calls[0]()  # The library makes its workspace and handles outside the capture.
-            self._torch.cuda.current_stream().synchronize()
+            # The library makes its workspace and handles outside the capture.
+            wrong = self._baseline_fault(operands, calls[0], compared=bool(job.candidates))
+            if wrong:
+                return None, wrong
             graph = operands.capture(prepared.in_turn(launches))
         except (RuntimeError, DriverError) as error:
             if self._device_lost():
-                raise SystemExit(f"{baseline}, {operands.problem.key}: {error}") from error
-            return []
-        return [RaceEntry(None, graph, launches, prepared)]
+                raise SystemExit(f"{job.baseline}, {operands.problem.key}: {error}") from error
+            return None, ""
+        return RaceEntry(None, graph, launches, prepared), ""
+
+    def _baseline_fault(self, operands: OperandSets, run: Callable[[], object], compared: bool) -> str:
+        """Launch the baseline and say why its result is wrong; "" if it is right, or is not compared.
+
+        It is compared beside candidates, for which the reference is computed anyway.
+        """
+        c = operands.sets[0]["c"]
+        verify.poison(c)
+        made = run()
+        self._torch.cuda.current_stream().synchronize()
+        if not compared:
+            return ""
+        if isinstance(made, self._torch.Tensor):  # Some of PyTorch's functions allocate the result.
+            c = made.view_as(c)
+        ratio = operands.protocol.err_ratio
+        return verify.compare(operands.problem, operands.family, c, operands.reference, ratio).reason
 
     def _release(self, operands: OperandSets, entries: Sequence[RaceEntry]) -> None:
         for entry in entries:

@@ -35,6 +35,7 @@ from tritongemm.measure.jobs import (
     RaceSamples,
     ScreenJob,
     VerifyJob,
+    WrongBaseline,
 )
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
@@ -92,12 +93,14 @@ class _Attempt:
         samples: of the race, once it has ended.
         cold: the operands are not in the last-level cache.
         running: name of the candidate that runs in the race; "" where that isn't known.
+        library_wrong: why the baseline's result is wrong; "" where it is not.
     """
 
     trials: list[Trial] = field(default_factory=list)
     samples: dict[str, Sequence[float]] = field(default_factory=dict)
     cold: bool = True
     running: str = ""
+    library_wrong: str = ""
 
     def take(self, answer: MeasureAnswer) -> None:
         """Note one answer."""
@@ -109,6 +112,8 @@ class _Attempt:
             self.running = "" if answer.name == BASELINE_ENTRY else answer.name
         elif isinstance(answer, RaceSamples):
             self.samples = dict(answer.samples)
+        elif isinstance(answer, WrongBaseline):
+            self.library_wrong = answer.reason
 
     def blame(self, fault: _ProcessGone, candidates: Sequence[LaunchCandidate]) -> Trial | None:
         """The trial of the candidate that the end of the process costs; None where none can be blamed."""
@@ -220,18 +225,18 @@ class GpuEvaluator(Evaluator):
         setup, timer = self._setup(problem), registry.get(Timer, self.protocol.timer)
         candidates, lost = self._candidates(problem, artifacts, "final")
         if isinstance(timer, ExternalTimer):
-            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left))
+            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left, baseline))
             right = tuple(t.config for t in attempt.trials if t.status == "ok")
             samples: dict[str, Sequence[float]] = {}
             if right:
-                samples |= timer.race(self._external_job(problem, right, baseline))
+                samples |= timer.race(self._external_job(problem, right, "" if attempt.library_wrong else baseline))
         else:
             job: _FinalJob = lambda left, names_runners: RaceJob(setup, left, baseline, names_runners, brief)
             attempt = self._final(problem, candidates, lost, job)
             samples = attempt.samples
         label = timer.label
         raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=label) for t in attempt.trials]
-        return RaceResult((*raced, *lost), samples, attempt.cold)
+        return RaceResult((*raced, *lost), samples, attempt.cold, library_wrong=attempt.library_wrong)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """Return the configs that a library has for a problem, at most `limit` unless that is 0.

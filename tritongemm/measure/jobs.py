@@ -1,8 +1,8 @@
 """The messages to the process that measures on a GPU, and its answers.
 
 The first answer to a job is `OperandsReady`. Then come a `Trial` for each candidate of a `ScreenJob`, `VerifyJob` or
-`RaceJob`, in their order; a race continues with `NowRacing` and ends with `RaceSamples`, as a `QuantizeJob` does; an
-`AlgorithmsJob` ends with `Algorithms`.
+`RaceJob`, in their order, and `WrongBaseline` if that is so; a race continues with `NowRacing` and ends with
+`RaceSamples`, as a `QuantizeJob` does; an `AlgorithmsJob` ends with `Algorithms`.
 """
 
 from __future__ import annotations
@@ -75,10 +75,12 @@ class VerifyJob:
     Attributes:
         setup: problem and device.
         candidates: in the order they are verified.
+        baseline: backend whose own choice is compared as well; "" for none.
     """
 
     setup: MeasureSetup
     candidates: tuple[LaunchCandidate, ...]
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class RaceJob:
     Attributes:
         setup: problem, device and protocol.
         candidates: in the order they are verified.
-        baseline: backend whose own choice races with them; "" for none.
+        baseline: backend whose own choice races with them, if its result is right; "" for none.
         names_runners: `NowRacing` precedes each sample of the rounds, not only each warm-up.
         brief: the race ends after the fewest rounds, decided or not, and clearly slower candidates leave it after two.
     """
@@ -146,6 +148,17 @@ class OperandsReady:
 
 
 @dataclass(frozen=True)
+class WrongBaseline:
+    """A notice that the baseline does not race, because its result is wrong.
+
+    Attributes:
+        reason: its error and the tolerance.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class NowRacing:
     """A notice that an entry of the race runs from now on.
 
@@ -178,4 +191,4 @@ class Algorithms:
     configs: tuple[Config, ...]
 
 
-MeasureAnswer: TypeAlias = "OperandsReady | Trial | NowRacing | RaceSamples | Algorithms"
+MeasureAnswer: TypeAlias = "OperandsReady | Trial | WrongBaseline | NowRacing | RaceSamples | Algorithms"

@@ -205,6 +205,18 @@ class Reporter:
                 f"{won} of {len(raced)} sizes won, {ties} tied, {len(raced) - won - ties} lost to {raced[0].library}; "
                 f"geometric mean of the ratios {mean:.3f}"
             )
+        self.wrong_libraries([r.library_fault for r in records])
+
+    def wrong_libraries(self, faults: Sequence[str]) -> None:
+        """Say at how many sizes the library's own result was wrong, and at which; nothing if there is none.
+
+        Args:
+            faults: one for each size, "" where the library is not known to be wrong.
+        """
+        found = [fault for fault in faults if fault]
+        if found:
+            sizes = f"{len(found)} of {len(faults)} size{'s' * (len(faults) > 1)}"
+            self.say(f"library wrong at {sizes}, so it did not race there: {'; '.join(found)}")
 
     def backends(self, records: Sequence[Record], trials: Callable[[Problem], Iterable[Trial]]) -> None:
         """Print what the best of each backend took in the final race, where more than one raced beside the library.

@@ -36,6 +36,7 @@ def print_retimed(reporter: Reporter, results: Sequence[RetimedResult]) -> None:
     if found:
         within, share = 1 - LEAST_KEPT_SHARE_OF_GAIN, sum(found) / len(found)
         reporter.say(f"{sum(found)} of {len(found)} recorded gains hold within {within:.0%} ({share:.0%})")
+    reporter.wrong_libraries([f"{r.problem.key} ({r.library_wrong})" if r.library_wrong else "" for r in results])
 
 
 def _retimed_row(result: RetimedResult) -> list[str]:

@@ -50,12 +50,14 @@ class RetimedResult:
         trial: its time, or why it has none.
         baseline_seconds: the baseline's time in the same race; None where it did not take part.
         record: the result as stored; None where the row had no time.
+        library_wrong: why the baseline's result is wrong; "" where it is right or was not compared.
     """
 
     problem: Problem
     trial: Trial
     baseline_seconds: float | None
     record: Record | None
+    library_wrong: str = ""
 
     @property
     def ratio(self) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -154,12 +155,19 @@ class OnlineTuner:
             self._budget.spend(time.monotonic() - started)
         if not outcome.tried:
             return Support("no algorithm could be tried in time")
+        if outcome.baseline_wrong:
+            torch_name = f"{registry.baseline().name} {settings.version('torch')}"
+            fault = f"{problem.key}: {torch_name} is wrong: {outcome.baseline_wrong}"
+            warnings.warn(fault, stacklevel=2)
+            if outcome.winner is None:
+                return Support(f"{fault}; and none of {outcome.tried} algorithms is right")
         record = self._keep(problem, library, version, outcome)
         return self._load(record, library, race)
 
     def _keep(self, problem: Problem, library: LibraryBackend, version: str, outcome: OnlineOutcome) -> Record:
         """The record of a race, kept for other processes."""
         winner, baseline = outcome.winner, registry.baseline().name
+        assert winner is not None, "nothing is kept where nothing is right"
         config = winner.config or outcome.listed[0]
         record = Record(
             problem=problem,
@@ -169,8 +177,9 @@ class OnlineTuner:
             seconds=winner.seconds,
             spread=_spread(winner),
             timer="events",
-            library_seconds=outcome.baseline.seconds,
+            library_seconds=None if outcome.baseline_wrong else outcome.baseline.seconds,
             library=baseline,
+            library_wrong=outcome.baseline_wrong,
             verified=_tell_trials(outcome),
             toolchain={library.name: version, "torch": settings.version("torch")},
             compute_units=self._device.compute_units,
@@ -209,7 +218,7 @@ class OnlineTuner:
 
 
 def _tell_trials(outcome: OnlineOutcome) -> str:
-    return f"online: {outcome.tried} algorithms, checked against the baseline"
+    return f"online: {outcome.tried} algorithms, checked against float64"
 
 
 def _spread(timed: TimedAlgorithm) -> float:

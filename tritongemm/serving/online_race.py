@@ -1,10 +1,11 @@
-"""The algorithms of a library, checked against the baseline and timed beside it, on a GPU that serves calls."""
+"""The algorithms of a library and the baseline, checked against float64 and timed, on a GPU that serves calls."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import median
 from typing import Protocol
 
@@ -25,7 +26,7 @@ _FIRST_LAUNCHES, _MORE_LAUNCHES, _HOPELESS = 3, 7, 1.25  # One this much slower 
 _FINALISTS, _ROUNDS, _LAUNCHES_OF_ROUND = 4, 5, 5
 _SHARE_OF_TRIALS = 0.7  # of the time; the rest is for the last rounds
 _FLUSHED_BYTES = 256 << 20  # As much is written before each launch, so that operands come from memory as in a model.
-_COMPARED_ELEMENTS = 1 << 24  # of a result at a time, as the comparison is made in float64
+_COMPARED_ELEMENTS = 1 << 24  # of an operand or a result at a time, as the comparison is made in float64
 
 Run = Callable[[], object]
 
@@ -61,7 +62,7 @@ class StreamClock:
 
 @dataclass
 class TimedAlgorithm:
-    """The baseline, or an algorithm whose result agrees with its.
+    """The baseline, or an algorithm whose result is right.
 
     Attributes:
         config: which it is; None for the baseline.
@@ -84,14 +85,16 @@ class OnlineOutcome:
     """What a race found.
 
     Attributes:
-        winner: the fastest algorithm; the baseline where none is faster by `MARGIN`.
-        baseline: what serves calls otherwise.
+        winner: the fastest algorithm; the baseline where none is faster by `MARGIN`; None where nothing is right.
+        baseline: what serves calls otherwise; it has no samples where it is wrong.
+        baseline_wrong: the error and the tolerance of a baseline whose result is wrong; "" where it is right.
         listed: what the library offers, its best guess first.
         tried: how many of them were run.
     """
 
-    winner: TimedAlgorithm
+    winner: TimedAlgorithm | None
     baseline: TimedAlgorithm
+    baseline_wrong: str
     listed: list[Config]
     tried: int
 
@@ -130,20 +133,35 @@ class AlgorithmRace:
         run = run or library.operation(problem, self.operands)
         if run is None:
             raise LookupError(f"{library.label} has nothing for {problem.key}")
-        poison(c)
-        run()
-        self._baseline, self._reference = TimedAlgorithm(None, run), c.clone()
+        self._baseline, self._reference = TimedAlgorithm(None, run), self._exact()
+        self._baseline_wrong = self._fault(run)
+
+    def _exact(self) -> Tensor:
+        """C from float64, rounded to its type; some columns at a time, for all of B in float64 takes much memory."""
+        problem, exact = self.problem, torch.empty_like(self.operands["c"])
+        step = max(1, _COMPARED_ELEMENTS // max(problem.k, problem.m))
+        for first in range(0, problem.n, step):
+            columns = slice(first, min(first + step, problem.n))
+            part = {name: t[..., columns] if name in ("b", "bias") else t for name, t in self.operands.items()}
+            some = replace(problem, n=columns.stop - first)
+            exact[:, columns] = self._family.reference(some, part)
+        return exact
 
     def check(self, run: Run) -> Support:
-        """Whether a launch writes what the baseline does, up to rounding, or how far it is off."""
+        """Whether a launch writes the right result, up to rounding, or how far it is off."""
+        fault = self._fault(run)
+        return Support(f"its result is wrong: {fault}") if fault else SUPPORTED
+
+    def _fault(self, run: Run) -> str:
+        """The error of what a launch writes, with the tolerance; "" where it is right."""
         c = self.operands["c"]
         poison(c)
         run()
         for ours, right in zip(_parts(c), _parts(self._reference), strict=True):
             result = compare(self.problem, self._family, ours, right.double())
             if not result.ok:
-                return Support(f"its result is not the baseline's: {result.reason}")
-        return SUPPORTED
+                return result.reason
+        return ""
 
     def hold(self, seconds: float) -> OnlineOutcome:
         """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.
@@ -156,17 +174,19 @@ class AlgorithmRace:
         """
         baseline, best = self._baseline, list[TimedAlgorithm]()
         clock = self._clock or StreamClock(self._device)
-        baseline.samples = clock(baseline.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
+        right = [] if self._baseline_wrong else [baseline]
+        for each in right:
+            each.samples = clock(each.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
         listed, tried = self._library.list_algorithms(self.problem, self.operands, MOST_ALGORITHMS), 0
         started = time.monotonic()  # The library is slow to answer at first: it begins its work then.
         for config in listed[:MOST_ALGORITHMS]:
             if time.monotonic() - started > _SHARE_OF_TRIALS * seconds:
                 break
             tried += 1
-            timed = self._try(config, clock, min(each.seconds for each in (baseline, *best)))
+            timed = self._try(config, clock, min((each.seconds for each in (*right, *best)), default=inf))
             best = sorted([*best, *([timed] if timed else [])], key=lambda each: each.seconds)[:_FINALISTS]
-        winner = _race([baseline, *best], clock, started + seconds)
-        return OnlineOutcome(winner, baseline, listed, tried)
+        winner = _race(right, best, clock, started + seconds)
+        return OnlineOutcome(winner, baseline, self._baseline_wrong, listed, tried)
 
     def _try(self, config: Config, clock: LaunchClock, best_seconds: float) -> TimedAlgorithm | None:
         """The algorithm with its times; None where it is refused, wrong or hopeless."""
@@ -182,11 +202,20 @@ class AlgorithmRace:
             return None
 
 
-def _race(racing: list[TimedAlgorithm], clock: LaunchClock, deadline: float) -> TimedAlgorithm:
-    """The winner of rounds in which all take turns, the baseline first among them; one round is always held."""
-    baseline = racing[0]
-    if len(racing) == 1:
-        return baseline
+def _race(
+    baselines: list[TimedAlgorithm], best: list[TimedAlgorithm], clock: LaunchClock, deadline: float
+) -> TimedAlgorithm | None:
+    """The winner of rounds in which all take turns; one round is always held.
+
+    Args:
+        baselines: the baseline, which must be beaten by `MARGIN`; empty where it is wrong.
+        best: the fastest algorithms.
+        clock: times launches.
+        deadline: when no other round begins.
+    """
+    racing = [*baselines, *best]
+    if not best:
+        return next(iter(baselines), None)
     for each in racing:
         each.samples = []
     for round_ in range(_ROUNDS):
@@ -194,8 +223,8 @@ def _race(racing: list[TimedAlgorithm], clock: LaunchClock, deadline: float) -> 
             break
         for each in racing:
             each.samples += clock(each.run, _LAUNCHES_OF_ROUND)
-    fastest = min(racing[1:], key=lambda each: each.seconds)
-    return fastest if fastest.seconds < (1 - MARGIN) * baseline.seconds else baseline
+    fastest = min(best, key=lambda each: each.seconds)
+    return next((b for b in baselines if fastest.seconds >= (1 - MARGIN) * b.seconds), fastest)
 
 
 def _parts(c: Tensor) -> tuple[Tensor, ...]:

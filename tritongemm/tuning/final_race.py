@@ -47,12 +47,14 @@ class RaceOutcome:
         result: the race of the first finalists of which one passed; None if none did.
         verified: how the results were verified, in words.
         failure: why the race could not be finished; "" if it was.
+        library_wrong: why the baseline's result is wrong too, where none passed; "" if it is not.
     """
 
     lost: tuple[Trial, ...]
     result: RaceResult | None
     verified: str = ""
     failure: str = ""
+    library_wrong: str = ""
 
 
 def prepare_race(task: Task, finalists: int) -> RaceWork:
@@ -70,6 +72,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
     """Race on a device; if all finalists are wrong, the next in reserve take their places until one passes."""
     batch, waiting = work.first, work.reserve
     lost: list[Trial] = []
+    library_wrong = ""
     while batch:
         try:
             result = evaluator.race(work.problem, batch, options.library)
@@ -82,14 +85,15 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
             result = with_quantization(result, work.problem, evaluator)
             return RaceOutcome(tuple(lost), result, evaluator.describe(work.problem, config))
         lost += result.trials
+        library_wrong = result.library_wrong
         batch, waiting = waiting[: options.finalists], waiting[options.finalists :]
-    return RaceOutcome(tuple(lost), None)
+    return RaceOutcome(tuple(lost), None, library_wrong=library_wrong)
 
 
 def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> Record | None:
     """Return the record of a race, or None if no candidate passed, in which case the task gets the reason."""
     if outcome.result is None:
-        task.fail(outcome.failure or _why_nobody_passed(task, outcome.lost, target, options))
+        task.fail(outcome.failure or _why_nobody_passed(task, outcome, target, options))
         return None
     libraries = frozenset(n for n in options.backends if roster.is_library(n))
     built = task.artifacts.values()
@@ -107,12 +111,13 @@ def write_best_kernel(record: Record, trials: Sequence[Trial], target: Target, o
             backend.write_winner(mine, target, options.folder)
 
 
-def _why_nobody_passed(task: Task, lost: Sequence[Trial], target: Target, options: TuningOptions) -> str:
-    trials = [*task.trials.values(), *lost]
+def _why_nobody_passed(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> str:
+    trials = [*task.trials.values(), *outcome.lost]
     counts = Counter(t.status for t in trials)
     within = f" within {options.seconds:g} s" if options.seconds else ""
     reasons = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(options.backends)} brought none{within}"]
     reasons += [f"{name}: {reason}" for name, reason in task.refused.items()]
     reasons += [f"{t.config.name}: {t.reason}" for t in trials if t.reason][:1]
+    reasons += [f"{options.library} is wrong too: {outcome.library_wrong}"] if outcome.library_wrong else []
     hints = [] if trials or options.seconds else roster.suggest_backends(task.problem, target, options.backends)
     return "; ".join([f"no candidate passed: {', '.join(reasons)}", *hints])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
@@ -36,9 +37,9 @@ class MeasuredM:
         return min([*self.seconds.values(), *([] if library is None else [library])])
 
     def seconds_of(self, record: Record) -> float | None:
-        """Return the seconds that another M's result takes at this M; None if it did not race."""
+        """Return the seconds that another M's result takes at this M; None if it did not race, infinite if wrong."""
         if library_serves(record):
-            return self.record.library_seconds
+            return inf if self.record.library_wrong else self.record.library_seconds
         return self.seconds.get(record.config)
 
     def regret(self, record: Record) -> float | None:

@@ -37,6 +37,8 @@ def race_again(
     entered = race.samples.keys() - {BASELINE_ENTRY}
     if not entered:
         reasons = dict.fromkeys(f"{trial.status}: {trial.reason}" for trial in race.trials if trial.reason)
+        if race.library_wrong:
+            reasons[f"{options.library} is wrong too: {race.library_wrong}"] = None
         return Support("; ".join(reasons) or "nothing raced")
     fastest = min(entered, key=lambda name: median(race.samples[name]))
     config = next(trial.config for trial in race.trials if trial.config.name == fastest)

@@ -119,4 +119,5 @@ class Revalidation:
         if isinstance(race, Support):
             return RetimedResult(row.problem, Trial(artifact.config, "crashed", race.reason), None, row.record)
         samples = race.samples.get(BASELINE_ENTRY)
-        return RetimedResult(row.problem, race.trials[0], median(samples) if samples else None, row.record)
+        seconds = median(samples) if samples else None
+        return RetimedResult(row.problem, race.trials[0], seconds, row.record, race.library_wrong)

@@ -255,10 +255,12 @@ class _SpanTuning:
                 if found is not None:
                     self._table.held_out[m] = found
             failed = [m for m, found in self._table.held_out.items() if self._regret(found) > MOST_REGRET]
-            if not failed or turn == MOST_TRIES - 1 or not self._tables.in_time():
-                return
+            last = not failed or turn == MOST_TRIES - 1 or not self._tables.in_time()
             for m in failed:
-                self._table.rows[m] = self._table.held_out[m]
+                if not last or self._regret(self._table.held_out[m]) == inf:  # The library is wrong there.
+                    self._table.rows[m] = self._table.held_out[m]
+            if last:
+                return
 
     def _regret(self, found: MeasuredM) -> float:
         row = self._table.row_of(found.m)

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.launch import Buffer, Launch
+from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
@@ -38,6 +39,7 @@ from tritongemm.measure.jobs import (
     RaceSamples,
     ScreenJob,
     VerifyJob,
+    WrongBaseline,
 )
 from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.plugins import registry
@@ -246,6 +248,33 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
     monkeypatch.setattr(DeviceWorker, "FIRST_LOOK_ELEMENTS", SIZE.n * 5)  # every fifth row of a C that is larger
     (trial,) = screen(given)
     assert trial.status == "wrong", "a look at some rows sees what is wrong in all"
+
+
+@pytest.mark.parametrize("own_c", [True, False])
+@pytest.mark.parametrize("added", [0.0, 1.0])
+def test_a_library_whose_result_is_wrong_does_not_race(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: float, own_c: bool
+) -> None:
+    """One element of C is wrong, or none; as some of PyTorch's functions do, the library may make C itself."""
+
+    def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object]:
+        def run() -> torch.Tensor:
+            made = operands["a"] @ operands["b"]
+            made[-1, -1] += added
+            return made if own_c else operands["c"].copy_(made)
+
+        return run
+
+    monkeypatch.setattr(registry.get(LibraryBackend, "torch"), "operation", operation)
+    given = candidates(tmp_path, "right")
+    found, *said = (a for a in final(given) if not isinstance(a, Trial))
+    if added:
+        assert isinstance(found, WrongBaseline) and found.reason.startswith("error ")
+        (found,) = said
+    assert (BASELINE_ENTRY in found.samples) is not bool(added)
+    checked = ask(DeviceWorker(), VerifyJob(setup_of(), given, "torch"))
+    assert isinstance(checked[-1], WrongBaseline if added else Trial), "a profiler races it in another process"
+    assert device.graphs == 0 and device.modules == 0
 
 
 @pytest.mark.parametrize(("kind", "name"), [("tires", "ILLEGAL_ADDRESS"), ("balks", "OUT_OF_MEMORY")])

@@ -17,7 +17,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob
+from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob, WrongBaseline
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer
@@ -201,12 +201,14 @@ def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: pytest.Monke
     """Candidates are verified in the GPU's process; those that pass are timed from the trace."""
     tool()
     asked: list[MeasureJob] = []
+    wrong: list[MeasureAnswer] = []
 
     def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
         asked.append(job)
         yield OperandsReady(1, True)
         yield Trial(CONFIGS[0], "ok", stage="final", error=0.0)
         yield Trial(CONFIGS[1], "wrong", "off by one", stage="final")
+        yield from wrong
 
     protocol = MeasureProtocol("rocprofv3", iters=3, warmup=2)
     gpu = GpuEvaluator(target_files.load_target("gfx942"), "amd", 0, protocol, 30.0)
@@ -215,3 +217,6 @@ def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: pytest.Monke
     final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
     assert [type(job) for job in asked] == [VerifyJob] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
     assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())
+    wrong.append(WrongBaseline("off by two"))
+    final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
+    assert (set(final.samples), final.library_wrong) == ({CONFIGS[0].name}, "off by two")

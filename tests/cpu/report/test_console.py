@@ -66,6 +66,21 @@ def test_the_best_of_each_backend_side_by_side() -> None:
     ]
 
 
+def test_libraries_that_are_wrong_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether times are compared or not; a wrong one has none."""
+    wrong = dataclasses.replace(
+        record(SIZE, OURS, 9.0, None), toolchain={"torch": "2.13.0"}, library_wrong="error 0.5 > 0.008"
+    )
+    for compare in (False, True):
+        records = [wrong, record(OTHER, OURS, 12.0, 12.6)]
+        Reporter().records(records, load_target("gfx942"), compare)
+        fault = f"{SIZE.key} (torch 2.13.0: error 0.5 > 0.008)"
+        assert f"library wrong at 1 of 2 sizes, so it did not race there: {fault}\n" in (
+            said := capsys.readouterr().err
+        )
+    assert "1 of 1 sizes won" in said
+
+
 def test_one_backend_alone_needs_no_table_of_its_own() -> None:
     assert table([record(SIZE, OURS, 9.0, 12.0)], {SIZE: [final(OURS, 9.0)]}) == []
 

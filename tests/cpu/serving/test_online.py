@@ -26,7 +26,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
-from tritongemm.serving import online_race, online_store
+from tritongemm.serving import online_race
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
@@ -117,10 +117,10 @@ def clock(run: Run, launches: int) -> list[float]:
 
 
 def race_of(
-    problem_: Problem, library: LibraryBackend, baseline: LibraryBackend, device: torch.device
+    first: str, problem_: Problem, library: LibraryBackend, baseline: LibraryBackend, device: torch.device
 ) -> AlgorithmRace:
     assert baseline.baseline
-    return AlgorithmRace(problem_, library, ToyLibrary(("first", FIRST_US)), device, clock)
+    return AlgorithmRace(problem_, library, ToyLibrary((first, FIRST_US)), device, clock)
 
 
 Tuner = Callable[..., OnlineTuner]
@@ -130,10 +130,13 @@ Tuner = Callable[..., OnlineTuner]
 def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
     """Makes what tries a library's algorithms, as one process after the other would."""
     run_on_cpu(monkeypatch)
+    monkeypatch.setattr(online_race, "_COMPARED_ELEMENTS", 3 * SIZE.k)  # few columns and rows at a time
 
-    def make(library: ToyLibrary, seconds: tuple[float, float] = (60, 60), **device: Any) -> OnlineTuner:
-        store = OnlineStore(tmp_path / "cache" / FILE, tmp_path / CSV_FILE)
-        return OnlineTuner(stand_in_device(**device), store, OnlineBudget(*seconds), library, race_of)
+    def make(
+        library: ToyLibrary, seconds: tuple[float, float] = (60, 60), baseline: str = "first", **device: Any
+    ) -> OnlineTuner:
+        store, race = OnlineStore(tmp_path / "cache" / FILE, tmp_path / CSV_FILE), partial(race_of, baseline)
+        return OnlineTuner(stand_in_device(**device), store, OnlineBudget(*seconds), library, race)
 
     return make
 
@@ -201,11 +204,25 @@ def test_the_baseline_stays_where_none_is_faster_by_the_margin(tuner: Tuner, tmp
     assert not tuner(again).find(CALL) and again.asked == 0
 
 
+def test_a_baseline_that_is_wrong_loses(tuner: Tuner, tmp_path: Path) -> None:
+    """However fast it is; and where no algorithm is right either, nothing is kept."""
+    with pytest.warns(UserWarning, match=r"6x20x32\S*: torch \S+ is wrong: error"):
+        found = tuner(ToyLibrary(("wrong", 0.1), ("idle", 0.1)), baseline="wrong").find(CALL)
+    assert isinstance(found, Support) and found.reason.endswith("none of 2 algorithms is right")
+    assert not list(tmp_path.iterdir())
+    with pytest.warns(UserWarning, match="is wrong"):
+        found = tuner(ToyLibrary(("good", 30.0), ("better", 20.0)), baseline="wrong").find(CALL)
+    assert isinstance(found, OnlineKernel) and found.record.config.template == "better"
+    (line,) = lines(tmp_path)
+    assert (line["winner"], line["library"], line["library_seconds"]) == ("toy_library", "torch", None)
+    assert line["library_wrong"].startswith("error ") and found.record.library_fault.startswith("6x20x32_")
+
+
 def test_what_is_launched_otherwise_is_checked_too(tuner: Tuner) -> None:
     library = ToyLibrary(("best", 8.0))
     library.loaded_adds = 3.0
     found = tuner(library).find(CALL)
-    assert isinstance(found, Support) and "its result is not the baseline's: error" in found.reason
+    assert isinstance(found, Support) and "its result is wrong: error" in found.reason
 
 
 def test_nothing_is_tried_during_a_capture(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -296,84 +313,6 @@ def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: pytest.Mo
     assert str(dispatcher.explain(x, w, bias)).startswith("exact: toy_library.best__")
     tuned = torch.randn(3, 32, dtype=torch.bfloat16), torch.randn(20, 32, dtype=torch.bfloat16)
     assert str(dispatcher.explain(*tuned)).startswith("library: ")
-
-
-# --- What is kept ---------------------------------------------------------------------------------------------------
-
-
-def kept(of: Problem, template: str = "best") -> Record:
-    config = Config(template, 16, 16, 16, options=(("index", 7),), backend="toy_library")
-    return record(of, config, winner="toy_library", compute_units=132) if of else record(of)
-
-
-def add(store: OnlineStore, record_: Record) -> None:
-    store.add(replace(record_, toolchain={"toy_library": "1"}), record_.config)
-
-
-def find(store: OnlineStore, of: Problem) -> Record | None:
-    return store.find(of, "sm90", 132, "toy_library", "1")
-
-
-def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    add(OnlineStore(path, tmp_path / CSV_FILE), kept(SIZE))
-    good = path.read_bytes()
-    damaged = [b"\xff\xfe", b"[" * 100_000, b'{"problem": 1}', b"null", good[:-20].rstrip(), good.replace(b"1", b'"1"')]
-    path.write_bytes(b"\n".join(damaged) + b"\n" + good + b'{"torn": ')
-    store = OnlineStore(path, tmp_path / CSV_FILE)
-    assert find(store, SIZE)
-    other = problem(1, 2, 3)
-    add(store, kept(other))  # it begins a line of its own
-    assert find(store, other) and find(OnlineStore(path, tmp_path / CSV_FILE), other)
-
-
-def test_processes_append_at_once(tmp_path: Path) -> None:
-    """Each line whole, one header, one row for a size however many found it."""
-    sizes = [problem(m, 20, 32) for m in range(1, 9)]
-
-    def work() -> None:
-        store = OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE)
-        for size in sizes:
-            add(store, kept(size))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len((tmp_path / FILE).read_text().splitlines()) == 4 * len(sizes)
-    rows = (tmp_path / CSV_FILE).read_text().splitlines()
-    assert rows.count(CSV_HEADER) == 1 and len(rows) == 1 + len(sizes) == len(set(rows))
-    assert all(find(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), size) for size in sizes)
-
-
-def test_aiters_own_rows_stay(tmp_path: Path) -> None:
-    theirs = f"{CSV_HEADER}\nfalse,false,T,N,1280,16,8192,bf16_r,8192,0,bf16_r,8192,0,bf16_r,1280,0,f32_r,1,9,Cijk"
-    (tmp_path / CSV_FILE).write_text(theirs)  # without an end
-    add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
-    assert (tmp_path / CSV_FILE).read_text().startswith(theirs + "\nfalse,")
-
-
-@pytest.mark.parametrize("name", [FILE, CSV_FILE])
-def test_what_can_not_be_written_is_told(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.warns(UserWarning, match=f"{name} can't be written: "):
-        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
-
-
-def test_another_programs_file_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / CSV_FILE).write_text("my notes\n")
-    with pytest.warns(UserWarning, match="it begins with another line"):
-        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
-    assert (tmp_path / CSV_FILE).read_text() == "my notes\n"
-
-
-def test_types_as_the_file_writes_them() -> None:
-    def types(dtype: str) -> list[str]:
-        row = online_store.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
-        return [row[7], row[10], row[13], row[16]]
-
-    assert types("bf16") == ["bf16_r"] * 3 + ["f32_r"] and types("fp16") == ["f16_r"] * 3 + ["f32_r"]
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.evaluators import FakeEvaluator
+from tests.support.formats import read_text, write_text
 from tests.support.racing import SIZE
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import MARGIN, TuningOptions
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.serving.winners import baseline_won, is_launchable
 from tritongemm.tuning.task import make_record
 
 KERNEL = Config("tile", 16, 16, 16)
@@ -31,3 +36,16 @@ def test_a_kernel_must_beat_the_librarys_best_algorithm_by_the_margin(gain: floa
     record = make_record(SIZE, race, load_target("gfx942"), options, frozenset({"blaslt", "torch"}), "by eye")
     assert (record.winner, record.config.backend) == (winner, winner) and not record.tie
     assert record.library == "torch" and record.library_seconds == pytest.approx(3e-5, rel=1e-3)
+
+
+def test_a_library_whose_result_is_wrong_loses(tmp_path: Path) -> None:
+    """It is named with its version and serves nothing, though its time was the shortest."""
+    evaluator = FakeEvaluator(baseline_seconds=1e-9, rounds=20, library_wrong="error 0.5 > 0.008")
+    race = evaluator.race(SIZE, [Artifact(KERNEL, "")], "torch")
+    options = TuningOptions(tmp_path, library="torch", toolchain={"torch": "2.13.0"})
+    record = make_record(SIZE, race, evaluator.target, options, frozenset(), "by eye")
+    assert (record.winner, record.library, record.library_seconds) == ("triton", "torch", None)
+    assert record.library_fault == f"{SIZE.key} (torch 2.13.0: error 0.5 > 0.008)"
+    assert Record.from_json(record.to_json()) == record
+    (row,) = read_text(write_text(record))
+    assert row.record == record and is_launchable(record) and not baseline_won(record)

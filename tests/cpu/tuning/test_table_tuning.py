@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -52,8 +52,9 @@ def choice_of_the_library(m: int) -> Config:
 class Judge(FakeEvaluator):
     """A device with such a library, which offers at an M the tiles that waste least of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrong_at: Set[int] = frozenset()) -> None:
         super().__init__("sm90")
+        self.wrong_at = wrong_at
         self.target = TARGET
         self.races: list[int] = []
 
@@ -64,7 +65,9 @@ class Judge(FakeEvaluator):
         samples = {c.name: (seconds_of(c, problem.m),) * 10 for c in configs}
         samples[BASELINE_ENTRY] = (seconds_of(choice_of_the_library(problem.m), problem.m),) * 10
         trials = tuple(Trial(c, "ok", "", samples[c.name], "sundial", "final", 0.0, 0.1) for c in configs)
-        return RaceResult(trials, samples, True)
+        if problem.m in self.wrong_at:
+            del samples[BASELINE_ENTRY]
+        return RaceResult(trials, samples, True, library_wrong="error 1" if problem.m in self.wrong_at else "")
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """As many as are asked for."""
@@ -117,6 +120,17 @@ def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None
         held_out = {int(m) for r in records for m in r.held_out}
         assert held_out and held_out.isdisjoint(r.problem.m for r in records)
         assert all(store.record(r.problem) == r for r in records)
+
+
+def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: Path) -> None:
+    """It is compared at held-out M, each of which becomes a row where the library would have served it."""
+    judge = Judge(wrong_at=set(range(1, HIGH)) - {*SPAN.ladder(), *SPAN.searched()})
+    with searched(path, judge) as store:
+        table = make_table(store, judge)
+        compared = judge.wrong_at & set(judge.races)
+        served = {m: row.record.winner for m in compared if (row := table.row_of(m))}
+        assert len(served) > 8 and "torch" not in served.values()
+        assert "torch" in {row.record.winner for row in table.rows.values()} and table.records()
 
 
 def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:

@@ -14,7 +14,7 @@ from tritongemm.results import journal
 from tritongemm.runtime.machine import toolchain
 
 RACES = "merging.journal"  # in the campaign's folder while its results are merged
-_RACED = "raced"  # of a record in it: the kernels that raced
+_RACED = "raced"  # a note of a record in it: the kernels that raced
 _Key: TypeAlias = "tuple[Problem, int, tuple[str, ...]]"
 
 
@@ -75,7 +75,7 @@ class RaceLog:
         Raises:
             OutputError: it is not.
         """
-        marked = replace(result, extra={**result.extra, _RACED: list(conflict.kernels)})
+        marked = replace(result, notes={**result.notes, _RACED: list(conflict.kernels)})
         self._journal.append([{"record": marked.to_json()}])
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ def _describe(tools: MeasuringTools) -> dict[str, Any]:
 
 def _keyed(marked: Record) -> tuple[_Key, Record]:
     """A result of the log without its mark, behind the key of the conflict that it is of."""
-    extra = dict(marked.extra)
-    kernels = extra.pop(_RACED, ())
+    notes = dict(marked.notes)
+    kernels = notes.pop(_RACED, ())
     names = tuple(map(str, kernels)) if isinstance(kernels, (list, tuple)) else ()
-    return (marked.problem, marked.compute_units, names), replace(marked, extra=extra)
+    return (marked.problem, marked.compute_units, names), replace(marked, notes=notes)

@@ -231,5 +231,5 @@ def _raced(
         m_from=source.m_from,
         held_out=source.held_out,
         quantize_seconds=source.quantize_seconds,
-        extra=source.extra,
+        notes=source.notes,
     )

@@ -26,8 +26,8 @@ from tritongemm.core.values import (
     require,
 )
 
-# Number of the form in which journals and results files are written. It rises where a reader that ignores a new key
-# would take a result for another one; a key that only adds to what is known does not raise it.
+# Number of the form in which journals and results files are written. A new key of a result raises it: a reader refuses
+# keys that it does not know.
 SCHEMA = 2
 
 _FIELD_KINDS = {
@@ -50,11 +50,11 @@ _FIELD_KINDS = {
     "quantize_seconds": POSITIVE_OR_NONE,
     "code": TEXT,
     "library_wrong": TEXT,
-    "extra": MAP,
+    "notes": MAP,
 }
 
 # Fields that are not written where they say nothing.
-_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong")
+_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong", "notes")
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Record:
         code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
         library_wrong: the error and the tolerance of the library whose result was wrong, so that it did not race; ""
             where it was right, or was not compared, as in older files.
-        extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
-            do not count when records are compared.
+        notes: what a file's format or a campaign keeps with the result, by its own name, such as another tool's name of
+            the kernel; they are written back, and do not count when records are compared.
 
     Raises:
         InputError: a value is not of its field's kind, or out of range.
@@ -115,7 +115,7 @@ class Record:
     quantize_seconds: float | None = None
     code: str = ""
     library_wrong: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         require(self.__dict__, _FIELD_KINDS)
@@ -164,23 +164,23 @@ class Record:
         return None if self.library_seconds is None else self.library_seconds / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, in their order, then the unknown keys."""
-        data = {k: v for k, v in self.__dict__.items() if k != "extra" and (v or k not in _LEFT_OUT)}
-        return {**data, "problem": self.problem.to_json(), "config": self.config.name, **self.extra}
+        """The fields as JSON values, in their order."""
+        data = {k: v for k, v in self.__dict__.items() if v or k not in _LEFT_OUT}
+        return {**data, "problem": self.problem.to_json(), "config": self.config.name}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
-        """The record that `to_json` made; keys that are no field are kept in `extra`.
+        """The record that `to_json` made.
 
         Args:
             data: the fields.
             problem: what it is of; None for what the data say.
 
         Raises:
-            InputError: a value is not of its field's kind, or out of range.
+            InputError: a value is not of its field's kind, or out of range, or a key is no field.
             KeyError, TypeError: a field is missing.
         """
-        known = {f.name for f in fields(cls)} - {"extra"}
-        held = {k: v for k, v in data.items() if k in known}
-        held |= {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
-        return cls(**held, extra={k: v for k, v in data.items() if k not in known})
+        if unknown := data.keys() - {f.name for f in fields(cls)}:
+            raise InputError(f"has unknown keys: {', '.join(sorted(unknown))}")
+        read = {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
+        return cls(**{**data, **read})

@@ -35,7 +35,7 @@ _MOST_EXPONENT = 16
 _ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
 A_DTYPE = "torch.bfloat16"
-_KEPT = "aiter"  # key of what our results keep of a row, as an unknown one: it is of the kernel that it names alone
+_KEPT = "aiter"  # name of the note that our results keep of a row: it is of the kernel that it names alone
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
 
@@ -71,7 +71,7 @@ class CellReader:
         config = self._config(cells, target)
         record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
         if record is not None and (kept := _kept(cells)):
-            record = replace(record, extra={_KEPT: kept})
+            record = replace(record, notes={_KEPT: kept})
         return FormatRow(problem, config, record, line.number, line.row, target, units, optional=True)
 
     def _problem(self, cells: Cells, target: str) -> Problem:
@@ -244,10 +244,10 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
     """What a result keeps of a row of AITER's with this kernel, as its cells.
 
     Args:
-        record: the result, whose unknown keys may come from any file.
+        record: the result, whose notes may come from any file.
         kernel: which one is told.
     """
-    kept = record.extra.get(_KEPT)
+    kept = record.notes.get(_KEPT)
     if not isinstance(kept, Mapping) or kept.get("kernelName") != kernel.name:
         return {}
     number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))

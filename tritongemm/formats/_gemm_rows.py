@@ -59,7 +59,7 @@ _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "library_wrong", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
-    *("quantize_us", "code"),
+    *("quantize_us", "code", "notes"),
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
@@ -221,8 +221,7 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
             if reason:
                 newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
                 continue
-            if entry.unknown and not is_result(entry):
-                entry.refuse_unknown_keys()
+            entry.refuse_unknown_keys()
             row = reader.read(entry)
             place = sizes.setdefault(row.problem, len(rows)) if row.config is None else len(rows)
             if place < len(rows) and (row.operation or rows[place].operation):
@@ -251,11 +250,6 @@ def _unusable(entry: Entry, reader: RowReader) -> str:
     except InputError as error:
         return f"a newer version wrote it: {error}"
     return ""
-
-
-def is_result(entry: Entry) -> bool:
-    """Whether a row is a result as this project writes them, and no size or config that was written by hand."""
-    return "target" in entry and "time(us)" in entry
 
 
 def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
@@ -294,7 +288,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "held_out": entry.plain("held_out") or {},
         "quantize_seconds": entry.shifted("quantize_us", -6),
         "code": entry.text("code"),
-        "extra": entry.unknown_values(),
+        "notes": entry.plain("notes") or {},
     }
     try:
         return Record(problem=problem, config=config, **fields)
@@ -328,7 +322,8 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"quantize_us": None if record.quantize_seconds is None else _microseconds(record.quantize_seconds)}
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items())), "code": record.code or None}
-    return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
+    row |= {"notes": dict(record.notes) or None}
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def make_size(row: FormatRow) -> dict[str, Any]:

@@ -92,10 +92,6 @@ class Entry:
         for name in self.unknown:
             self.fail(f"has an unknown key {shown(name)}; {_nearest(name, self._keys)}")
 
-    def unknown_values(self) -> dict[str, Any]:
-        """What the unknown keys say, as JSON values."""
-        return {name: _plain(self.values[name]) for name in self.unknown}
-
     def plain(self, key: str) -> Any:
         """What a key says, as a JSON value; None where it is not there."""
         return _plain(self.values.get(key))

@@ -1,9 +1,9 @@
 """Format: the results file of this project, a YAML list of maps: tune_gemm's keys first, then ours.
 
 The first line, a remark, has the number of the schema: ``# Tuned by tritongemm, schema 2: …``; a file whose first line
-has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. Keys of a result that
-this version does not know are kept and written back. A file of a newer schema may hold rows that this version can't
-use, because it does not know their keys or values: it keeps them as they are, and a warning counts them.
+has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. A file of a newer schema
+may hold rows that this version can't use, because it does not know their keys or values: it keeps them as they are, and
+a warning counts them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A journal begins with its header, whose key ``schema`` is the number of the form that its lines have; without one it
 is 1. Every line is read by itself, because a journal of schema 1 that is continued has lines of both.
 
-- A key of a trial or a record that is not known here is passed over; a record keeps it in `Record.extra`.
+- A key of a trial that is not known here is passed over; a record that has one is not used.
 - A key of a problem that is not known here makes it another problem, so the line is kept and not used.
 - A problem of schema 1 says what scales it has, and in which order its B lies, by the name of its family alone.
 - In a journal of a newer schema a line that can't be read is kept and not used.
@@ -248,11 +248,11 @@ def read_trial(data: Mapping[str, Any]) -> Trial:
 
 
 def read_record(data: Mapping[str, Any]) -> Record:
-    """The record of a line; keys that are not known here are kept in its `extra`.
+    """The record of a line.
 
     Raises:
         NewerLineError: its problem has a key that is not known here.
-        InputError, KeyError, TypeError: it can't be.
+        InputError, KeyError, TypeError: it can't be, or has a key that is not known here.
     """
     _require_map(data, "record")
     return Record.from_json(data, read_problem(data["problem"]))

@@ -7,6 +7,7 @@ measured row before a predicted one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,17 +32,17 @@ def read_configured() -> tuple[LoadedTable, ...]:
     """
     named = settings.tuned_configs()
     tables = [read_table(path) for path in named]
-    known = {path.resolve() for path in named}
+    known = {os.path.realpath(path) for path in named}
     for config in settings.aiter_configs():
-        if config.path.resolve() not in known and (table := _read_aiters(config)) is not None:
+        if os.path.realpath(config.path) not in known and (table := _read_aiters(config)) is not None:
             tables.append(table)
-            known.add(config.path.resolve())
+            known.add(os.path.realpath(config.path))
     return merge(tables)
 
 
 def _read_aiters(config: AiterConfig) -> LoadedTable | None:
     """A table of one of AITER's variables; as AITER does, one that is missing is passed over."""
-    if not config.path.exists():
+    if not os.path.exists(config.path):
         _LOG.warning("%s: there is no such file; %s names it", printable(str(config.path)), config.variable)
         return None
     try:

@@ -83,7 +83,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
     from tritongemm.export.library import storage  # whose import takes longer than that of the rest
 
     # A folder that is no library, as that of a campaign in which nothing gained, is told as one.
-    if isinstance(source, str | Path) and (storage.is_library(Path(source)) or Path(source).is_dir()):
+    if isinstance(source, str | Path) and (storage.is_library(Path(source)) or os.path.isdir(source)):
         from tritongemm.serving.library_rows import read_library
 
         library, rows = read_library(Path(source))

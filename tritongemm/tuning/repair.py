@@ -131,4 +131,4 @@ class Repair:
         made = race_again(evaluator, record.problem, artifacts, self._options)
         if isinstance(made, Support):
             return Support(f"none of its neighbours passed: {made.reason}")
-        return replace(made, m_from=record.m_from, quantize_seconds=record.quantize_seconds, extra=record.extra)
+        return replace(made, m_from=record.m_from, quantize_seconds=record.quantize_seconds, notes=record.notes)

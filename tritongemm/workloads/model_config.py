@@ -7,6 +7,7 @@ text part's values are nested under ``text_config``.
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,7 +195,7 @@ def read_config(place: Path) -> ModelConfig:
     Raises:
         InputError: there is no such file, or it is no JSON with a map of keys, each of which it has once.
     """
-    path = place / FILE if place.is_dir() else place
+    path = place / FILE if os.path.isdir(place) else place
     values = _read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold a map of keys, not {reprlib.repr(values)}")

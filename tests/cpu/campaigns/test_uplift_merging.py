@@ -138,11 +138,11 @@ def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path, r
 
 
 def test_what_a_race_does_not_tell_stays(raced: Any) -> None:
-    mine = stored(PROBLEMS[0], 1, 5, m_from=3, extra={"of_mine": 1})
+    mine = stored(PROBLEMS[0], 1, 5, m_from=3, notes={"of_mine": 1})
     elsewhere = replace(Conflict(mine, stored(PROBLEMS[0], 2, 5)), mine=replace(mine, compute_units=80))
     gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
     found, refused = raced([Conflict(mine, stored(PROBLEMS[0], 2, 5)), elsewhere], gpu)
-    assert isinstance(found, Record) and (found.m_from, found.extra) == (3, {"of_mine": 1})
+    assert isinstance(found, Record) and (found.m_from, found.notes) == (3, {"of_mine": 1})
     assert isinstance(refused, Support) and "this GPU is a gfx942 of 304 compute units" in refused.reason
 
 
@@ -163,7 +163,7 @@ def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Pat
 
 def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
     """Each race is kept when it is over; a race of other kernels, or one that failed, is not taken for it."""
-    conflicts = [Conflict(stored(PROBLEMS[i], 1, 5, extra={"n": i}), stored(PROBLEMS[i], 2, 5)) for i in range(3)]
+    conflicts = [Conflict(stored(PROBLEMS[i], 1, 5, notes={"n": i}), stored(PROBLEMS[i], 2, 5)) for i in range(3)]
 
     class Dying(FakeEvaluator):
         def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
@@ -178,7 +178,7 @@ def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
         raced(conflicts, Dying(seconds=lambda config: config.option("index") * 1e-6, fits=fits))
     gpu = FakeEvaluator(seconds=lambda config: (9 - config.option("index")) * 1e-6)
     found = raced(conflicts, gpu)
-    assert [one.config.option("index") for one in found] == [1, 2, 2] and found[0].extra == {"n": 0}
+    assert [one.config.option("index") for one in found] == [1, 2, 2] and found[0].notes == {"n": 0}
     assert [one.seconds for one in found] == [1e-6, 7e-6, 7e-6]
     other = Conflict(conflicts[0].mine, stored(PROBLEMS[0], 3, 5))
     assert raced([other, *conflicts], gpu)[0].config.option("index") == 3, "these have not raced"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,9 @@ def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch:
     configs = {(c.template, *c.tile): c for c in kept}.values()
     assert len({c.template for c in configs}) >= templates
     # A file has a row for each size, and a tile is read alike whatever multiple of K there is.
-    sizes_of = (dataclasses.replace(problem, k=problem.k * (i + 1)) for i in range(len(configs)))
+    sizes_of = (replace(problem, k=problem.k * (i + 1)) for i in range(len(configs)))
     written = [
-        dataclasses.replace(RECORD, problem=size, target=arch, config=config)
+        replace(RECORD, problem=size, target=arch, config=config)
         for size, config in zip(sizes_of, configs, strict=True)
     ]
     (path := tmp_path / "out.yaml").write_text(write_text(*written))
@@ -91,8 +92,8 @@ def test_what_a_plain_yaml_reader_sees() -> None:
 
 
 def test_stream_k_row_has_num_sms_for_split_k() -> None:
-    stream = dataclasses.replace(RECORD, config=Config("stream_k", 64, 64, 64, options=(("num_sms", 304),)))
-    both = dataclasses.replace(stream, config=dataclasses.replace(stream.config, split_k=4))
+    stream = replace(RECORD, config=Config("stream_k", 64, 64, 64, options=(("num_sms", 304),)))
+    both = replace(stream, config=replace(stream.config, split_k=4))
     assert "'NUM_SMS': 304" in write_text(stream)
     assert "SPLIT_K" not in write_text(stream)
     for record in (stream, both):
@@ -138,13 +139,13 @@ def test_any_record_comes_back_equal(record: Record) -> None:
 
 
 def test_one_problem_on_two_targets() -> None:
-    other = dataclasses.replace(RECORD, target="gfx950")
+    other = replace(RECORD, target="gfx950")
     assert [r.record for r in rows(write_text(RECORD, other))] == [RECORD, other]
 
 
 def test_one_problem_on_devices_of_two_sizes() -> None:
     """A whole chip and a part of it; a row that does not say is one more."""
-    some = [dataclasses.replace(RECORD, compute_units=count) for count in (0, 304, 80)]
+    some = [replace(RECORD, compute_units=count) for count in (0, 304, 80)]
     text = write_text(*some)
     assert text.count("compute_units") == 2
     assert [r.record for r in rows(text)] == some
@@ -155,13 +156,13 @@ def test_one_problem_on_devices_of_two_sizes() -> None:
 def test_orders_of_b_and_scales_come_back() -> None:
     a8w8 = registry.get(Family, "a8w8")
     plain = a8w8.problem(64, 32, 128, "int8", "int8", "bf16", row_major_b=False)
-    shuffled = dataclasses.replace(plain, order_b="shuffled_16x16")
+    shuffled = replace(plain, order_b="shuffled_16x16")
     assert plain.scale_a and plain.scale_b
-    some = [dataclasses.replace(RECORD, problem=p) for p in (plain, shuffled)]
+    some = [replace(RECORD, problem=p) for p in (plain, shuffled)]
     first, second = write_text(*some).splitlines()[1:]
     assert "order_b" not in first and "'family': 'a8w8', 'order_b': 'shuffled_16x16'" in second
     assert [r.record for r in rows(write_text(*some), Defaults(family="dense_bpreshuffle"))] == some
-    odd = dataclasses.replace(RECORD, problem=dataclasses.replace(plain, scale_b=None))
+    odd = replace(RECORD, problem=replace(plain, scale_b=None))
     with pytest.raises(InputError, match="has scales that family a8w8 does not have"):
         write_text(odd)
 
@@ -173,23 +174,27 @@ def test_the_head_has_the_number_of_the_schema() -> None:
     assert results_format().read_results(HERE, text.split("\n", 1)[1]).schema == 1, "files without a number are older"
 
 
-def test_keys_of_a_result_that_are_not_known_are_kept() -> None:
-    """Whatever they hold; equality of records does not ask for them."""
-    unknown = "'driver': '6.4', 'power': {'watts': 750.5, 'capped': false}, 'runs': [1, 2.5, null, 'x: y']"
+@pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        ("'problem': {'m': 16, 'n': 4096}", "has an unknown key 'problem'; there are: M, N, K"),
+        ("'seconds': 1.0e-8", "has an unknown key 'seconds'; there are: M, N, K"),
+        ("'m_from': 1", "has an unknown key 'm_from'; did you mean 'M_from'?"),
+    ],
+)
+def test_a_key_that_is_not_known_does_not_win_over_a_field(unknown: str, words: str) -> None:
+    """A field's own name is none of a row's keys; in a journal and a manifest other keys are refused likewise."""
     head, line = write_text(RECORD).splitlines()
-    (row,) = rows(f"{head}\n{line[:-1]}, {unknown}, 'day': 2026-01-02}}\n")
-    assert row.record == RECORD
-    extra = {
-        "driver": "6.4",
-        "power": {"watts": 750.5, "capped": False},
-        "runs": [1, 2.5, None, "x: y"],
-        "day": "2026-01-02",
-    }
-    assert row.record and row.record.extra == extra
-    written = write_text(row.record)
-    assert written.splitlines()[1].endswith(f"{unknown}, 'day': '2026-01-02'}}")
-    again = rows(written)[0].record
-    assert again and again.extra == extra and Record.from_json(again.to_json()).extra == extra
+    with pytest.raises(InputError, match=re.escape(f"row 1 (line 2) {words}")):
+        rows(f"{head}\n{line[:-1]}, {unknown}}}\n")
+    with pytest.raises(InputError, match="has unknown keys: power"):
+        Record.from_json(RECORD.to_json() | {"power": 1})
+
+
+def test_notes_of_a_result_are_written_back() -> None:
+    noted = replace(RECORD, notes={"aiter": {"kernelId": 5, "odd": [1, 2.5, None, "x: y"]}})
+    again = rows(write_text(noted))[0].record
+    assert again == RECORD and again.notes == noted.notes == Record.from_json(noted.to_json()).notes
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ def test_a_row_written_by_hand_has_no_unknown_keys(row: str) -> None:
 
 def test_rows_of_a_newer_schema_are_kept_and_not_used() -> None:
     """A key may make it another problem; other rows are used. In a file of today's schema a wrong row is an error."""
-    other = dataclasses.replace(RECORD, target="gfx950")
+    other = replace(RECORD, target="gfx950")
     _, first, second = write_text(RECORD, other).splitlines()
     groups = (
         first[:-1]
@@ -223,7 +228,7 @@ def test_rows_of_a_newer_schema_are_kept_and_not_used() -> None:
     again = results_format().write_results([RECORD, other], results.schema, results.newer)
     assert again.startswith(f"# Tuned by tritongemm, schema {SCHEMA + 1}: ")
     assert again.splitlines()[1:] == [groups, first, dtype, second]
-    with pytest.raises(InputError, match=r"row 3 \(line 4\) can't be: unknown dtype 'fp2'"):
+    with pytest.raises(InputError, match=r"row 1 \(line 2\) has an unknown key 'x9'"):
         rows(text.replace(f"schema {SCHEMA + 1}", f"schema {SCHEMA}"))
 
 

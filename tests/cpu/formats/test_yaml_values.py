@@ -164,9 +164,9 @@ def test_a_row_in_block_style_costs_itself_too() -> None:
     assert first.fault == "has M twice; keep one of them" and second.value == {"M": "3"} and second.line == 6
 
 
-def test_what_a_newer_version_wrote_in_thousands_of_digits_is_text() -> None:
+def test_a_note_of_thousands_of_digits_is_text() -> None:
     """Python makes no number of it."""
     line = results_format().write([]).strip() + "\n- {M: 1, N: 1, K: 1, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, "
-    line += f"BLOCK_SIZE_K: 16, target: sm90, time(us): 1.0, x9: {'9' * 5000}, x8: .inf}}\n"
+    line += f"BLOCK_SIZE_K: 16, target: sm90, time(us): 1.0, notes: {{x9: {'9' * 5000}, x8: .inf}}}}\n"
     (row,) = results_format().read(HERE, line, Defaults())
-    assert row.record is not None and row.record.extra == {"x9": "9" * 5000, "x8": ".inf"}
+    assert row.record is not None and row.record.notes == {"x9": "9" * 5000, "x8": ".inf"}

@@ -12,10 +12,13 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tritongemm.core.errors import InputError
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
 from tritongemm.serving import loaded_tables, rank_agreement
+from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
 
 
@@ -94,3 +97,15 @@ def test_ranks_with_other_tables_say_so(store: distributed.Store, caplog: pytest
 
 def test_alone_there_is_nobody_to_compare_with() -> None:
     assert rank_agreement.agree("0123456789ab")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "x/" * 3000, "a" * 300 + ".zip", "a\0b", "a\ud800", "loop"])
+def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError):
+        read_table(name)
+    if "\0" not in name and "\ud800" not in name:
+        monkeypatch.setenv("TRITONGEMM_CONFIG", name)
+        with pytest.raises(InputError):
+            read_configured()

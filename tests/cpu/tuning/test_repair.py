@@ -60,7 +60,7 @@ def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None
     pool: Any = SimpleNamespace(stream=built)
     evaluator = FakeEvaluator(baseline_seconds=4e-5, rounds=9)
     monkeypatch.setattr("tests.support.evaluators.require_launch", lambda *_: None)
-    stale = record(SIZE, SLOW, m_from=8, extra={"newer": 1})
+    stale = record(SIZE, SLOW, m_from=8, notes={"aiter": 1})
     known = [
         stale,
         record(replace(SIZE, m=80), NEAR),
@@ -70,7 +70,7 @@ def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None
     ((before, after),) = Repair([evaluator], pool, OPTIONS, kept, print).repair([stale], known, {})
     assert before is stale and evaluator.raced == [NEAR, OWN]
     assert isinstance(after, Record) and (after.config, after.m_from, after.code) == (NEAR, 8, "5" * 64)
-    assert after.toolchain == {"triton": "4.0"} and after.problem == SIZE and after.extra == {"newer": 1}
+    assert after.toolchain == {"triton": "4.0"} and after.problem == SIZE and after.notes == {"aiter": 1}
     assert after.library_seconds == 4e-5 and after.winner == "triton"
 
 

@@ -85,6 +85,9 @@ def build(records: Sequence[Record], here: Machine) -> Built:
             continue
         for once in _once_each(group):
             _build_group(once, target, toolchain(here), built)
+    faults = [(entry, entry.readable()) for entry in built.entries]
+    built.entries = [entry for entry, readable in faults if readable]
+    built.left_out += [(entry.record, f"a library can't hold it: {fault}") for entry, fault in faults if not fault]
     _add_beside(built, toolchain(here))
     return built
 

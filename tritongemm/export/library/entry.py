@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,6 +113,14 @@ class LibraryEntry:
         if not kernel.launches.low <= (record.m_from or record_m(record)) <= record_m(record) <= kernel.launches.high:
             return Support("its launches are not those of its range of M")
         return SUPPORTED
+
+    def readable(self) -> Support:
+        """Whether a reader of the manifest gets this entry, and if not, why."""
+        try:
+            same = LibraryEntry.from_json(json.loads(json.dumps(self.to_json()))).record == self.record
+        except (InputError, KeyError, TypeError) as error:
+            return Support(str(error))
+        return SUPPORTED if same else Support("a manifest makes another result of it")
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON values of a manifest, with the seal that shows whether somebody changed them."""

@@ -94,7 +94,7 @@ class _Archive:
                     refuse(f"has {len(members)} members, more than {_MOST_MEMBERS}")
                 for member in members:
                     self._add(member, refuse)
-        except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+        except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
             refuse(f"is a damaged archive: {error}; copy it again")
 
     def _add(self, member: zipfile.ZipInfo, refuse: Any) -> None:
@@ -221,10 +221,10 @@ class StoredCode:
 
 def is_library(path: Path) -> bool:
     """Whether a path is a folder with a manifest, or an archive, also one whose beginning is damaged."""
-    if path.is_dir():
-        return (path / MANIFEST).is_file()
+    if os.path.isdir(path):
+        return os.path.isfile(path / MANIFEST)
     try:
-        start = _start(path) if path.is_file() else b""
+        start = _start(path) if os.path.isfile(path) else b""
     except OSError:
         return False
     return is_archive(start) or (start != b"" and path.suffix == ARCHIVE_SUFFIX)
@@ -242,9 +242,9 @@ def open_library(path: Path) -> KernelLibrary:
         InputError: it can't be read, is no library, or a newer version wrote it.
     """
     try:
-        if path.is_file() and not is_library(path):
+        if os.path.isfile(path) and not is_library(path):
             _refuse(path, "is no library: it is neither a folder nor an archive")
-        members: Members = _Folder(path) if path.is_dir() else _Archive(path)
+        members: Members = _Folder(path) if os.path.isdir(path) else _Archive(path)
         size = members.size(MANIFEST)
         if size is None:
             _refuse(path, f"is no library: it has no {MANIFEST}")
@@ -255,6 +255,8 @@ def open_library(path: Path) -> KernelLibrary:
         raise InputError(f"{path}: there is no such library") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    except ValueError as error:  # a name that no system takes
+        raise InputError(f"{printable(str(path))} can't be read: {error}") from None
     data = _read_manifest(path, text)
     entries, damaged = list[LibraryEntry](), list[DamagedEntry]()
     helpers, targets = dict[HelperKey, LibraryHelper](), dict[str, Target]()

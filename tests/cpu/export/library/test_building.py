@@ -72,3 +72,12 @@ def test_what_no_library_can_hold_is_left_out_with_the_reason() -> None:
     reasons = [reason for _, reason in built.left_out]
     assert [any(word in reason for reason in reasons) for word in ("names no target", "nobody", "sm1", "power of two")]
     assert len(reasons) == 4
+
+
+def test_an_entry_that_its_reader_refuses_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here launches of another range of M."""
+    wider = replace(RANGE, m_from=4)
+    monkeypatch.setattr(building, "_can_be_held", lambda _: replace(libraries.entry(RANGE, b"code"), record=wider))
+    built = building.build([wider], HERE)
+    reason = "a library can't hold it: its launches are not those of its range of M"
+    assert not built.entries and built.left_out == [(wider, reason)]

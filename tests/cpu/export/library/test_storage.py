@@ -158,6 +158,17 @@ def test_what_is_no_library_is_refused(path: Path, tmp_path: Path) -> None:
             open_library(path)
 
 
+def test_names_that_no_text_holds_are_refused(tmp_path: Path) -> None:
+    """Of a member, and of the library itself."""
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("\u00e9", "x")
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
+    for name in (path, "a" * 5000, "a\ud800", "a\0"):
+        with pytest.raises(InputError, match=r"is a damaged archive|can't be read"):
+            open_library(Path(name))
+
+
 @pytest.mark.parametrize("entry", [None, 7, [], {}, {"record": 1}, {"record": {}, "sha256": "x"}])
 def test_an_entry_of_another_kind_costs_itself_alone(tmp_path: Path, entry: object) -> None:
     libraries.write(tmp_path / "library", RECORDS[0])

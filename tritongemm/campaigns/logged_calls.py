@@ -45,6 +45,7 @@ class LoggedCalls:
         self._faults: list[LogFault] = []
         self._more_faults, self._last_fault = 0, 0
         self._others: Counter[str] = Counter()
+        self._assumed: Counter[str] = Counter()
         self._sizes, self._first_size = 0, 0
         self._lines = 0  # of the pieces so far
 
@@ -67,6 +68,7 @@ class LoggedCalls:
             self._add_row(row)
         self._add_faults(sorted({one for contents in read for one in contents.faults}, key=lambda fault: fault.line))
         for contents in read:
+            self._assumed.update(contents.assumed)
             for name, count in contents.others.items():
                 self._others[name if name in self._others or len(self._others) < _MOST_NAMES else "others"] += count
         self._look_around(piece)
@@ -94,6 +96,9 @@ class LoggedCalls:
                 f"{path}: {' and '.join(twice)} tell the same calls; the larger count of each is taken, which is too "
                 "small if they are of different runs"
             )
+        if self._assumed:
+            defaults = ", ".join(f"{name} in {count}" for name, count in self._assumed.items())
+            yield f"{path}: commands do not say all; the benchmark's defaults are taken: {defaults}"
         if self._sizes:
             yield (
                 f"{path}: line {self._first_size} is of a file of sizes, as are {self._sizes - 1} others; they are not "

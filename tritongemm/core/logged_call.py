@@ -98,8 +98,10 @@ class LogContents:
         rows: the products that were called.
         faults: lines that can't be parsed.
         others: calls of functions that compute no such product, by name.
+        assumed: fields of calls that their lines leave out, with the default that is taken, and how often.
     """
 
     rows: list[LoggedRow] = field(default_factory=list)
     faults: list[LogFault] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
+    assumed: Counter[str] = field(default_factory=Counter)

@@ -92,6 +92,22 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
         read(log, gemv)
 
 
+def test_what_a_command_leaves_out_is_at_its_benchmarks_default(log: Path) -> None:
+    """Unless it is cut; the sizes have defaults too, which no one who pastes a command means."""
+    text = (
+        "hipblaslt-bench --a_type bf16_r --b_type bf16_r --d_type bf16_r -m 64 -n 32 -k 16 --compute_type f32_r\n"
+        "hipblaslt-bench -m 64 -n 32 -k 16 --transA T\nhipblaslt-bench -n 32 -k 16 -r bf16_r\n"
+        "rocblas-bench -f gemm_ex -m 64 -n 32 -k 16\nhipblaslt-bench -m 64 -n 32 -k 16"
+    )
+    found = read(log, text)
+    whole = "it multiplies whole float32; here their products are of tf32"
+    assert counts(found) == {"32x64x16_bf16_TT": 1, "32x64x16_fp16_TN": 1, whole: 1}
+    faults, cut, assumed = found.remarks
+    assert "line 3: it has no M" in faults and "line 5: the command is cut" in cut
+    assert assumed.startswith(f"{log}: commands do not say all; the benchmark's defaults are taken: transA N in 2")
+    assert "a_type f16_r in 1" in assumed and "a_type f32_r in 1" in assumed
+
+
 def test_functions_without_a_d_write_into_c(log: Path) -> None:
     """Batches too: rocBLAS's gemm and gemm_strided_batched have no D to tell of."""
     where = "lda: 128, stride_a: 4096, ldb: 64, stride_b: 2048, beta: 0, ldc: 128, stride_c: 8192, batch_count: 12"

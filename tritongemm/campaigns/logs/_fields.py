@@ -225,10 +225,12 @@ def _known_call(pairs: tuple[tuple[str, str], ...]) -> LoggedCall:
     return read_call(Fields(dict(pairs)))
 
 
-def add_row(contents: LogContents, fields: Fields, line: int, kind: str, count: float = 1.0) -> None:
-    """Add the call that a line is of, or a fault where it can't be one."""
+def add_row(contents: LogContents, fields: Fields, line: int, kind: str, count: float = 1.0) -> bool:
+    """Add the call that a line is of, or a fault where it can't be one; whether it is one."""
     try:
         call = _known_call(fields.pairs)
-        contents.rows.append(LoggedRow(call, count, line, kind))
     except InputError as error:
         contents.faults.append(LogFault(line, str(error)))
+        return False
+    contents.rows.append(LoggedRow(call, count, line, kind))
+    return True

@@ -3,8 +3,9 @@
     hipblaslt-bench --api_method c -m 1024 -n 512 -k 1024 --lda 1024 … --compute_type f32_r --activation_type none
     ./rocblas-bench -f gemm_ex --transposeA T --transposeB N -m 17408 -n 2048 -k 5120 --alpha 1 --a_type f16_r …
 
-What a command leaves out is at its default, so one that is cut could be taken for another call: a command counts only
-where its line has an end, and where no word in it stands without an option.
+What a command leaves out is at its default, as the libraries' own commands leave out little and people's much. One that
+is cut could be taken for another call, so a command counts only where its line has an end, and where no word in it
+stands without an option.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _LETTERS = {
     "f16": "f16_r", "bf16": "bf16_r", "f32": "f32_r", "f64": "f64_r",
 }  # fmt: skip
 _CUT = "the command is cut: its line does not end; if it is whole, end the file with a new line"
-_TYPES = ("a_type", "b_type", "c_type", "d_type", "compute_type")
+_OF_RESULT = "c_type", "d_type"  # either stands for the other
+_TYPES = ("a_type", "b_type", *_OF_RESULT, "compute_type")
+_PRECISIONS = {"hipblaslt": "f16_r", "rocblas": "f32_r"}  # of what has no type, where -r says none
+_SUMS = "f32_r"  # the compute_type of hipblaslt-bench, whatever -r says
 
 
 class BenchCommands(CallLog):
@@ -60,8 +64,9 @@ class BenchCommands(CallLog):
 def _add(contents: LogContents, program: str, text: str, line: int) -> None:
     found = _read_command(program, text)
     if isinstance(found, tuple):
-        for fields in found:
-            add_row(contents, fields, line, f"{program}-bench")
+        for fields, assumed in found:
+            if add_row(contents, fields, line, f"{program}-bench"):
+                contents.assumed.update(assumed)
     elif isinstance(found, LogFault):
         contents.faults.append(LogFault(line, found.reason))
     else:
@@ -69,10 +74,11 @@ def _add(contents: LogContents, program: str, text: str, line: int) -> None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _read_command(program: str, text: str) -> tuple[Fields, ...] | LogFault | str:
-    """The fields of each product of a command, or what is wrong with it, or the function that it is of if no product.
+def _read_command(program: str, text: str) -> tuple[tuple[Fields, tuple[str, ...]], ...] | LogFault | str:
+    """The fields of each product of a command, with the defaults among them that no word says.
 
-    Of a log with a line for each call most lines are equal.
+    Or what is wrong with the command, or the function that it is of if no product. Of a log with a line for each call
+    most lines are equal.
     """
     pairs = _read_words(text.split())
     if isinstance(pairs, str):
@@ -88,16 +94,20 @@ def _read_command(program: str, text: str) -> tuple[Fields, ...] | LogFault | st
     return tuple(_completed(program, values, by_pointers) for values in found)
 
 
-def _completed(program: str, values: dict[str, str], by_pointers: bool) -> Fields:
-    """The fields of a product, with what the command leaves out."""
+def _completed(program: str, values: dict[str, str], by_pointers: bool) -> tuple[Fields, tuple[str, ...]]:
+    """The fields of a product, with what the command leaves out, and what of that is a default."""
     if by_pointers:
         values[OTHERS] = "a batch by pointers"
     own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
-    if own:
-        values = dict.fromkeys(_TYPES, own) | values
+    defaults = {"transA": "N", "transB": "N"} | dict.fromkeys(_TYPES, own or _PRECISIONS[program])
+    if program == "hipblaslt":
+        defaults["compute_type"] = _SUMS
+    if not values.keys().isdisjoint(_OF_RESULT):
+        defaults = {name: value for name, value in defaults.items() if name not in _OF_RESULT}
     values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
-    values = write_into_c(values)
-    return Fields({"transA": "N", "transB": "N"} | values if program == "rocblas" else values)
+    said = values.keys() | (set(_TYPES) if own else set())
+    assumed = tuple(f"{name} {value}" for name, value in defaults.items() if name not in said)
+    return Fields(defaults | write_into_c(values)), assumed
 
 
 def _read_words(words: list[str]) -> list[tuple[str, str]] | str:

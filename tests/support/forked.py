@@ -38,15 +38,23 @@ def run(
     """
     with tempfile.TemporaryDirectory() as written:
         paths = Path(written, "out"), Path(written, "err")
-        process = _CONTEXT.Process(target=_become, args=(list(arguments), str(folder), dict(environment), paths))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(arguments, timeout)
+        status = end(arguments, folder, environment, timeout, paths)
         out, err = (path.read_text(encoding="utf-8") if path.exists() else "" for path in paths)
-    return subprocess.CompletedProcess(arguments, process.exitcode, out, err)
+    return subprocess.CompletedProcess(arguments, status, out, err)
+
+
+def end(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, paths: tuple[Path, Path]
+) -> int:
+    """The exit status of a program that writes to these files or terminals; else as `run`."""
+    process = _CONTEXT.Process(target=_become, args=(list(arguments), str(folder), dict(environment), paths))
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise subprocess.TimeoutExpired(arguments, timeout)
+    return process.exitcode
 
 
 def _become(arguments: list[str], folder: str, environment: dict[str, str], paths: tuple[Path, Path]) -> None:

@@ -33,7 +33,8 @@ _SUMMARY_COLUMNS = ("config", "problem", "call_count", "us", "baseline", "total 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parse(argv)
-    with Reporter(args.verbose) as reporter, open_cluster(args, reporter.say) as cluster:
+    seconds = args.budget[1] if args.budget else 0.0
+    with Reporter(args.verbose, seconds=seconds) as reporter, open_cluster(args, reporter.say) as cluster:
         machine = cluster.machine if cluster else _this_machine(args)
         reporter.say(machine.why)
         campaign = _campaign(args, machine, cluster, reporter)

@@ -11,6 +11,8 @@ from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
 
+UNTIMED_BUDGET = 64  # configs of a size, the best predicted, if nothing is timed and the user names no limit
+
 
 def add_search_options(p: argparse.ArgumentParser) -> None:
     """Add the options of the search."""
@@ -31,10 +33,10 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--budget",
         type=arguments.budget,
-        default=(0, 0.0),
         metavar="N|Ss",
-        help="try at most N configs per size (default: the strategy's own limit; exhaustive tries all that are not "
-        "pruned); or, as 90s, try no new configs after that many seconds of the run and race the best so far",
+        help="try at most N configs per size; 0: as many as the strategy likes, for exhaustive all that are not pruned "
+        f"(default: 0, or {UNTIMED_BUDGET} if nothing is timed and no --strategy is given); or, as 90s, try no new "
+        "configs after that many seconds of the run and race the best so far",
     )
     g.add_argument(
         "--finalists",

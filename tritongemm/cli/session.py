@@ -14,6 +14,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import servers
 from tritongemm.cli.cluster import Cluster
+from tritongemm.cli.search_options import UNTIMED_BUDGET
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
@@ -125,11 +126,14 @@ def make_options(
         InputError: no backend can race under the profiler.
     """
     stop = "generate" if args.generate_only else "compile" if args.compile_only else ""
+    is_timed = machine.devices and not stop
+    is_limited = is_timed or stop == "generate" or args.strategy is not None
+    budget, seconds = args.budget or (0 if is_limited else UNTIMED_BUDGET, 0.0)
     return TuningOptions(
         folder=module_folder(output),
-        strategy=args.strategy or ("guided" if machine.devices and not stop else "exhaustive"),
-        budget=args.budget[0],
-        seconds=args.budget[1],
+        strategy=args.strategy or ("guided" if is_timed else "exhaustive"),
+        budget=budget,
+        seconds=seconds,
         finalists=args.finalists,
         backends=_racing_under(protocol.timer, backends),
         algorithms=args.algorithms,

@@ -45,7 +45,7 @@ _LISTED_ROWS = 10  # of those that nothing here computes
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = options.parse(argv)
-    with Reporter(args.verbose) as reporter:
+    with Reporter(args.verbose, seconds=args.budget[1] if args.budget else 0.0) as reporter:
         return _run(args, reporter, shlex.join(argv))
 
 
@@ -72,10 +72,7 @@ def _run_on(
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = computable_rows.select(rows, machine.target, args, reporter)
-        limit = "; --budget N compiles only the N best predicted configs of each size"
-        searches = not (args.compare_wo_tuning or args.benchmark or machine.devices)
-        tries_all = searches and not (args.strategy or any(args.budget))
-        remarks = [machine.why + (limit if tries_all else "")]
+        remarks = [machine.why]
         libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, remarks.append)
         roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         for remark in remarks:
@@ -106,6 +103,8 @@ def _run_on(
         # rows of several GPUs may be of one problem
         problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = tables.list_measured(spans) if spans else problems
+        if plan.stop == "compile" or not (machine.devices or plan.stop):
+            reporter.compilers = tools.pool.jobs
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)

@@ -1,4 +1,4 @@
-"""What the user sees: a progress bar for each stage, tables of results, lines of text. Bars need a terminal.
+"""What the user sees: a line of progress, tables of results, lines of text.
 
 Names and values come from files, so all that is printed is text as `core.printable` makes it: rich must find no markup
 and no emoji in it, and the terminal no escape sequence.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 from threading import Lock
 from time import monotonic
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment, Segments
-from rich.table import Table
 from rich.text import Text
 
 from tritongemm.core.artifact import Artifact
@@ -27,74 +25,85 @@ from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.report.plain_table import align
+from tritongemm.report.progress import KEPT, Progress
+from tritongemm.report.status_line import StatusLine
 
-# Seconds between two lines of progress in a log, which has no bars.
+# Seconds between two lines of progress in a log, where none can change in place.
 LINE_SECONDS = 30.0
-# Columns of words; the others hold numbers. In a narrow terminal these are folded, but for the first, a size's name.
+# Columns of words; the others hold numbers.
 _WORDS = ("size", "callers", "config", "winner", "status", "checked", "why", "timer")
 
 
 class Reporter:
-    """Progress and tables on one console.
+    """Progress, tables and lines of text. A terminal has a line of progress at its foot until a table is printed.
 
     Args:
         verbose: also say what each pruning rule removed and what became of every candidate.
         console: where to print; default: the standard output.
+        seconds: limit of a run, for the estimate of the time left; 0 for none.
+
+    Attributes:
+        compilers: processes that compile in a run that times nothing, for an estimate once all is planned; else 0.
     """
 
-    def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
+    def __init__(self, verbose: bool = False, console: Console | None = None, seconds: float = 0.0) -> None:
         self.verbose = verbose
         self.console = console or Console(highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = 240  # A file or a pipe has no width that a table must respect.
         self._errors = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description:<8}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._errors,
-            disable=not self._errors.is_terminal,
-            transient=True,
-        )
-        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(seconds)
+        self._status = StatusLine(self._compose)
         self._last_line = monotonic()
         self._lock = Lock()
+        self.compilers = 0
         self.statuses: Counter[str] = Counter()
         self._refused: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Reporter:
-        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._status.stop()
 
     def say(self, text: str) -> None:
         """Print one line of plain text."""
-        self._progress.console.print(Text(printable(text)), soft_wrap=True)
+        self._errors.print(Text(printable(text)), soft_wrap=True)
 
     def stage(self, name: str, total: int) -> None:
-        """Show the bar of a stage, or make it longer by `total` steps."""
+        """Begin a stage, or make it longer by `total` steps."""
         with self._lock:
-            if name in self._tasks:
-                task = self._progress.tasks[self._tasks[name]]
-                self._progress.update(self._tasks[name], total=(task.total or 0) + total)
-            else:
-                self._tasks[name] = self._progress.add_task(name, total=total)
+            self._progress.stage(name, total)
+        if not self._errors.is_dumb_terminal:
+            self._status.start()
 
     def step(self, name: str, count: int = 1) -> None:
-        """Advance the bar of a stage; off a terminal, print a line of all stages every `LINE_SECONDS` seconds."""
+        """Count steps of a stage; off a terminal, print a line of progress every `LINE_SECONDS` seconds."""
         with self._lock:
-            self._progress.advance(self._tasks[name], count)
-            if not self._progress.disable or monotonic() - self._last_line < LINE_SECONDS:
-                return
-            self._last_line = monotonic()
-            done = (f"{task.description} {task.completed:g} of {task.total:g}" for task in self._progress.tasks)
-            self.say(", ".join(done))
+            self._progress.step(name, count)
+        if name == "plan" and self.compilers and self._progress.is_done(name):
+            for line in self._progress.estimate(self.compilers):
+                self.say(line)
+        self._print_progress()
+
+    def finished(self, record: Record | None) -> None:
+        """Count a size that has its result, or none."""
+        with self._lock:
+            self._progress.finished(record)
+        self._print_progress()
+
+    def _print_progress(self) -> None:
+        if self._status.is_drawn or monotonic() - self._last_line < LINE_SECONDS:
+            return
+        self._last_line = monotonic()
+        self.say(self._compose())
+
+    def _compose(self, columns: int = 1000) -> str:
+        with self._lock:
+            return self._progress.line(columns)
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
         """Say how many configs of a size are left after pruning, and what each rule removed."""
+        with self._lock:
+            self._progress.stage(KEPT, kept)
         if not self.verbose:
             return
         self.say(f"{problem.key}: {total} configs, {kept} kept")
@@ -119,6 +128,7 @@ class Reporter:
         """Count what became of a candidate, and say it where everything is said."""
         with self._lock:
             self.statuses[trial.status] += 1
+            self._progress.trial(trial)
         if not self.verbose:
             return
         time = f"{trial.seconds * 1e6:.2f} us ({trial.timer})" if trial.samples else ""
@@ -144,26 +154,13 @@ class Reporter:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; columns of numbers are aligned on the right."""
-        head, *lines = align(columns, rows, _WORDS)
-        if all(line.isprintable() and cell_len(line) <= self.console.width for line in (title, head, *lines)):
-            heading = [Text(title, style="table.title")] if title else []
-            body = Segments([Segment(f"{line}\n") for line in lines])
-            self.console.print(*heading, Text(head, style="bold"), body, sep="\n", soft_wrap=True)
-            return
-        shown = Text(printable(title), style="table.title") if title else None
-        table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        table.collapse_padding = True  # one blank between columns, so that usual rows fit into 120
-        for index, column in enumerate(columns):
-            words = column in _WORDS
-            table.add_column(
-                Text(printable(column)),
-                justify="left" if words else "right",
-                overflow="fold",
-                no_wrap=not (index and words),
-            )
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        self.console.print(table)
+        self._status.stop()
+        cells = [[printable(cell) for cell in row] for row in rows]
+        width = self.console.width if self.console.is_terminal else inf
+        head, *lines = align([printable(column) for column in columns], cells, _WORDS, width)
+        heading = [Text(printable(title), style="table.title")] if title else []
+        body = Segments([Segment(f"{line}\n") for line in lines])
+        self.console.print(*heading, Text(head, style="bold"), body, sep="\n", soft_wrap=True)
 
     def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:
         """Print the table of results.

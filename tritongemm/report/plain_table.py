@@ -1,23 +1,44 @@
-"""Tables whose every row fits into a line of the terminal; rich folds the others, at ten times the cost of a row."""
+"""Tables in plain text; of rows that are wider than the terminal the last columns go to further lines."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from math import inf
 
 from rich.cells import cell_len
 
+_INDENT = "  "
 
-def align(columns: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> list[str]:
-    """The lines of a table, its head first, with one blank between columns.
+
+def align(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str], width: float = inf
+) -> list[str]:
+    """The texts of a table's head and rows, with one blank between columns and the line breaks that the width needs.
 
     Args:
         columns: their names.
         rows: texts, one for each column.
         words: names of columns that are aligned on the left; the others hold numbers.
+        width: of a line, in cells; only a column that is wider by itself makes a longer one.
     """
     cells = zip(columns, *rows, strict=True)
-    padded = [_pad(column, is_left=column[0] in words) for column in cells]
-    return [" ".join(line).rstrip() for line in zip(*padded, strict=True)]
+    padded = [list(_pad(column, is_left=column[0] in words)) for column in cells]
+    parts = [list(zip(*part, strict=True)) for part in _split(padded, width)]
+    lines = zip(*([" ".join(line).rstrip() for line in part] for part in parts), strict=True)
+    return [f"\n{_INDENT}".join(line for line in row if line.strip()) for row in lines]
+
+
+def _split(columns: Sequence[list[str]], width: float) -> Iterator[list[list[str]]]:
+    """The columns of each line; the first has what fits, others begin with a blank."""
+    part, left = list[list[str]](), width
+    for column in columns:
+        needed = cell_len(column[0])
+        if part and needed >= left:
+            yield part
+            part, left = [], width - len(_INDENT)
+        left -= needed + bool(part)
+        part.append(column)
+    yield part
 
 
 def _pad(texts: Sequence[str], is_left: bool) -> Iterator[str]:

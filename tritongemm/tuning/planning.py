@@ -83,7 +83,8 @@ def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStar
     else:
         watcher.planned(task.problem, planned.total, planned.kept, planned.pruned)
         known = warm_start.compiled_kernels(task.problem), warm_start.built_kernels(task.problem)
-        task.search, task.jobs = planned.begin(*known), planned.jobs
+        task.search, task.jobs, task.untried = planned.begin(*known), planned.jobs, planned.most
+        watcher.stage("search", planned.most)
     task.batch = next(task.search)
     warm_start.note_batch(task.problem, task.batch)
     watcher.step("plan")

@@ -50,8 +50,7 @@ from tritongemm.tuning.search_processes import Planner
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
 from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tell_slow_build
 
-# Of each size's first batch so many are compiled before all else: the best predicted, with which a size is near its
-# final speed. The rest follow in the order of the sizes, so that the first race while kernels of the last compile.
+# Of each size's first batch so many, the best predicted, are compiled before all else; the rest in the sizes' order.
 URGENT_CONFIGS, FIRST_TURN = 8, 0
 # So many of a library's best guesses are screened with generated kernels, the others when a device is otherwise idle.
 FIRST_ALGORITHMS = 8
@@ -110,9 +109,9 @@ class TuningRun:
                     begin_search(task, plan, self._warm_start, self.watcher)
                 return {}
             stack.callback(self._background.close)
+            self.watcher.stage("final", len(tasks))
             if tasks and not self.options.stop:
                 self._start_devices(stack)
-                self.watcher.stage("final", len(tasks))
                 for task, library in product(tasks, filter(roster.is_library, self.options.backends)):
                     self._send(task, AlgorithmsWork(library))
             over = threading.Event()
@@ -262,7 +261,7 @@ class TuningRun:
     def _end_builds(self) -> None:
         """Go on without what was not compiled before the time was spent."""
         for task, _ in self._to_compile.give_up():
-            task.unscreened -= 1
+            self.watcher.step("search", task.count_tried(1))
             self._go_on(task)
 
     def _take_choice(self, task: Task, batch: list[Config] | None) -> None:
@@ -276,7 +275,7 @@ class TuningRun:
 
     def _take_screened(self, event: events.Screened) -> None:
         task = event.task
-        task.unscreened -= event.batch_pieces
+        self.watcher.step("search", task.count_tried(event.batch_pieces))
         task.in_flight -= event.batch_pieces + event.other_pieces
         if event.failure and not task.failure:
             task.fail(event.failure)
@@ -310,7 +309,7 @@ class TuningRun:
             self._send(task, ScreenWork(artifact, in_batch))
             return
         self.watcher.step("screen")
-        task.unscreened -= in_batch
+        self.watcher.step("search", task.count_tried(int(in_batch)))
         if not known and artifact.status != "ok":
             self._keep(task, [artifact.failed_trial()])
 
@@ -348,12 +347,9 @@ class TuningRun:
     # --- the end of a size --------------------------------------------------------------------------------------------
 
     def _begin_race(self, task: Task) -> None:
-        if self.options.stop:
-            task.move_to(TaskState.DONE)
-            return
-        self.watcher.step("final")
-        if task.failure:
-            task.move_to(TaskState.FAILED)
+        self.watcher.step("search", task.untried)
+        if self.options.stop or task.failure:
+            self._end(task, TaskState.DONE if self.options.stop else TaskState.FAILED)
             return
         task.move_to(TaskState.RACING)
         self._send(task, prepare_race(task, self.options.finalists), later=True)
@@ -367,12 +363,16 @@ class TuningRun:
         record = decide(task, outcome, self._target, self.options)
         if record is None:
             self.watcher.failed(task.problem, task.failure)
-            task.move_to(TaskState.FAILED)
+            self._end(task, TaskState.FAILED)
             return
         write_best_kernel(record, trials, self._target, self.options)
         # Last and at once: what has a record is done for good, and a race without one would be run again.
         self._store(task.problem, trials, record)
-        task.move_to(TaskState.DONE)
+        self._end(task, TaskState.DONE, record)
+
+    def _end(self, task: Task, state: TaskState, record: Record | None = None) -> None:
+        task.move_to(state)
+        self.watcher.finished(record)
 
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
         late = f"its kernels were not compiled within the {self.options.seconds:g} s of --budget"

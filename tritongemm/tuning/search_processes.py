@@ -67,10 +67,15 @@ class SearchJob:
         """Plan the problem in this process."""
         return plan_search(self.problem, self.target, self.folder, self.backend, self.limits)
 
+    def most_configs(self, kept: int) -> int:
+        """Return how many of the kept configs the search tries at most."""
+        return registry.get(Strategy, self.strategy).most_configs(kept, self.budget, self.population)
+
     def planned_here(self, planned: PlannedProblem) -> PlannedSearch:
         """Return the planned search of the problem, which will run in this process."""
         kept = len(planned.pruned.kept)
-        return PlannedSearch(len(planned.space), kept, planned.pruned, partial(self.search, planned))
+        begin = partial(self.search, planned)
+        return PlannedSearch(len(planned.space), kept, self.most_configs(kept), planned.pruned, begin)
 
     def search(self, planned: PlannedProblem, compiled: Collection[str], built: Collection[str]) -> Search:
         """Return the search of the problem, in this process; `compiled` and `built` as in `SearchPlan`."""
@@ -129,6 +134,7 @@ class PlannedSearch:
 
     Attributes:
         total, kept: configs before and after pruning.
+        most: how many of these the search tries at most.
         pruned: what each rule removed; it may lack the kept configs.
         begin: starts the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
         jobs: compile jobs of a batch's configs that another process has prepared, by config name.
@@ -136,6 +142,7 @@ class PlannedSearch:
 
     total: int
     kept: int
+    most: int
     pruned: Pruned
     begin: Callable[[Collection[str], Collection[str]], Search]
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
@@ -299,7 +306,8 @@ class Planner:
             if isinstance(answer, BegunSearch):
                 made = dict[str, CompileJob | Support]()
                 begin = partial(process.search, job, answer, made)
-                yield PlannedSearch(answer.total, answer.kept, answer.pruned, begin, made)
+                most = job.most_configs(answer.kept)
+                yield PlannedSearch(answer.total, answer.kept, most, answer.pruned, begin, made)
             else:
                 yield job.planned_here(answer or job.plan())
 

@@ -72,6 +72,7 @@ class Task:
         artifacts: compiled artifacts, by config name.
         others_asked: other backends have been asked for their candidates.
         unscreened: configs of the batch that have not been screened.
+        untried: configs that the search may still try.
         in_flight: pieces of work that a device has not answered.
         slow: configs with slow background compiles, by name; only the race waits for them.
         best: the shortest time so far.
@@ -89,6 +90,7 @@ class Task:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     others_asked: bool = False
     unscreened: int = 0
+    untried: int = 0
     in_flight: int = 0
     slow: dict[str, Config] = field(default_factory=dict)
     best: BestTime = field(default_factory=BestTime)
@@ -113,6 +115,13 @@ class Task:
     def fail(self, reason: str) -> None:
         """Record why it can't be tuned; only the first reason is kept."""
         self.failure = self.failure or reason
+
+    def count_tried(self, count: int) -> int:
+        """Count configs of the batch that are screened, or won't be; returns how many the search counts."""
+        self.unscreened -= count
+        counted = min(count, self.untried)  # other backends' candidates come on top
+        self.untried -= counted
+        return counted
 
     def add_trial(self, trial: Trial) -> None:
         """Record the outcome of a config."""

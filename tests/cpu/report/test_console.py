@@ -7,7 +7,6 @@ import io
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
 from tritongemm.core.config import Config
 from tritongemm.core.printable import WORD_CHARACTERS, printable
@@ -15,6 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.report import console as console_module
+from tritongemm.report import progress
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
@@ -112,7 +112,7 @@ def test_a_long_size_is_whole(compare: bool) -> None:
     config = Config("ws_tma_swapped", 128, 256, 64, 4, 2, 8, 4, (("a", 1), ("b", 2), ("c", 3)))
     lines = printed([record(size, config, 1234.5, 1234.5)], 120, compare)
     assert any(line.startswith(f"{size.key} ") for line in lines) and max(map(len, lines)) <= 120
-    assert "".join(line[80:] for line in lines[2:]).split()[-1] == "+3"
+    assert lines[-1].endswith("+3")
 
 
 def test_who_left_a_race_early_is_told_at_the_others_heat() -> None:
@@ -141,7 +141,7 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     out = io.StringIO()
     console = Console(file=out, width=5000, force_terminal=True, color_system=None)
     reporter = Reporter(verbose=True, console=console)
-    reporter._progress = Progress(console=console)
+    reporter._errors = console
     reporter.records([reported, other], load_target("gfx942"), compare=True)
     trials = {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}
     reporter.backends([reported, other], trials.__getitem__)
@@ -157,17 +157,20 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     assert max(len(word) for line in lines for word in line.split(" ")) <= WORD_CHARACTERS
 
 
-def test_a_log_gets_lines_where_a_terminal_has_bars(
+def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_module, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
     with Reporter() as reporter:
-        reporter.stage("plan", 1)
-        reporter.stage("compile", 2)
-        reporter.step("plan")
-        reporter.stage("compile", 3)
+        reporter.stage("plan", 2)
+        reporter.stage("final", 2)
+        reporter.stage("compile", 5)
         reporter.step("compile", 2)
-    assert capsys.readouterr().err.splitlines() == ["plan 1 of 1, compile 0 of 2", "plan 1 of 1, compile 2 of 5"]
+        reporter.finished(record(SIZE, OURS, 9.0, 12.0))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "0 of 2 sizes (planned 0 of 2, compiled 2 of 5)"
+    assert said[1].startswith("1 of 2 sizes, 1.33x torch so far, about 5 s left (planned 0 of 2")
 
 
 def test_a_log_gets_no_lines_of_short_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def said(capsys_console: io.StringIO) -> str:
 def reporter() -> tuple[Reporter, io.StringIO]:
     text = io.StringIO()
     made = Reporter(console=Console(file=text, width=200, highlight=False))
-    made._progress.live.console.file = text  # where lines of plain text go
+    made._errors.file = text  # where lines of plain text go
     return made, text
 
 

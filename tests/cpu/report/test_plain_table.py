@@ -37,13 +37,15 @@ def test_it_looks_as_rich_lays_it_out(rows: list[tuple[str, ...]]) -> None:
     assert lines == by_rich(rows)
 
 
-@pytest.mark.parametrize(("width", "folded"), [(60, False), (30, True)])
-def test_rows_that_do_not_fit_are_folded(width: int, folded: bool) -> None:
-    """In a terminal; all of a row is there either way."""
+@pytest.mark.parametrize(("width", "count"), [(60, 3), (41, 3), (40, 5), (10, 7)])
+def test_rows_that_do_not_fit_go_on_in_the_next_line(width: int, count: int) -> None:
+    """In a terminal; a column that is too wide by itself makes a line as long as it is."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system=None, highlight=False)
     Reporter(console=console).table("Times", COLUMNS, [("16x16x16_fp16_TT", "1.00", "tile 16x16x16 w4 s2")])
     lines = out.getvalue().splitlines()
-    assert (len(lines) > 3) is folded and max(map(cell_len, lines)) <= width
-    assert lines[0].strip() == "Times" and lines[1].split() == list(COLUMNS)
-    assert "".join(line[22:] for line in lines[2:]).replace(" ", "").endswith("16x16x16w4s2")
+    assert len(lines) == count and max(map(cell_len, lines)) <= max(width, 21)
+    head, row = lines[1 : 1 + (count - 1) // 2], lines[1 + (count - 1) // 2 :]
+    assert lines[0] == "Times" and " ".join(head).split() == list(COLUMNS)
+    assert " ".join(row).split() == ["16x16x16_fp16_TT", "1.00", *["tile", "16x16x16", "w4", "s2"]]
+    assert all(line.startswith("  ") for line in (*head[1:], *row[1:]))

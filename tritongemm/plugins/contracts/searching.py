@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, TypeAlias
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
@@ -56,6 +57,10 @@ class Strategy(Plugin, abstract=True):
     population: ClassVar[int] = 0
     independent: ClassVar[bool] = False
 
+    def most_configs(self, kept: int, budget: int, population: int) -> int:
+        """Return how many of `kept` configs a search tries at most, given a budget and a population as in `search`."""
+        return min(kept, budget or kept)
+
     @abstractmethod
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Return a generator that yields batches of configs and is sent their trials; it ends when it wants no more.
@@ -73,6 +78,9 @@ class Watcher(Protocol):
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
         """A space of `total` configs was pruned to `kept`; `pruned` counts them by rule, and may lack the configs."""
+
+    def finished(self, record: Record | None) -> None:
+        """A size is done, with its record if tuning gave one."""
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
         """A backend has `count` candidates; `why` is the reason if there are none."""

@@ -38,11 +38,15 @@ class Genetic(Strategy):
     population = POPULATION
     independent = True
 
+    def most_configs(self, kept: int, budget: int, population: int) -> int:
+        """Return the budget, which pays for 8 generations by default."""
+        return min(kept, budget or (population or POPULATION) * GENERATIONS)
+
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Yield generations; the first is half the best predicted, half random; a budget of 0 tries 8 generations."""
         rng, kept = random.Random(SEED), CandidateSet(plan.expected.configs)
         axes = {a.template: a for a in plan.space.axes}
-        budget = min(len(kept.order), budget or (plan.population or POPULATION) * GENERATIONS)
+        budget = self.most_configs(len(kept.order), budget, plan.population)
         size = min(plan.population, budget) or max(1, min(POPULATION, cdiv(budget, 4)))
         first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(size // 2 + 1)][:size])
         strangers = [c for c in kept.order if c not in first]

@@ -67,6 +67,10 @@ class Guided(Strategy):
 
     independent = True
 
+    def most_configs(self, kept: int, budget: int, population: int) -> int:
+        """Return the budget, which is 3 % of the configs by default, from 48 to 128."""
+        return min(kept, budget or default_budget(kept))
+
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Yield seeds and the best predicted first; a budget of 0 tries 3 % of the configs, from 48 to 128.
 
@@ -78,7 +82,7 @@ class Guided(Strategy):
         many = not budget and plan.problems_per_core >= MANY_PER_CORE
         share = SHARE_OF_MANY if many else SHARE_BESIDE_BUILT
         compiled_factor = CLOSE_FACTOR_OF_MANY if many else CLOSE_FACTOR
-        budget = min(count, budget or default_budget(count))
+        budget = self.most_configs(count, budget, plan.population)
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
         batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(first)]))[:first]
         searched = budget - round(LAUNCH_VARIANT_SHARE * budget) * (kept.has_launch_variants and budget < count)

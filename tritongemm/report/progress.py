@@ -1,0 +1,139 @@
+"""How far a run is, as one line of text: sizes done of all, the gain so far and the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp, log
+from time import monotonic
+
+from tritongemm.core.record import Record
+from tritongemm.core.trial import PREDICTED, Trial
+
+SEARCH = "search"  # the stage that counts the configs tried, of those that searches may try at most
+KEPT = "kept"  # the total of this stage is that of the configs that pruning kept
+_COMPILE_SECONDS = 2.0  # of a core for a config of a size of 4096; some share a binary
+_WORTH_SAYING_SECONDS = 60.0
+_COUNTED = {  # what the steps of a stage are, of those that a person counts
+    "final": "{} of {} sizes",
+    "table": "{} of {} tables over M",
+    "layers": "{} of {} layers",
+    "verify": "{} of {} results verified",
+    "time": "{} of {} results timed",
+}
+_BENEATH = {"plan": "planned", "compile": "compiled", "screen": "screened"}
+# This share of the time of sizes goes into their searches, the rest into their races.
+_SEARCH_SHARE = 0.8
+# The time left is not estimated before this share is done: what comes first is not as fast as the rest.
+_LEAST_SHARE = 0.02
+
+
+@dataclass
+class _Stage:
+    total: int = 0
+    done: int = 0
+    began: float = field(default_factory=lambda: monotonic())
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+
+class Progress:
+    """Counts of a run's stages, and what is known of its results.
+
+    Args:
+        seconds: after which a run tries nothing new; 0 for no limit.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._stages: dict[str, _Stage] = {}
+        self._logs: list[float] = []  # of the results' gains
+        self._library = ""
+        self._best: Trial | None = None
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a stage, or make it longer; planning begins another run."""
+        if name == "plan":
+            self._stages.clear()
+            self._logs.clear()
+            self._best = None
+        self._stages.setdefault(name, _Stage()).total += total
+
+    def step(self, name: str, count: int) -> None:
+        """Count steps of a stage; no step may be one of a stage that never began."""
+        if count:
+            self._stages[name].done += count
+
+    def trial(self, trial: Trial) -> None:
+        """Take note of a candidate's time."""
+        if trial.status == "ok" and trial.samples and (self._best is None or trial.seconds < self._best.seconds):
+            self._best = trial
+
+    def finished(self, record: Record | None) -> None:
+        """Count a size that has its result, or none."""
+        self.step("final", 1)
+        if record is not None and record.speedup:
+            self._logs.append(log(record.speedup))
+            self._library = record.library
+
+    def is_done(self, name: str) -> bool:
+        """Whether all steps of a stage are done."""
+        return self._stages[name].done >= self._stages[name].total
+
+    def line(self, columns: int = 1000) -> str:
+        """The state of the run, shortened to a number of columns."""
+        counted = [name for name, stage in self._stages.items() if name in _COUNTED and stage.total]
+        beneath = [name for name in self._stages if name in _BENEATH and not self.is_done(name)]
+        first = counted[-1:] or beneath[-1:]
+        parts = [self._count(name) for name in first]
+        parts += [*self._gain(), *self._left(first[0])] if first else []
+        details = ", ".join(self._count(name) for name in beneath if name not in first)
+        text = ", ".join(parts)
+        whole = f"{text} ({details})" if details else text
+        return (whole if len(whole) <= columns else text)[:columns]
+
+    def estimate(self, compilers: int) -> Iterator[str]:
+        """How many configs are compiled of those that pruning kept, and how long that takes, if it is long."""
+        kept, tried = self._stages.get(KEPT, _Stage()).total, self._stages.get(SEARCH, _Stage()).total
+        each, cores = _COMPILE_SECONDS / compilers, f"{compilers} core{'s' if compilers > 1 else ''}"
+        if tried < kept:
+            sizes = " of each size" if self._stages["plan"].total > 1 else ""
+            text = f"{tried:,} of {kept:,} configs are compiled, the best predicted{sizes}: {about(tried * each)}"
+            yield f"{text} on {cores}; --budget 0 compiles all: {about(kept * each)}"
+        elif tried * each > _WORTH_SAYING_SECONDS:
+            text = f"{kept:,} configs are compiled: {about(kept * each)} on {cores}"
+            yield f"{text}; --budget N compiles only the N best predicted of each size"
+
+    def _count(self, name: str) -> str:
+        stage = self._stages[name]
+        return _COUNTED.get(name, f"{_BENEATH.get(name)} {{}} of {{}}").format(f"{stage.done:,}", f"{stage.total:,}")
+
+    def _gain(self) -> Iterator[str]:
+        if self._logs:
+            yield f"{exp(sum(self._logs) / len(self._logs)):.2f}x {self._library} so far"
+        elif self._best is not None and self._stages.get("final", _Stage()).total == 1:
+            how = "predicted" if self._best.timer == PREDICTED else "so far"
+            yield f"best {self._best.seconds * 1e6:.2f} us {how}"
+
+    def _left(self, name: str) -> Iterator[str]:
+        """The time left, if enough is done to say."""
+        stage = self._stages[name]
+        share = stage.share
+        if name == "final":
+            search = self._stages.get(SEARCH, stage)
+            stage, share = search, _SEARCH_SHARE * search.share + (1 - _SEARCH_SHARE) * share
+        gone = monotonic() - stage.began
+        if _LEAST_SHARE <= share < 1:
+            left = gone * (1 - share) / share
+            yield f"{about(min(left, self._seconds - gone) if gone < self._seconds else left)} left"
+
+
+def about(seconds: float) -> str:
+    """A time that is not known well, in words."""
+    if seconds < 90:
+        return f"about {max(5, 5 * round(seconds / 5))} s"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"about {seconds / 86400:.0f} days"

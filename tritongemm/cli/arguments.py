@@ -13,6 +13,8 @@ from tritongemm.core.printable import printable
 
 LARGEST_SIZE = 2**31 - 1  # kernels count rows and columns in 32 bits
 YEAR_S = 365 * 24 * 3600
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".7z", ".rar")
+_FILES = (*_ARCHIVES, ".yaml", ".yml", ".json", ".jsonl", ".csv", ".txt", ".html", ".py")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PROCESSES_PER_CORE = 4
 _PROCESSES = 16  # what few cores may ask for too
@@ -181,3 +183,15 @@ def output_file(text: str) -> str:
     if not Path(name).name:
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
     return name
+
+
+def output_folder(text: str) -> str:
+    """An `output` that can be the name of a folder.
+
+    Raises:
+        argparse.ArgumentTypeError: as of `output`, or it ends as files and archives do, and no folder is called so.
+    """
+    name = Path(output(text))
+    if name.suffix.lower() in _FILES and not name.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} would be a folder; name one that does not end in {name.suffix}")
+    return str(name)

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m tritongemm.export", description="Write tuned kernels as code objects with a manifest."
     )
     p.add_argument("results", type=arguments.path, metavar="FILE", help="results of python -m tritongemm.tune")
-    p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="DIR",
+    p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
                    help="folder for kernels.csv and the code objects")  # fmt: skip
     p.add_argument(
         "--target", metavar="ARCH", help="write only results for this target (default: this machine's GPU, or gfx942)"
@@ -39,5 +39,12 @@ def main(argv: Sequence[str]) -> int:
         door.tell(f"left out: {damaged.reason}")
     for record, reason in refused:
         door.tell(f"left out: {held[id(record)].where(args.results)}: {record.problem.key}: {reason}")
+    left_out = {id(record) for record, _ in refused}
+    written = [record for record in records if id(record) not in left_out]
+    predicted = sum(record.predicted for record in written)
+    if predicted:
+        door.tell(
+            f"{predicted} of {len(written)} kernels are fast by prediction alone: no GPU has timed or verified them"
+        )
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
     return door.WRONG if found.damaged else door.DONE

@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument(
         "-o",
         "--output",
-        type=arguments.output,
+        type=arguments.output_folder,
         required=True,
         metavar="DIR",
         help="folder for the files; created if it is missing",

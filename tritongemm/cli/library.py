@@ -46,7 +46,7 @@ def _parser() -> arguments.Parser:
     merge = actions.add_parser("merge", help="merge libraries; of two results the faster is kept")
     merge.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
     for one in (build, merge):
-        one.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
+        one.add_argument("-o", "--output", type=_output, required=True, metavar="OUT",
                          help="a folder, or an archive if the name ends in .zip")  # fmt: skip
     several = [actions.add_parser("list", help="print the entries of libraries")]
     several.append(actions.add_parser("verify", help="read every code object and report damaged ones"))
@@ -55,6 +55,20 @@ def _parser() -> arguments.Parser:
     for one, run in zip((build, merge, *several), (_build, _merge, _list, _verify), strict=True):
         one.set_defaults(run=run)
     return p
+
+
+def _output(text: str) -> str:
+    """The name of a library to write, of which one that ends as another archive would be a folder.
+
+    Raises:
+        argparse.ArgumentTypeError: it can't be one.
+    """
+    if text.endswith(storage.ARCHIVE_SUFFIX):
+        return arguments.output(text)
+    try:
+        return arguments.output_folder(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or an archive that ends in {storage.ARCHIVE_SUFFIX}") from None
 
 
 def _build(args: argparse.Namespace) -> int:

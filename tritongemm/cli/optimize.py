@@ -63,7 +63,7 @@ def _parser() -> arguments.Parser:
     known = ", ".join(target_files.target_names())
     p.add_argument("log", nargs="?", type=arguments.path, metavar="LOG",
                    help="log of the job's calls; may be omitted to continue an existing campaign")  # fmt: skip
-    p.add_argument("-o", "--output-dir", dest="output", type=arguments.output, default="tunings", metavar="DIR",
+    p.add_argument("-o", "--output-dir", dest="output", type=arguments.output_folder, default="tunings", metavar="DIR",
                    help="the campaign's folder (default %(default)s)")  # fmt: skip
     p.add_argument("-a", "--architecture", dest="target", metavar="ARCH",
                    help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip

@@ -42,7 +42,7 @@ def export(
     """Write the code objects and manifests of tuned kernels.
 
     Args:
-        records: those are taken whose backend describes its kernels in manifests.
+        records: of a results file.
         folder: made where it is missing.
         here: the target, and the compute units its grids are made for.
 
@@ -73,8 +73,9 @@ def export(
             held[launch.symbol] = row
         shutil.copyfile(code, folder / name)
     if not manifests:
-        why = [f"{record.problem.key}: {reason}" for record, reason in refused] or [_describe_others(left_out)]
-        raise InputError(f"no kernel to export for {here.target.name}: {why[0]}")
+        own = [(record, reason) for record, reason in refused + left_out if record.target == here.target.name]
+        why = f"{own[0][0].problem.key}: {own[0][1]}" if own else _describe_others(left_out)
+        raise InputError(f"no kernel to export for {here.target.name}: {why}")
     paths = [folder / ("kernels.csv" if n == 1 else f"kernels_{n}.csv") for n in range(1, len(manifests) + 1)]
     for path, rows in zip(paths, manifests, strict=True):
         _write_manifest(path, rows.values())
@@ -103,7 +104,10 @@ def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], li
     """
     chosen: dict[Problem, Record] = {}
     left_out = []
-    for record in filter(_has_manifest_rows, records):
+    for record in records:
+        if not _has_manifest_rows(record):
+            left_out.append((record, f"a manifest can't describe kernels of {record.config.backend}"))
+            continue
         if record.target != target.name:
             named = f"for {record.target}" if record.target else "without a target"
             left_out.append((record, f"it is a result {named}, not for {target.name}"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tritongemm.cli import arguments, export, gradlib, launch_plan, options
+from tritongemm.cli import arguments, export, gradlib, launch_plan, library, optimize, options
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -81,3 +82,13 @@ def test_launch_plans_are_as_strict(
 def test_export_tells_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
+
+
+@pytest.mark.parametrize("name", ["lib.tar.gz", "lib.tgz", "LIB.ZIP", "lib.yaml"])
+def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    of_folders: Any = (library, ["build"]), (library, ["merge"]), (export, []), (optimize, [])
+    for command, words in of_folders:
+        with pytest.raises(SystemExit):
+            command.main([*words, "x.yaml", "-o", str(tmp_path / name)])
+        assert f"{name}' would be a folder; name one that does not end in" in capsys.readouterr().err
+    assert arguments.output_folder(str(tmp_path / "lib.v2")) == str(tmp_path / "lib.v2")

@@ -118,6 +118,23 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
     assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2
     assert "no kernel to export" in capsys.readouterr().err
-    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "sizes.yaml")]) == 2
-    assert "sizes.yaml can't be written: File exists; choose another folder" in capsys.readouterr().err
+    (tmp_path / "kernels").write_text("no folder")
+    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "kernels")]) == 2
+    assert "kernels can't be written: File exists; choose another folder" in capsys.readouterr().err
     assert ASM.available() or "TRITONGEMM_ASM_MANIFESTS" in ASM.available().reason
+
+
+def test_predicted_winners_and_other_backends_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "tuned.yaml"
+    algorithm = Config("heuristic", 0, 0, 0, options=(("algo", 1),), backend="blaslt")
+    with Store.open(results, "sm90", {}, {}) as store:
+        store.add_record(replace(record(SIZE), timer="model"))
+        store.add_record(replace(record(replace(SIZE, m=21), algorithm), winner="blaslt"))
+        store.merge()
+    monkeypatch.setattr(machine, "find_machine", lambda _: SM90)
+    assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "1 of 1 kernels are fast by prediction alone: no GPU has timed or verified them" in said
+    assert "21x48x160_bf16_TN: a manifest can't describe kernels of blaslt" in said

@@ -131,6 +131,15 @@ def _mx_problems(m: int) -> Iterator[Problem]:
     yield from read_product(ScaledOperands(a, w, of_a, of_b)).problems(SM90)
 
 
+def test_rows_of_another_gpu_do_not_serve_other_m(gpu: Dispatcher) -> None:
+    """Neither of fewer compute units nor of another architecture: the split and the grid follow from them."""
+    own = next(_mx_problems(64))
+    attach(gpu, record(own, compute_units=78), record(own.at(128), target="gfx950"))
+    assert said(777, "mx").startswith("fallback: ") and not gpu._devices[0].near_rows(own.at(777))
+    attach(gpu, record(own.at(16), compute_units=132))
+    assert said(777, "mx").startswith("near: M 16, as no row has 777")
+
+
 def test_a_row_that_can_not_be_launched_there_leaves_the_call_to_the_next_one(gpu: Dispatcher) -> None:
     own = next(_mx_problems(16))
     attach(gpu, record(own), record(own.at(64)))

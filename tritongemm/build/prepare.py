@@ -64,11 +64,19 @@ class PreparedKernel:
     launch: Launch | HostLaunch
 
     def serves(self, m: int) -> Support:
-        """Whether the kernel that was compiled for the record's M is the one of another M, and of all between."""
-        job = compile_job(self._problem(m), self.record.config, self.target)
-        if isinstance(job, Support) or job.digest == self.artifact.digest:
-            return job if isinstance(job, Support) else SUPPORTED
-        return Support(f"M {m} needs another binary than M {self.record.problem.m}")
+        """Whether the kernel that was compiled for the record's M is the one of another M, and of all between.
+
+        Of a column-major A the compiler knows what divides M, which the neighbours of an M do not share.
+        """
+        own = self.record.problem
+        neighbour = m if own.row_major_a else m + (m < own.m) - (m > own.m)
+        for other in {m, neighbour}:
+            job = compile_job(self._problem(other), self.record.config, self.target)
+            if isinstance(job, Support):
+                return job
+            if job.digest != self.artifact.digest:
+                return Support(f"M {other} needs another binary than M {own.m}")
+        return SUPPORTED
 
     def launch_at(self, m: int) -> Launch | HostLaunch | Support:
         """The launch on the record's problem with another M that its kernel serves, or why there is none."""

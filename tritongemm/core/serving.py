@@ -43,7 +43,7 @@ class CallSignature:
     """What is asked for at run time.
 
     Attributes:
-        problem: x [M, K] @ w [N, K].T (+ bias [N]).
+        problem: x [M, K] @ w [N, K].T (+ bias [N]), whose B is w.T.
         precision: how float32 is multiplied, ``fp32`` or ``tf32``; ``fp32`` for other types.
         vector: x has one dimension, which is another operation to PyTorch.
         frequent: the size has been called many times, so that looking for a better kernel pays.

@@ -47,8 +47,9 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     call: kernels tuned in tf32 are used while PyTorch is set to tf32.
 
     Args:
-        x: [..., K] activations; tuned kernels need contiguous rows on a GPU.
-        w: [N, K], a linear layer's weight.
+        x: [..., K] activations; for tuned kernels contiguous, or the transposed view [M, K] of a [K, M] matrix.
+        w: [N, K], a linear layer's weight, or the transposed view of a [K, N] matrix, as in x @ b. Each of these
+            layouts has tuned rows of its own.
         bias: [N] or None.
         out_dtype: x's by default; float16 for fp8 and int32 for int8 operands.
 
@@ -161,8 +162,8 @@ def _takes_fast_path(x: Tensor, w: Tensor, bias: Tensor | None) -> Support:
             return Support(f"{name} is nested")
         if t.device != x.device:
             return Support(f"{name} is on {t.device}, x on {x.device}")
-        if t.layout == torch.strided and not t.is_contiguous():
-            return Support(f"{name} has strides {t.stride()}; kernels take dense rows")
+        if t.layout == torch.strided and not (t.is_contiguous() or (t.dim() == 2 and t.t().is_contiguous())):
+            return Support(f"{name} has strides {t.stride()}; kernels take dense rows or columns")
         if t.layout == torch.strided and t.is_cuda and t.data_ptr() % 16:
             return Support(f"{name} starts at {t.data_ptr():#x}, not a multiple of 16 bytes")
     return SUPPORTED

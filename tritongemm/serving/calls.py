@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,11 @@ class CallOperands(NamedTuple):
     w: Tensor
     bias: Tensor | None = None
     out_dtype: torch.dtype | None = None
+
+
+def are_transposed(x: Tensor, w: Tensor) -> tuple[bool, bool]:
+    """Whether x and w are read as transposed views of row-major matrices, as all that are not contiguous are."""
+    return x.dim() == 2 and not x.is_contiguous(), not w.is_contiguous()
 
 
 def sign_call(operands: CallOperands, precision: str | None, frequent: bool) -> CallSignature | Support:
@@ -57,7 +63,9 @@ def _problem(operands: CallOperands) -> Problem | Support:
     if not x.numel() or not w.numel():
         return Support("an operand is empty")
     dtypes = DTYPE_NAMES[x.dtype], DTYPE_NAMES[w.dtype], DTYPE_NAMES[result]
-    problem = layer_problem((x.numel() // k, n, k), dtypes, "none" if bias is None else "n")
+    layer = layer_problem((x.numel() // k, n, k), dtypes, "none" if bias is None else "n")
+    transposed_x, transposed_w = are_transposed(x, w)
+    problem = replace(layer, row_major_a=not transposed_x, row_major_b=transposed_w)
     if bias is not None and (tuple(bias.shape) != (n,) or DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name):
         return Support(f"the bias is {bias.dtype} {tuple(bias.shape)}; kernels take {problem.bias_dtype.torch} ({n},)")
     return problem

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,13 +24,13 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, sign_call
+from tritongemm.serving.calls import CallOperands, are_transposed, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
 from tritongemm.serving.loaded_tables import LoadedTable, announce, combined_digest, read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.served_problems import ExpertWeights
+from tritongemm.serving.served_problems import ExpertWeights, coinciding
 from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype, torch_linear
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _PRECISION = 6  # The place of float32's precision in a key.
 # Shapes of x and w, their dtypes, x's device, the dtype asked for, float32's precision (None for other dtypes), and the
 # shape and dtype of a bias.
 CallKey: TypeAlias = tuple[Any, ...]
-ReadyCall: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None", "torch.dtype | None"], Tensor]
 
 
 def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -72,6 +71,34 @@ class LearnAfterCalls:
         if self._calls_left > 0:
             return torch_linear(x, w, bias)
         return self._resolve(CallOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
+
+
+class CallsByLayout:
+    """The ready calls of one size by the memory layout of its operands; belongs to one thread.
+
+    A size has this in the table where rows are of other layouts than a linear layer's, or where its first operands
+    were. Every other size is spared the question.
+
+    Args:
+        prepare: gives the ready call of operands, and whether equal operands will have the same.
+    """
+
+    __slots__ = ("_calls", "_prepare")
+
+    def __init__(self, prepare: Callable[[CallOperands], tuple[ReadyCall, bool]]) -> None:
+        self._prepare, self._calls = prepare, dict[tuple[bool, bool], ReadyCall]()
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result of the call that is ready for this layout, which is made ready where it is the first."""
+        if not x.layout == w.layout == torch.strided:
+            return linear(x, w, bias, out_dtype)
+        layout = x.is_contiguous(), w.is_contiguous()
+        call = self._calls.get(layout)
+        if call is None:
+            call, lasting = self._prepare(CallOperands(x, w, bias, out_dtype))
+            if lasting:
+                self._calls[layout] = call
+        return call(x, w, bias, out_dtype)
 
 
 class CallTable(threading.local):
@@ -112,6 +139,7 @@ class Dispatcher:
     Attributes:
         calls: ready calls of the present thread. Another object takes its place when records are added.
         weights: (N, K) of the weights that have a record.
+        weights_by_layout: those of them that have a record for x or w a transposed view, in which calls may differ.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
         expert_weights: the weights of grouped products that have a record.
@@ -120,6 +148,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.calls = CallTable()
         self.weights: frozenset[tuple[int, int]] = frozenset()
+        self.weights_by_layout: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
         self.expert_weights: frozenset[ExpertWeights] = frozenset()
@@ -170,6 +199,7 @@ class Dispatcher:
         self._tables += tables
         self._times_added += 1
         self.weights = self.weights.union(*(table.weights for table in tables))
+        self.weights_by_layout = self.weights_by_layout.union(*(table.weights_by_layout for table in tables))
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.scaled_weights = self.scaled_weights.union(*(table.scaled_weights for table in tables))
         self.expert_weights = self.expert_weights.union(*(table.expert_weights for table in tables))
@@ -195,7 +225,21 @@ class Dispatcher:
             operands: the first call's.
             frequent: whether the size is called frequently.
         """
-        ready_calls = self.calls
+        ready_calls, x, w = self.calls, operands.x, operands.w
+        strided, lasting = x.layout == w.layout == torch.strided, True
+        prepare = partial(self._prepare, key, frequent)
+        if strided and x.is_cuda and (w.shape in self.weights_by_layout or any(are_transposed(x, w))):
+            ready: ReadyCall = CallsByLayout(prepare)
+        else:
+            ready, lasting = prepare(operands)
+        if lasting and strided:  # A call that is not has the key of one that is.
+            if len(ready_calls.table) >= _MOST_CALLS:
+                ready_calls.table.clear()
+            ready_calls.table[key] = ready
+        return ready
+
+    def _prepare(self, key: CallKey, frequent: bool, operands: CallOperands) -> tuple[ReadyCall, bool]:
+        """What serves calls of a key with operands of one memory layout, and whether equal calls will have the same."""
         x, w, _, out_dtype = operands
         answers = self._ask_sources(operands, key[_PRECISION], frequent)
         resolution, device = answers.resolution, answers.device
@@ -205,15 +249,14 @@ class Dispatcher:
         if resolution.kernel is not None and device is not None:
             shape = (*x.shape[:-1], w.shape[0])
             try:
-                ready = FastCall(resolution.kernel, device.device, shape, output_dtype(x, out_dtype))
+                ready = prepare_call(
+                    partial(FastCall, resolution.kernel, device.device, shape, output_dtype(x, out_dtype)),
+                    are_transposed(x, w),
+                )
             except (TritonGemmError, LookupError):
                 if resolution.kind == "exact":
                     raise
-        if resolution.lasting and x.layout == w.layout == torch.strided:  # A dense call has the same key.
-            if len(ready_calls.table) >= _MOST_CALLS:
-                ready_calls.table.clear()
-            ready_calls.table[key] = ready
-        return ready
+        return ready, resolution.lasting
 
     def explain(
         self,
@@ -235,7 +278,8 @@ class Dispatcher:
         call = sign_call(operands, precision, frequent)
         if isinstance(call, Support):
             return CallAnswers(Resolution("fallback", call.reason))
-        return self.answer([call], operands.x.get_device())
+        readings = [replace(call, problem=problem) for problem in coinciding(call.problem)]
+        return self.answer(readings, operands.x.get_device())
 
     def answer(self, readings: Sequence[CallSignature], index: int) -> CallAnswers:
         """Who serves a call on a GPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+ReadyCall: TypeAlias = "Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]"
 MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
 
 
@@ -155,7 +156,7 @@ class FastCall(PatchedCall):
         device: ServingDevice,
         shape: tuple[int, ...],
         dtype: torch.dtype,
-        otherwise: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor] = linear,
+        otherwise: ReadyCall = linear,
     ) -> None:
         super().__init__(kernel, device, shape, dtype)
         self._otherwise = otherwise
@@ -183,3 +184,39 @@ class FastCall(PatchedCall):
         except WorkspaceError:
             return self._otherwise(x, w, bias, out_dtype)
         return c
+
+
+class TransposedCall:
+    """A launch for operands of `tritongemm.mm` of which one or both are transposed views of row-major matrices.
+
+    Args:
+        prepare: prepares the launch for these matrices, given what computes the calls that it can't take.
+        transposed: whether x and w are such views.
+        otherwise: computes these calls with x and w as they were given.
+    """
+
+    __slots__ = ("_call", "_w", "_x")
+
+    def __init__(
+        self, prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall
+    ) -> None:
+        self._x, self._w = transposed
+
+        def compute(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+            return otherwise(*self._transpose(x, w), bias, out_dtype)
+
+        self._call = prepare(compute)
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result, as of `FastCall`."""
+        return self._call(*self._transpose(x, w), bias, out_dtype)
+
+    def _transpose(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x.t() if self._x else x, w.t() if self._w else w
+
+
+def prepare_call(
+    prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall = linear
+) -> ReadyCall:
+    """A `FastCall`, or the same for transposed views; arguments are those of `TransposedCall`."""
+    return TransposedCall(prepare, transposed, otherwise) if any(transposed) else prepare(otherwise)

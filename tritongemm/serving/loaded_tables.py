@@ -18,7 +18,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.record_source import read_source
-from tritongemm.serving.served_problems import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
+from tritongemm.serving.served_problems import ExpertWeights, expert_weights, is_layer, is_product, is_scaled, is_served
 from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:
@@ -54,7 +54,13 @@ class LoadedTable:
     def weights(self) -> frozenset[tuple[int, int]]:
         """(N, K) of the weights without scales that have a record."""
         problems = (row.record.problem for row in self.rows)
-        return frozenset((problem.n, problem.k) for problem in problems if is_layer(problem))
+        return frozenset((problem.n, problem.k) for problem in problems if is_product(problem))
+
+    @property
+    def weights_by_layout(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of those weights that have a record of another memory layout than a linear layer's."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((p.n, p.k) for p in problems if is_product(p) and not is_layer(p))
 
     @property
     def scaled_weights(self) -> frozenset[tuple[int, int]]:

@@ -158,7 +158,7 @@ def _wants_pytorch(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
 def _make_matmul(original: Function, switch: list[bool], dispatcher: Dispatcher, calls: TunedCalls) -> Function:
     def matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Tensor:
         if type(other) in _PLAIN and other.shape in dispatcher.transposed_weights and switch and not kwargs:
-            w = _linear_weight(other)
+            w = _linear_weight(other, dispatcher)
             if w is not None and type(input) in _PLAIN and input.dim() > 1:
                 call = calls.find(input, w)
                 if call is not None:
@@ -182,7 +182,7 @@ def _make_mm(original: Function, switch: list[bool], dispatcher: Dispatcher, cal
 def _make_addmm(original: Function, switch: list[bool], dispatcher: Dispatcher, calls: TunedCalls) -> Function:
     def addmm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if len(args) == 2 and type(args[1]) in _PLAIN and args[1].shape in dispatcher.transposed_weights and switch:
-            x, w = args[0], _linear_weight(args[1])
+            x, w = args[0], _linear_weight(args[1], dispatcher)
             plain = w is not None and not kwargs and type(x) in _PLAIN and type(input) in _PLAIN
             if plain and x.dim() == 2 and input.dim() == 1:
                 call = calls.find(x, w, input)
@@ -193,15 +193,15 @@ def _make_addmm(original: Function, switch: list[bool], dispatcher: Dispatcher, 
     return addmm
 
 
-def _linear_weight(right: Tensor) -> Tensor | None:
-    """The weight [N, K] of a linear layer whose transpose is the right operand of a product; None where it is none.
+def _linear_weight(right: Tensor, dispatcher: Dispatcher) -> Tensor | None:
+    """The weight [N, K] whose transpose is the right operand of a product; None where no row is for its layout.
 
     While torch.compile traces there is none, as it knows matrix products itself.
     """
     if _compiling():
         return None
     w = right.t()
-    return w if w.is_contiguous() else None
+    return w if w.is_contiguous() or (right.is_contiguous() and w.shape in dispatcher.weights_by_layout) else None
 
 
 _PLACES: Final[tuple[tuple[Any, str, Callable[..., Function]], ...]] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
-    """The problem of a linear layer: x [M, K] row-major, w [N, K], a bias along N or none.
+    """The problem of a linear layer: x [M, K] row-major, w [N, K] row-major, a bias along N or none.
 
     Args:
         sizes: M, N, K.
@@ -20,9 +21,21 @@ def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bia
 
 
 def is_layer(problem: Problem) -> bool:
-    """Whether `mm` can ask for a problem."""
+    """Whether a problem is a linear layer's, which `mm` asks for where x and w are row-major."""
     p = problem
     return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.dtype_a, p.dtype_b, p.dtype_c), p.bias)
+
+
+def is_product(problem: Problem) -> bool:
+    """Whether `mm` can ask for a problem: a linear layer's, or the same with x or w the transposed view of a matrix."""
+    return is_layer(replace(problem, row_major_a=True, row_major_b=False))
+
+
+def coinciding(problem: Problem) -> Iterator[Problem]:
+    """The problem, then those whose operands are the same memory: a matrix of one row or column has either order."""
+    of_a = {problem.row_major_a: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
+    of_b = {problem.row_major_b: None} | (dict.fromkeys((True, False)) if 1 in (problem.n, problem.k) else {})
+    return (replace(problem, row_major_a=a, row_major_b=b) for a in of_a for b in of_b)
 
 
 def is_scaled(problem: Problem) -> bool:
@@ -58,4 +71,4 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
 
 def is_served(problem: Problem) -> bool:
     """Whether any call at run time can ask for a problem."""
-    return is_layer(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
+    return is_product(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")

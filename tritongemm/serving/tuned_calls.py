@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tritongemm.serving.calls import CallOperands
+from tritongemm.serving.calls import CallOperands, are_transposed
 from tritongemm.serving.dispatcher import CallTable, Dispatcher
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -30,7 +31,7 @@ class _FoundCalls(threading.local):
     """What one thread has found: a kernel, or None where none serves, by shapes, dtypes, device and precision."""
 
     def __init__(self) -> None:
-        self.table: dict[tuple[Any, ...], FastCall | None] = {}
+        self.table: dict[tuple[Any, ...], ReadyCall | None] = {}
         self.valid_with: CallTable | None = None  # The dispatcher replaces its table when records are added.
 
 
@@ -52,7 +53,7 @@ class TunedCalls:
         call = self.find(x, w, bias)
         return self._otherwise(x, w, bias) if call is None else call(x, w, bias, None)
 
-    def find(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> FastCall | None:
+    def find(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> ReadyCall | None:
         """The tuned kernel of a call; None where there is no row for it, or where PyTorch has to see the call.
 
         PyTorch sees calls that want a gradient, and those under autocast, a tracer or a mode.
@@ -63,22 +64,30 @@ class TunedCalls:
         key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
         if bias is not None:
             key = (*key, bias.shape, bias.dtype)
+        by_layout = self._dispatcher.weights_by_layout
+        if by_layout and w.shape in by_layout:
+            if not x.layout == w.layout == torch.strided:
+                return None
+            key = (*key, x.is_contiguous(), w.is_contiguous())
         found = self._found
         if found.valid_with is not self._dispatcher.calls:
             found.table, found.valid_with = {}, self._dispatcher.calls
         call = found.table.get(key, _UNKNOWN)
         return self._resolve(key, CallOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
 
-    def _resolve(self, key: tuple[Any, ...], operands: CallOperands) -> FastCall | None:
+    def _resolve(self, key: tuple[Any, ...], operands: CallOperands) -> ReadyCall | None:
         """Ask the sources of kernels, and keep the answer where an equal call will have the same."""
         table = self._found.table
+        x, w = operands.x, operands.w
+        if any(are_transposed(x, w)) and w.shape not in self._dispatcher.weights_by_layout:
+            return None  # The key is also that of dense operands, which a row may be for.
         answers = self._dispatcher.explain(*operands, frequent=False)
         resolution, call = answers.resolution, None
-        x, w = operands.x, operands.w
         if resolution.kind not in _NOT_TUNED and resolution.kernel is not None and answers.device is not None:
             shape = (*x.shape[:-1], w.shape[0])
             dtype = output_dtype(x, None)
-            call = FastCall(resolution.kernel, answers.device.device, shape, dtype, self._compute_otherwise)
+            prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)
+            call = prepare_call(prepare, are_transposed(x, w), self._compute_otherwise)
         if resolution.lasting and x.layout == w.layout == torch.strided:
             if len(table) >= _MOST_CALLS:
                 table.clear()

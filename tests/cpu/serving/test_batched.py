@@ -188,7 +188,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
 def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> None:
     dispatcher, empty = gpu
     tuned = Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
-    assert dispatcher.load([record(tuned), record(replace(tuned, m=8, batch=1, row_major_b=True))]) == 1
+    assert dispatcher.load([record(tuned), record(replace(tuned, m=8, batch=1, bias="m"))]) == 1
     assert not dispatcher.weights, "a layer has no row"
     attach_device(dispatcher, {tuned: StandInKernel()})
     weights = empty(4, 32, 64).transpose(1, 2)

@@ -64,7 +64,7 @@ def test_explains_a_fallback(gpu: Gpu) -> None:
 def test_explains_the_library_and_a_kernel(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
-    assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
+    assert dispatcher.load([won, lost, record(replace(won.problem, bias="m"))]) == 2
     kernels = attach_device(dispatcher, {won.problem: StandInKernel()})
     w = empty(32, 64)
     assert say(dispatcher, empty(4, 4, 64), w) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
@@ -91,7 +91,9 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
     torch_kernel = StandInKernel()
     made: list[tuple[LoadedKernel, tuple[int, ...], torch.dtype]] = []
 
-    def call(kernel: LoadedKernel, device: object, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[..., str]:
+    def call(
+        kernel: LoadedKernel, device: object, shape: tuple[int, ...], dtype: torch.dtype, _: object
+    ) -> Callable[..., str]:
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 

@@ -202,6 +202,13 @@ def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatc
     assert "no memory for what programs share" in str(find(100))
 
 
+def digest_of(row: Record) -> str:
+    """The name of the binary that a row's kernel is compiled to."""
+    job = prepare.compile_job(row.problem, row.config, SM90)
+    assert not isinstance(job, Support), str(job)
+    return job.digest
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_one_binary_serves_every_m(groups: int, tmp_path: Path) -> None:
     """The launch beyond a row's own M is that of a kernel compiled for it."""
@@ -214,5 +221,8 @@ def test_one_binary_serves_every_m(groups: int, tmp_path: Path) -> None:
         assert prepared.serves(m)
         own = replace(row, problem=row.problem.at(m))
         assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
+    turned = replace(row, problem=replace(row.problem, row_major_a=False))
+    at = replace(prepared, record=turned, artifact=replace(prepared.artifact, digest=digest_of(turned)))
+    assert at.serves(64) and "M 33 needs another binary" in str(at.serves(32)) and not at.serves(128)
     huge = kernel_loading._bind(prepared, StandInKernel(), 64, 2**31 - 5)
     assert isinstance(huge, Support) and "beyond the 32 bits" in huge.reason

@@ -211,7 +211,7 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Mak
     blocks = replace(rows, family="a8w8_blockscale", bias="none", scale_a=Scaling(depth=128, layout="groups"))
     blocks = replace(blocks, scale_b=BLOCK_B)
     ranged = replace(record(replace(blocks, m=64)), m_from=17)
-    dense = replace(rows, family="dense", scale_a=None, scale_b=None, row_major_b=True)
+    dense = replace(rows, family="dense", scale_a=None, scale_b=None, bias="m")
     assert dispatcher.load([record(rows), record(blocks), ranged, record(dense)]) == 3
     assert dispatcher.scaled_weights == {(256, 512)} and dispatcher.weights == frozenset()
     kernels = attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})

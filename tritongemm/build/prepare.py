@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from tritongemm.build.cache import ArtifactCache
@@ -17,6 +16,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.trial import OUR_FAULT
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend
 from tritongemm.plugins.validity import check_config
@@ -29,7 +29,12 @@ def compile_job(
 ) -> CompileJob | Support:
     """What to compile for one config on a problem, or why it can't be compiled."""
     backend = registry.get(KernelBackend, config.backend)
-    return or_refusal(partial(backend.compile_job, config, problem, target, inputs))
+    try:
+        return backend.compile_job(config, problem, target, inputs)
+    except (TritonGemmError, OSError) as error:
+        return Support(str(error))
+    except Exception as error:
+        return Support(f"{OUR_FAULT}{type(error).__name__}: {error}")
 
 
 def or_refusal(make: Callable[[], Made]) -> Made | Support:

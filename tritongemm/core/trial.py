@@ -13,6 +13,8 @@ from tritongemm.core.values import DEVIATION, FINITE_OR_NONE, TEXT, TIMES, one_o
 
 PREDICTED = "model"  # The timer of a trial or record whose time was predicted, not measured.
 BASELINE_ENTRY = "the baseline"  # The baseline's name among a race's samples; no config's name has a blank.
+# How the reason begins where a kernel's source is wrong, or can't be made, of a config that nothing has refused.
+OUR_FAULT = "a fault of tritongemm: "
 STATUSES = ("ok", "pruned", "compile_failed", "out_of_resources", "timeout", "crashed", "wrong", "refused")
 STAGES = ("screen", "final")
 _FIELD_KINDS = {

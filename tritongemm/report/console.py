@@ -23,7 +23,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
-from tritongemm.core.trial import PREDICTED, Trial
+from tritongemm.core.trial import OUR_FAULT, PREDICTED, Trial
 from tritongemm.report.plain_table import align
 from tritongemm.report.progress import KEPT, Progress
 from tritongemm.report.status_line import StatusLine
@@ -57,12 +57,16 @@ class Reporter:
         self.compilers = 0
         self.statuses: Counter[str] = Counter()
         self._refused: set[tuple[str, str]] = set()
+        self._faults: dict[str, list[str]] = {}  # configs, each with its size, by what is wrong with their kernels
 
     def __enter__(self) -> Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._status.stop()
+        for reason, configs in self._faults.items():
+            count = f"{len(configs)} configs" if len(configs) > 1 else "1 config"
+            self.say(f"{count} could not be compiled, {OUR_FAULT}{reason}; please report it, with {configs[0]}")
 
     def say(self, text: str) -> None:
         """Print one line of plain text."""
@@ -129,6 +133,9 @@ class Reporter:
         with self._lock:
             self.statuses[trial.status] += 1
             self._progress.trial(trial)
+            if trial.reason.startswith(OUR_FAULT):
+                configs = self._faults.setdefault(trial.reason.removeprefix(OUR_FAULT), [])
+                configs.append(f"{trial.config.name} of {problem.key}")
         if not self.verbose:
             return
         time = f"{trial.seconds * 1e6:.2f} us ({trial.timer})" if trial.samples else ""

@@ -14,11 +14,13 @@ from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
+from tritongemm.core.trial import OUR_FAULT
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 TRITON = registry.get(KernelBackend, "triton")
@@ -118,6 +120,35 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
         code = TRITON.compile(TRITON.compile_job(config, problem, how))[1]
         changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
     assert changes[0] == 0 < changes[1]
+
+
+@pytest.mark.skipif(not settings.version("triton").startswith("3.9."), reason="Triton 3.9's LLVM loses the wait")
+def test_a_binary_with_a_lost_wait_is_refused() -> None:
+    """On gfx950, in the loop of scales along K, where rows of A begin at no multiple of 4 bytes."""
+    block_scaled = registry.get(Family, "a8w8_blockscale")
+    problem = block_scaled.problem(188, 17, 545, "int8", "int8", "bf16", row_major_b=False)
+    config = Config("tile", 64, 16, 128, num_warps=2, options=(("matrix_instr_nonkdim", 16),))
+    refused, code, _ = TRITON.compile(TRITON.compile_job(config, problem, target_files.load_target("gfx950")))
+    assert (refused.status, code) == ("compile_failed", b"")
+    assert refused.failed_trial().reason == "LDS stores may not have landed at a barrier: the compiler lost a wait"
+
+
+def test_a_source_that_the_front_end_refuses_is_a_fault_of_ours() -> None:
+    """The reason is one line, of the function at fault, without the lines of source that Triton quotes."""
+    job = TRITON.compile_job(Config("tile", 16, 16, 16), Problem(16, 16, 16), target_files.load_target("gfx942"))
+    text, begin = job.identity["source"], "    pid = tl.program_id(0)\n"
+    helper = "@triton.jit\ndef halved(x):\n    return x + missing\n"
+    for source, place in (
+        (text.replace(begin, begin + "    missing(pid)\n"), "at "),
+        (
+            text.replace("@triton.jit", helper + "\n\n@triton.jit").replace(begin, begin + "    halved(pid)\n"),
+            "at 2:15",
+        ),
+    ):
+        refused, _, _ = TRITON.compile(replace(job, identity={**job.identity, "source": source}))
+        assert refused.status == "compile_failed"
+        assert refused.reason.startswith(f"{OUR_FAULT}NameError('missing is not defined') ({place}")
+        assert "\n" not in refused.reason
 
 
 def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:

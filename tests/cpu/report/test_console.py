@@ -12,7 +12,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.printable import WORD_CHARACTERS, printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import OUR_FAULT, Trial
 from tritongemm.report import console as console_module
 from tritongemm.report import progress
 from tritongemm.report.console import Reporter
@@ -171,6 +171,23 @@ def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "0 of 2 sizes (planned 0 of 2, compiled 2 of 5)"
     assert said[1].startswith("1 of 2 sizes, 1.33x torch so far, about 5 s left (planned 0 of 2")
+
+
+def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter() as reporter:
+        for config, reason in (
+            (OURS, "TypeError: x"),
+            (dataclasses.replace(OURS, block_m=32), "TypeError: x"),
+            (OURS, "NameError"),
+        ):
+            reporter.trial(SIZE, Trial(config, "compile_failed", OUR_FAULT + reason))
+        reporter.trial(SIZE, Trial(INSTANCE, "compile_failed", "the compiler process died"))
+    assert capsys.readouterr().err.splitlines() == [
+        f"2 configs could not be compiled, a fault of tritongemm: TypeError: x; please report it, with {OURS.name} of "
+        f"{SIZE.key}",
+        f"1 config could not be compiled, a fault of tritongemm: NameError; please report it, with {OURS.name} of "
+        f"{SIZE.key}",
+    ]
 
 
 def test_a_log_gets_no_lines_of_short_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,8 @@ The kernel is told by the constant EDITED that its marks count; without edits it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -196,18 +196,8 @@ def _version(tool: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in tool.version.split("."))
 
 
-@contextmanager
-def edits() -> Iterator[None]:
-    """While this is entered, the assembly of what Triton compiles is edited at its marks."""
-    import triton
-
-    def add_edits(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
-        if stages is not None:  # None: Triton asks what to call these edits in its cache
-            make, assemble = stages["ptx"], stages["cubin"]
-            stages["ptx"] = lambda source, metadata: edit(make(source, metadata))
-            stages["cubin"] = lambda assembly, metadata: _assemble(assembly, metadata, assemble)
-        return __name__, __name__
-
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.add_stages_inspection_hook = add_edits
-        yield
+def add_edits(stages: dict[str, Any]) -> None:
+    """Have Triton's stages edit the assembly of what they compile at its marks."""
+    make, assemble = stages["ptx"], stages["cubin"]
+    stages["ptx"] = lambda source, metadata: edit(make(source, metadata))
+    stages["cubin"] = lambda assembly, metadata: _assemble(assembly, metadata, assemble)

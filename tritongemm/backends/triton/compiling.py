@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -15,11 +14,12 @@ from tritongemm.backends.triton.front_end import quick_front_end
 from tritongemm.codegen import modules, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
-from tritongemm.hip_ext.binaries import code_object
+from tritongemm.core.trial import OUR_FAULT
+from tritongemm.hip_ext.binaries import code_object, lost_waits
 
 # Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
 # but debugging code at its end.
@@ -30,6 +30,7 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "amd": lambda arch: ("hip", arch),
 }
 Grid = tuple[int, int, int]
+StageChange = Callable[[dict[str, Any]], None]  # replaces some of the stages in which Triton compiles, by their names
 # Whether this thread compiles into a cache that ends with the compile.
 _COMPILES_ALONE: ContextVar[bool] = ContextVar("_COMPILES_ALONE", default=False)
 ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
@@ -117,12 +118,37 @@ def _spare_the_hash() -> None:
         triton.runtime.cache.triton_key = lambda: triton.__version__ if _COMPILES_ALONE.get() else own()
 
 
-def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
+class LostWaitError(UnavailableError):
+    """A binary can't be trusted, as the compiler has left out a wait."""
+
+
+def _check_waits(stages: dict[str, Any]) -> None:
+    """Have Triton's stages refuse assembly that a wait is missing from."""
+    assemble = stages["hsaco"]
+
+    def assemble_checked(assembly: str, metadata: Any) -> bytes:
+        if lost_waits.loses_a_wait(assembly):
+            raise LostWaitError("LDS stores may not have landed at a barrier: the compiler lost a wait")
+        code: bytes = assemble(assembly, metadata)
+        return code
+
+    stages["hsaco"] = assemble_checked
+
+
+_CHECKS: dict[str, StageChange] = {"amd": _check_waits}  # of assembly, by the vendor
+
+
+def _call_triton(source: Any, target: Any, options: dict[str, Any], change: StageChange | None = None) -> Any:
     """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
 
     That cache would keep every intermediate form of every candidate.
     """
     import triton
+
+    def hook(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
+        if stages is not None and change is not None:  # None: Triton asks what to call the change in its cache
+            change(stages)
+        return __name__, __name__
 
     _spare_the_hash()
     with (
@@ -130,7 +156,10 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
         quick_front_end(),
         triton.knobs.cache.scope(),
         triton.knobs.compilation.scope(),
+        triton.knobs.runtime.scope(),
     ):
+        if change is not None:
+            triton.knobs.runtime.add_stages_inspection_hook = hook
         triton.knobs.cache.dir = str(scratch)
         triton.knobs.compilation.store_binary_only = True
         # Lines of a text that is no file help nobody, and are two thirds of a binary and 3 to 5 % of a compile.
@@ -144,6 +173,26 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
 
 def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     """Compile one job in this process: the artifact, the code object, its file name."""
+    from triton import CompilationError
+
+    try:
+        return _compile_job(job)
+    except CompilationError as error:
+        reason = OUR_FAULT + _why_refused(error)
+    except LostWaitError as error:
+        reason = str(error)
+    return Artifact(job.config, job.digest, status="compile_failed", reason=reason), b"", ""
+
+
+def _why_refused(error: Any) -> str:
+    """Why Triton's front end refuses a source, in one line: its message quotes many lines of the source before."""
+    while error.error_message is None and error.__cause__ is not None:
+        error = error.__cause__  # in a function that the kernel calls
+    message = str(error).strip().splitlines()
+    return f"{message[-1]} ({message[0].rstrip(':')})"
+
+
+def _compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -154,16 +203,16 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     target = GPUTarget(*GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     make_source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
 
-    def compile_kernel(constants: dict[str, Any]) -> Any:
-        return _call_triton(make_source(kernel, types, constants, attributes), target, wanted["options"] | OPTIONS)
+    def compile_kernel(constants: dict[str, Any], change: StageChange | None) -> Any:
+        source = make_source(kernel, types, constants, attributes)
+        return _call_triton(source, target, wanted["options"] | OPTIONS, change)
 
     edited = bool(constants.get(assembly_edits.CONSTANT))
     try:
-        with assembly_edits.edits() if edited else nullcontext():
-            compiled = compile_kernel(constants)
+        compiled = compile_kernel(constants, assembly_edits.add_edits if edited else _CHECKS.get(vendor))
     except assembly_edits.UnknownAssemblyError:
         edited = False
-        compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
+        compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0}, _CHECKS.get(vendor))
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
     # Programs of a cluster write to each other only by edited instructions; without edits each is launched by itself.

@@ -74,7 +74,7 @@ def _leave_out_locations(code_generator: ModuleType) -> None:
         outer, self.cur_node = self.cur_node, node
         try:
             found = ast.NodeVisitor.visit(self, node)
-        except error:
+        except (error, MemoryError):
             raise
         except Exception as fault:
             raise error(self.jit_fn.src, self.cur_node, repr(fault)) from None

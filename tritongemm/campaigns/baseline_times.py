@@ -11,7 +11,7 @@ from types import TracebackType
 
 from tritongemm.core import files
 from tritongemm.core.errors import OutputError
-from tritongemm.core.values import POSITIVE, TEXT
+from tritongemm.core.values import SECONDS, TEXT
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _HEAD = "baseline times of tritongemm"
@@ -95,7 +95,7 @@ class BaselineTimes:
     def _take(self, line: object) -> None:
         if isinstance(line, dict):
             key, seconds = line.get("problem"), line.get("seconds")
-            if TEXT.holds(key) and (seconds is None or POSITIVE.holds(seconds)):
+            if TEXT.holds(key) and (seconds is None or SECONDS.holds(seconds)):
                 self._times[str(key)] = None if seconds is None else float(str(seconds))
 
     def _fault(self, error: OSError) -> OutputError:

@@ -161,8 +161,7 @@ def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[
     calls: dict[Problem, float] = {}
     for row in sizes.from_file(Path(workload), defaults):
         calls[row.problem] = calls.get(row.problem, 0.0) + row.count
-    known = {problem for problem, _ in found.records}
-    absent = [problem for problem in calls if problem not in known]
+    absent = ReportData(tuple(found.records.values()), calls=calls).unserved
     if absent:
         share = sum(calls[p] * p.flops for p in absent) / sum(calls[p] * p.flops for p in calls)
         found.notes.append(

@@ -14,6 +14,7 @@ from tritongemm.core.errors import InputError
 
 MOST = 2**31 - 1  # A whole number of a config is handed to kernels in 32 bits.
 MOST_OF_OPTION = 2**63 - 1  # Libraries number their algorithms in up to 64 bits.
+_MOST_RATIO = 1e13  # of two times
 _LARGEST = sys.float_info.max
 # Enough for a template that is a mangled name of C++; Python reads no number of more than 4300 digits.
 _LONGEST_CONFIG_NAME = 4096  # characters
@@ -56,25 +57,31 @@ def _is_measured_elsewhere(m: object, numbers: object) -> bool:
     """Whether it is an M as text, with a regret and a share."""
     if not isinstance(m, str) or not m.isdecimal() or len(m) > 10:
         return False
-    return isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(FINITE.holds, numbers))
+    return (
+        isinstance(numbers, list | tuple)
+        and len(numbers) == 2
+        and all(_is_number(v) and 0 <= v <= _MOST_RATIO for v in numbers)
+    )
 
 
 TEXT = FieldKind("text", _is_text)
 FLAG = FieldKind("true or false", lambda v: isinstance(v, bool))
 POSITIVE = FieldKind("a positive number", _is_positive)
-POSITIVE_OR_NONE = FieldKind("a positive number or null", lambda v: v is None or _is_positive(v))
+# No launch takes less or more, and sums and ratios of such times are finite.
+SECONDS = FieldKind("a time from 1 ns to 10,000 s", lambda v: _is_number(v) and 1e-9 <= v <= 1e4)
+SECONDS_OR_NONE = FieldKind(f"{SECONDS.words}, or null", lambda v: v is None or SECONDS.holds(v))
 # A result with NaN is infinitely wrong.
 DEVIATION = FieldKind("a number from 0 on, or null", lambda v: v is None or (_is_number(v) and 0 <= v <= inf))
 FINITE = FieldKind("a finite number from 0 on", lambda v: _is_number(v) and 0 <= v <= _LARGEST)
 FINITE_OR_NONE = FieldKind("a finite number from 0 on, or null", lambda v: v is None or FINITE.holds(v))
 WHOLE = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v, 0, MOST))
-TIMES = FieldKind("a list of positive numbers", lambda v: isinstance(v, list) and all(map(_is_positive, v)))
+TIMES = FieldKind("a list of times from 1 ns to 10,000 s", lambda v: isinstance(v, list) and all(map(SECONDS.holds, v)))
 TEXTS = FieldKind(
     "a map of text",
     lambda v: isinstance(v, Mapping) and all(_is_text(one) for pair in v.items() for one in pair),
 )
 HELD_OUT = FieldKind(
-    "a map of two numbers from 0 on for each M",
+    "a map of two ratios of times for each M",
     lambda v: isinstance(v, Mapping) and all(_is_measured_elsewhere(*each) for each in v.items()),
 )
 MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))

@@ -19,7 +19,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
-from tritongemm.core.values import MOST, MOST_OF_OPTION
+from tritongemm.core.values import MOST, MOST_OF_OPTION, SECONDS
 from tritongemm.formats._aiter_families import FAMILIES, OTHER_NAMES, CsvFamily
 from tritongemm.formats._aiter_table import CsvLine
 from tritongemm.formats._rows import make_problem
@@ -186,7 +186,7 @@ def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
         seconds = Decimal(text).scaleb(-6)
     except InvalidOperation:
         return None
-    return seconds if seconds.is_finite() and 0 < seconds < 10**9 and float(seconds) > 0 else None
+    return seconds if SECONDS.holds(float(seconds)) else None
 
 
 def encoding_of(target: str, defaults: Defaults) -> str:

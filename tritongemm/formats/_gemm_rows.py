@@ -26,7 +26,6 @@ so that what is written is read back equal.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import fields, replace
 from decimal import Decimal
@@ -38,6 +37,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.values import SECONDS
 from tritongemm.formats._group_rows import GROUP_KEYS, SHARE_KEYS, groups_row, read_several
 from tritongemm.formats._rows import make_problem
 from tritongemm.formats._yaml_rows import Entry, read_entries
@@ -254,7 +254,7 @@ def _unusable(entry: Entry, reader: RowReader) -> str:
 
 def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
     """The row's result, or None where it has no time."""
-    seconds, flops = entry.shifted("time(us)", -6), entry.shifted("TFLOPS", 12)
+    seconds, flops = entry.seconds("time(us)"), entry.shifted("TFLOPS", 12)
     remark = _REMARK.match(entry.remark) if entry.remark else None
     if seconds is None and flops is None and remark:
         try:
@@ -266,8 +266,8 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         seconds = problem.flops / flops
     if not seconds:
         return None
-    if not math.isfinite(seconds):
-        entry.fail(f"takes {seconds} seconds by its TFLOPS; correct or remove them")
+    if not SECONDS.holds(seconds):
+        entry.fail(f"takes {seconds:.3g} seconds by its TFLOPS or remark, not {SECONDS.words}; correct or remove them")
     fields: dict[str, Any] = {
         "target": entry.text("target"),
         "winner": entry.text("winner", config.backend),
@@ -276,7 +276,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "timer": entry.text("timer", "tune_gemm"),
         "error": entry.number("error", may_be_infinite=True),
         "tolerance": entry.number("tolerance"),
-        "library_seconds": entry.shifted("library_us", -6),
+        "library_seconds": entry.seconds("library_us"),
         "library": entry.text("library"),
         "library_wrong": entry.text("library_wrong"),
         "tie": entry.flag("tie"),
@@ -286,7 +286,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "compute_units": entry.whole("compute_units", 0, 0),
         "m_from": entry.whole("M_from", 0, 0),
         "held_out": entry.plain("held_out") or {},
-        "quantize_seconds": entry.shifted("quantize_us", -6),
+        "quantize_seconds": entry.seconds("quantize_us"),
         "code": entry.text("code"),
         "notes": entry.plain("notes") or {},
     }

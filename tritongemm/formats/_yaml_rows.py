@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import yaml
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.values import SECONDS
 from tritongemm.formats._rows import EXAMPLE
 from tritongemm.formats._yaml_values import Other, Real, Value, Whole, YamlFault, YamlRow, describe, read_rows, shown
 
@@ -142,6 +143,13 @@ class Entry:
         if not 0 < value < math.inf:
             self.fail(f"{key} must be a positive number, not {describe(self.values[key])}")
         return value
+
+    def seconds(self, key: str) -> float | None:
+        """A time in microseconds, in seconds."""
+        seconds = self.shifted(key, -6)
+        if seconds is not None and not SECONDS.holds(seconds):
+            self.fail(f"{key} must be {SECONDS.words}, not {describe(self.values[key])} microseconds")
+        return seconds
 
     def texts(self, key: str) -> dict[str, str]:
         """A map of plain values, as they are written."""

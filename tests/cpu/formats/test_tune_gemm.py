@@ -138,7 +138,10 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{TILE}, time(us): 1e999}}", "time(us) must be a positive number, not '1e999'"),
         (f"{{{TILE}, time(us): 1e9999999}}", "time(us) must be a positive number"),
         (f"{{{TILE}, time(us): 1e{'9' * 5000}}}", "time(us) must be a positive number"),
-        (f"{{{TILE}, TFLOPS: 1e-320}}", "takes inf seconds by its TFLOPS; correct or remove them"),
+        (
+            f"{{{TILE}, TFLOPS: 1e-320}}",
+            "takes inf seconds by its TFLOPS or remark, not a time from 1 ns to 10,000 s; correct or",
+        ),
         (f"{{{TILE}, time(us): 1, library_us: -1}}", "library_us must be a positive number, not '-1'"),
         (f"{{{TILE}, time(us): 1, spread: -0.1}}", "spread must be a number of at least 0, and finite, not '-0.1'"),
         (f"{{{TILE}, time(us): 1, spread: .inf}}", "spread must be a number of at least 0, and finite, not '.inf'"),

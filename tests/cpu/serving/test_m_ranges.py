@@ -64,7 +64,7 @@ def test_a_range_that_can_not_be_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"x.yaml: row 1 \(line 2\).*m_from must be at most M, 16, not 99"):
         results_format().read(Path("x.yaml"), text, Defaults())
     text = results_format().write([replace(TABLE[1], held_out={"7": [0.01, 1.1]})]).replace("[0.01, 1.1]", "[0.01]")
-    with pytest.raises(InputError, match=r"row 1 .*held_out must be a map of two numbers from 0 on for each M"):
+    with pytest.raises(InputError, match=r"row 1 .*held_out must be a map of two ratios of times for each M"):
         results_format().read(Path("x.yaml"), text, Defaults())
 
 

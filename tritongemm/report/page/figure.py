@@ -60,4 +60,4 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 def log_axis(title: str) -> dict[str, Any]:
     """A logarithmic axis of plotly's layout, with its title."""
-    return {"title": {"text": title}, "type": "log"}
+    return {"title": {"text": title}, "type": "log", "dtick": "D2"}

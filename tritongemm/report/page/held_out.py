@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from tritongemm.report.page.figure import WORSE, Figure, log_axis, number, plain
-from tritongemm.report.page.report_data import ReportData
+from tritongemm.report.page.report_data import ReportData, name_product
 
 _TITLE = "Regret at held-out M"
+_LEAST_TOP = 0.05  # of the axis
 
 
 def draw(data: ReportData) -> Figure:
     """Draw the regret at each M that was held out: a part of the best known time there."""
     seen = [
-        (int(m), float(regret), data.name_product(record))
+        (int(m), float(regret), name_product(record))
         for record in data.records
         for m, (regret, _) in record.held_out.items()
     ]
@@ -34,9 +35,10 @@ def draw(data: ReportData) -> Figure:
         "text": [plain(product) for _, _, product in seen],
         "hovertemplate": "M %{x}, %{text}<br>%{y:.2%}<extra></extra>",
     }
+    top = max(_LEAST_TOP, 1.05 * regrets.max())
     layout = {
         "xaxis": log_axis("M"),
-        "yaxis": {"title": {"text": "regret"}, "tickformat": ".1%", "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "regret"}, "tickformat": ".1%", "range": [-0.03 * top, top]},
         "hovermode": "closest",
     }
     return Figure("regret", _TITLE, caption, (trace,), layout)

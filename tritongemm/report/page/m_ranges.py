@@ -7,7 +7,7 @@ from itertools import groupby
 
 from tritongemm.core.record import Record
 from tritongemm.report.page.figure import Figure, log_axis, plain
-from tritongemm.report.page.report_data import ReportData
+from tritongemm.report.page.report_data import ReportData, name_product
 from tritongemm.report.page.winners import colours_of, served_by
 
 _TITLE = "Ranges of M and their winners"
@@ -20,8 +20,8 @@ def draw(data: ReportData) -> Figure:
     if not ranged:
         return Figure("ranges", _TITLE, "Not drawn: no result is a row of a table over M (--m_range, --workload).")
     tables = data.busiest(ranged)
-    left_out = len({data.name_product(record) for record in ranged}) - len(tables)
-    spans = [span for span in _spans(ranged, data) if span[0] in tables]
+    left_out = len({name_product(record) for record in ranged}) - len(tables)
+    spans = [span for span in _spans(ranged) if span[0] in tables]
     traces = []
     for kind, colour in colours_of(data).items():
         of_kind = [span for span in spans if served_by(span[3]) == kind]
@@ -52,9 +52,9 @@ def draw(data: ReportData) -> Figure:
     return Figure("ranges", _TITLE, caption, tuple(traces), layout, 170 + _ROW_PIXELS * len(tables))
 
 
-def _spans(records: Iterable[Record], data: ReportData) -> Iterable[tuple[str, int, int, Record]]:
+def _spans(records: Iterable[Record]) -> Iterable[tuple[str, int, int, Record]]:
     """Product, first and last M, and one result of each run of neighbours that the same config serves."""
-    ordered = sorted(records, key=lambda r: (data.name_product(r), r.problem.m))
-    for (product, _, _), group in groupby(ordered, key=lambda r: (data.name_product(r), r.winner, r.config)):
+    ordered = sorted(records, key=lambda r: (name_product(r), r.problem.m))
+    for (product, _, _), group in groupby(ordered, key=lambda r: (name_product(r), r.winner, r.config)):
         of_span = list(group)
         yield product, of_span[0].m_from, of_span[-1].problem.m, of_span[0]

@@ -2,6 +2,7 @@
 
 const figures = JSON.parse(document.getElementById("drawn").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const small = window.matchMedia("(max-width: 700px)");
 
 // The colours of text and grid are those of the style sheet, which knows light and dark.
 function template() {
@@ -16,7 +17,7 @@ function template() {
       xaxis: axis,
       yaxis: axis,
       hoverlabel: { bgcolor: ground, bordercolor: line, font: { color: ink }, namelength: -1 },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" }, // the bar of buttons is above
       margin: { l: 60, r: 20, t: 30, b: 50 },
     },
   };
@@ -24,10 +25,26 @@ function template() {
 
 const theme = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
 
+// On a small screen a row's name has two lines, its size and its kind, and what does not fit is left out.
+function narrowed({ data, layout }) {
+  const traces = data.map((trace) =>
+    trace.type === "heatmap"
+      ? { ...trace, colorbar: { ...trace.colorbar, thickness: 10 }, texttemplate: trace.x.length > 6 ? "" : trace.texttemplate }
+      : trace,
+  );
+  if ((layout.yaxis || {}).type !== "category") return { data: traces, layout };
+  const names = [...new Set(data.flatMap((trace) => trace.y))];
+  const short = (text) => (text.length > 16 ? `${text.slice(0, 15)}…` : text);
+  const lines = names.map((name) => name.replace("_", "\n").split("\n").map(short).join("<br>"));
+  const yaxis = { ...layout.yaxis, tickmode: "array", tickvals: names, ticktext: lines, tickfont: { size: 9 } };
+  return { data: traces, layout: { ...layout, yaxis } };
+}
+
 async function draw() {
   const themed = template();
   for (const element of document.querySelectorAll("[data-figure]")) {
-    const { data, layout } = figures[element.dataset.figure];
+    const figure = figures[element.dataset.figure];
+    const { data, layout } = small.matches ? narrowed(figure) : figure;
     const options = { displaylogo: false, responsive: true };
     await Plotly.react(element, data, { ...layout, template: themed }, options);
   }
@@ -75,4 +92,5 @@ for (const input of document.querySelectorAll("input[data-filters]")) {
 }
 document.getElementById("theme").addEventListener("click", turn);
 dark.addEventListener("change", draw);
+small.addEventListener("change", draw);
 draw();

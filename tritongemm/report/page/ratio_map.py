@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log2
 
 from tritongemm.report.page.figure import LIBRARY, OURS, Figure, number, plain
-from tritongemm.report.page.report_data import ReportData
+from tritongemm.report.page.report_data import ReportData, name_product
 
 _TITLE = "Ratio by M and N x K"
 _ROW_PIXELS = 24
@@ -17,10 +17,10 @@ def draw(data: ReportData) -> Figure:
     if not data.raced:
         return Figure("ratios", _TITLE, "Not drawn: no result has a time of the library beside ours.")
     products = data.busiest(data.raced)[::-1]
-    ratios = {(data.name_product(r), r.problem.m): r.speedup or 1.0 for r in data.raced}
+    ratios = {(name_product(r), r.problem.m): r.speedup or 1.0 for r in data.raced}
     ratios = {place: ratio for place, ratio in ratios.items() if place[0] in products}
     sizes = sorted({m for _, m in ratios})
-    left_out = len({data.name_product(r) for r in data.raced}) - len(products)
+    left_out = len({name_product(r) for r in data.raced}) - len(products)
     logs = {place: number(log2(ratio)) for place, ratio in ratios.items()}
     span = min(_MOST_SPAN, max(_LEAST_SPAN, *(abs(value) for value in logs.values() if value is not None)))
     ticks = [-span, -span / 2, 0.0, span / 2, span]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
 from typing import NamedTuple
@@ -43,6 +44,11 @@ def device_of(record: Record) -> MeasuredDevice:
     return MeasuredDevice(record.target, record.compute_units, record.toolchain.get("device", ""))
 
 
+def name_product(record: Record) -> str:
+    """A result's size without its M: what a row of a figure is of."""
+    return record.problem.key.split("x", 1)[1]
+
+
 @dataclass(frozen=True)
 class ReportData:
     """What a report is made of.
@@ -73,22 +79,16 @@ class ReportData:
         """The results that have a time of the library, in their order."""
         return tuple(record for record in self.records if record.library_seconds is not None)
 
-    def name(self, record: Record) -> str:
-        """A result's size, with its device where there are several."""
-        return record.problem.key + self._at(record)
-
-    def name_product(self, record: Record) -> str:
-        """The same without its M: what a row of a figure is of."""
-        return record.problem.key.split("x", 1)[1] + self._at(record)
-
-    def _at(self, record: Record) -> str:
-        return f" on {device_of(record).label}" if len(self.devices) > 1 else ""
+    def by_device(self) -> Iterator[tuple[MeasuredDevice, ReportData]]:
+        """Each device with the data of its own results alone."""
+        for device in self.devices:
+            yield device, replace(self, records=tuple(r for r in self.records if device_of(r) == device))
 
     def busiest(self, records: Iterable[Record]) -> tuple[str, ...]:
         """Names of the products that take most time, as many as a figure has room for, in the order of N and K."""
         seconds: dict[tuple[int, int, str], float] = {}
         for record in records:
-            product = (record.problem.n, record.problem.k, self.name_product(record))
+            product = (record.problem.n, record.problem.k, name_product(record))
             seconds[product] = seconds.get(product, 0.0) + self.weight(record) * record.served_seconds
         busiest = sorted(seconds, key=lambda product: -seconds[product])[:_MOST_PRODUCTS]
         return tuple(name for _, _, name in sorted(busiest))
@@ -106,8 +106,33 @@ class ReportData:
         return max(target.roofline_seconds(problem.flops, problem.bytes, problem.a), target.launch_us * 1e-6)
 
     def weight(self, record: Record) -> float:
-        """How often the workload calls it; once where no workload was named."""
-        return self.calls.get(record.problem, 0.0) if self.calls else 1.0
+        """How often the workload calls what it serves; once where no workload was named."""
+        return self._served[0].get((record.problem, device_of(record)), 0.0) if self.calls else 1.0
+
+    @property
+    def unserved(self) -> tuple[Problem, ...]:
+        """The workload's problems that no result serves."""
+        return self._served[1]
+
+    @cached_property
+    def _served(self) -> tuple[Mapping[tuple[Problem, MeasuredDevice], float], tuple[Problem, ...]]:
+        """The calls that each result serves, its own M's and those of its range, and the problems that none serves."""
+        own = {(record.problem, device_of(record)) for record in self.records}
+        ranges: defaultdict[tuple[Problem, MeasuredDevice], list[Record]] = defaultdict(list)
+        for record in sorted(self.records, key=lambda r: r.problem.m):
+            if record.m_from and not record.problem.room:
+                ranges[record.problem.at(1), device_of(record)].append(record)
+        counts, unserved = dict[tuple[Problem, MeasuredDevice], float](), list[Problem]()
+        for problem, calls in self.calls.items():
+            serving = [(problem, device) for device in self.devices if (problem, device) in own]
+            for device in self.devices:
+                found = next((r for r in ranges.get((problem.at(1), device), ()) if r.serves(problem.m)), None)
+                if found is not None and (problem, device) not in own:
+                    serving.append((found.problem, device))
+            for place in serving:
+                counts[place] = counts.get(place, 0.0) + calls
+            unserved += [] if serving else [problem]
+        return counts, tuple(unserved)
 
 
 class Uplift(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tritongemm.core.record import Record
@@ -22,9 +22,7 @@ def draw(data: ReportData) -> Figure:
         ("library", LIBRARY, "diamond-open", [(r, r.library_seconds) for r in records]),
         ("floor", FLOOR, "line-ew-open", floors),
     ]
-    traces = [
-        _points(name, colour, symbol, [(r, s) for r, s in of if s], data.name) for name, colour, symbol, of in series
-    ]
+    traces = [_points(name, colour, symbol, [(r, s) for r, s in of if s]) for name, colour, symbol, of in series]
     caption = (
         "Rate over operations per byte that must pass through memory. The floor is the longer of what the data sheet "
         "allows and the shortest kernel seen on the device; lines are the data sheet's roofs."
@@ -39,9 +37,7 @@ def draw(data: ReportData) -> Figure:
     return Figure("roofline", _TITLE, caption, drawn, layout, 520)
 
 
-def _points(
-    name: str, colour: str, symbol: str, times: Iterable[tuple[Record, float]], title: Callable[[Record], str]
-) -> dict[str, Any]:
+def _points(name: str, colour: str, symbol: str, times: Iterable[tuple[Record, float]]) -> dict[str, Any]:
     found = [(r, s, number(_intensity(r)), number(r.problem.flops / s / 1e12)) for r, s in times]
     shown = [point for point in found if point[2] and point[3]]
     return {
@@ -51,7 +47,7 @@ def _points(
         "marker": {"color": colour, "symbol": symbol, "size": 8, "opacity": 0.85, "line": {"width": 1.5}},
         "x": [x for _, _, x, _ in shown],
         "y": [y for _, _, _, y in shown],
-        "text": [f"{plain(title(r))}<br>{s * 1e6:.4g} us" for r, s, _, _ in shown],
+        "text": [f"{plain(r.problem.key)}<br>{s * 1e6:.4g} us" for r, s, _, _ in shown],
         "hovertemplate": "%{text}<br>%{y:.4g} TFLOPS<extra>" + name + "</extra>",
     }
 

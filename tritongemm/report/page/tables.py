@@ -50,15 +50,15 @@ class HtmlTable:
 
 
 _SIZE_COLUMNS = (
-    "size", "M", "N", "K", "calls", "us", "library us", "ratio", "floor us", "of floor", "TFLOPS", "GB/s", "winner",
-    "tie", "error", "timer", "device", "config",
+    "size", "M from", "M", "N", "K", "calls", "us", "library us", "ratio", "floor us", "of floor", "TFLOPS", "GB/s",
+    "winner", "tie", "error", "timer", "device", "config",
 )  # fmt: skip
 
 
 def tabulate_sizes(data: ReportData) -> HtmlTable:
     """The table of all sizes: a row for each, with its times in microseconds, its rates and its winner."""
     rows = tuple(tuple(_size_cells(record, data)) for record in data.records)
-    caption = "A click on a column's name sorts by it, and another one turns the order."
+    caption = "A click on a column's name sorts by it, and another one turns the order. The table scrolls sideways."
     return HtmlTable("sizes", "Every size", caption, _SIZE_COLUMNS, rows, sortable=True)
 
 
@@ -66,7 +66,7 @@ def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
     problem, floor = record.problem, data.floor_seconds(record)
     library = record.library_seconds
     yield _word(problem.key)
-    yield from (_number(size, "d") for size in (problem.m, problem.n, problem.k))
+    yield from (_number(size, "d") for size in (record.m_from or None, problem.m, problem.n, problem.k))
     yield _number(data.weight(record), ".6g")
     yield _number(record.seconds * 1e6, ".2f")
     yield _number(library and library * 1e6, ".2f")

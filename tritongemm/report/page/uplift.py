@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from tritongemm.report.page.figure import FLOOR, OURS, WORSE, Figure, number, plain
-from tritongemm.report.page.report_data import ReportData, uplift_of
+from tritongemm.report.page.report_data import ReportData, name_product, uplift_of
 
 _TITLE = "Weighted uplift"
 _MOST_STEPS = 16  # products with a step of their own
@@ -46,7 +46,9 @@ def draw(data: ReportData) -> Figure:
         "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "showgrid": False},
         "showlegend": False,
     }  # fmt: skip
-    how = "weighed by the workload's calls" if data.calls else "each size called once, as no workload was named"
+    how = "each size called once, as no workload was named"
+    if data.calls:
+        how = "weighed by the workload's calls, those within a range of M at the time of its largest"
     caption = (
         f"Time of the library, what each product gains or loses, and the time of what serves; {how}. "
         f"{uplift.weighted:.2%} of the time is saved; the ratios less 1 are {uplift.average:.2%} on average and "
@@ -59,7 +61,7 @@ def _gains(data: ReportData) -> dict[str, float]:
     """The seconds that all calls of each product take more than the library's; below 0 where they take less."""
     gains = dict[str, float]()
     for record in data.raced:
-        product = data.name_product(record)
+        product = name_product(record)
         more = record.served_seconds - (record.library_seconds or 0.0)
         gains[product] = gains.get(product, 0.0) + data.weight(record) * more
     return gains

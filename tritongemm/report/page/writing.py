@@ -10,6 +10,7 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,13 @@ from tritongemm.report.quality import GOAL
 START = "<!doctype html>\n<!-- a report of tritongemm -->\n"  # how every page begins
 _HERE = Path(__file__).parent
 _TITLE_CHARACTERS = 200
-_DRAWN: tuple[Callable[[ReportData], Figure], ...] = (
+_OF_A_DEVICE: tuple[Callable[[ReportData], Figure], ...] = (
     roofline.draw,
     ratio_map.draw,
     uplift.draw,
     winners.draw,
     m_ranges.draw,
     held_out.draw,
-    time_to_quality.draw,
-    failures.draw,
 )
 
 
@@ -54,8 +53,16 @@ def is_page(start: bytes) -> bool:
 
 
 def draw_all(data: ReportData) -> tuple[Figure, ...]:
-    """Draw every figure; they are in the order of the page."""
-    return tuple(draw(data) for draw in _DRAWN)
+    """Draw every figure, in the order of the page; of several devices each has those of its own that show something."""
+    figures: list[Figure] = []
+    parts = list(data.by_device())
+    for place, (device, part) in enumerate(parts, start=1):
+        drawn = [draw(part) for draw in _OF_A_DEVICE]
+        if len(parts) > 1:
+            label = printable(device.label, _TITLE_CHARACTERS)
+            drawn = [replace(f, name=f"{f.name}-{place}", title=f"{f.title}: {label}") for f in drawn if f.traces]
+        figures += drawn
+    return (*figures, time_to_quality.draw(data), failures.draw(data))
 
 
 def compose(data: ReportData, title: str) -> str:
@@ -76,7 +83,7 @@ def compose(data: ReportData, title: str) -> str:
     body = environment.get_template("page.html.j2").render(
         title=printable(title, _TITLE_CHARACTERS),
         version=version("tritongemm"),
-        tiles=list(_tiles(data)),
+        tiles=list(tile_groups(data)),
         notes=[printable(note) for note in data.notes],
         figures=figures,
         reasons=tables.tabulate_reasons(data),
@@ -116,8 +123,15 @@ def _hash(script: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
+def tile_groups(data: ReportData) -> Iterable[tuple[str, list[tuple[str, str]]]]:
+    """What the page says first: a few numbers of each device, which is named where there are several, and of runs."""
+    for device, part in data.by_device():
+        yield printable(device.label, _TITLE_CHARACTERS) if len(data.devices) > 1 else "", list(_tiles(part))
+    yield "", list(_run_tiles(data))
+
+
 def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
-    """What the page says first: a few numbers, each with its words."""
+    """A few numbers of a device's results, each with its words."""
     yield str(len(data.records)), "sizes"
     uplift_found = uplift_of(data)
     if data.raced:
@@ -132,6 +146,10 @@ def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
     shares = [(data.floor_seconds(r) or 0.0) / r.served_seconds for r in data.records]
     if shares and all(shares):
         yield f"{sum(shares) / len(shares):.2f}", "of the floor on average"
+
+
+def _run_tiles(data: ReportData) -> Iterable[tuple[str, str]]:
+    """How long each run took to come near its best."""
     for curve in time_to_quality.curves_of(data).values():
         passed = curve.reached(GOAL)
         if curve.in_seconds and passed is not None:

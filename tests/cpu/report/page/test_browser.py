@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import DATA
-from tests.support.reports import HOSTILE, problem, result, table, write_results, write_run
+from tests.support.reports import H200, HOSTILE, problem, result, table, write_results, write_run
 from tritongemm.cli import report
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'tritongemm[report]'")
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of which nothing is missing, with text from files that would run, were it not text."""
     folder = tmp_path_factory.mktemp("report")
     run = write_run(folder / "out.yaml", [*table(4096, 4096), *table(1024, 8192)], HOSTILE)
-    named = result(problem(16), 1e-6, winner=HOSTILE, error=1e-4, toolchain={"device": HOSTILE})
+    named = result(problem(15), 1e-6, winner=HOSTILE, error=1e-4, toolchain={**H200, HOSTILE: HOSTILE})
     other, real = write_results(folder / "other.yaml", [named]), DATA / "h200_fp8_journal.jsonl"
     output = folder / "report.html"
     assert report.main([str(run), str(other), str(real), "-o", str(output), "--title", HOSTILE]) == 0
@@ -134,6 +134,26 @@ def test_light_and_dark(page: Any) -> None:
     page.locator("#theme").click()
     page.wait_for_selector("html[data-drawn=light]")
     assert page.evaluate(DRAWN_GROUND) == page.evaluate(GROUND) == light
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_a_page_of_any_width(browser: Any, whole: Path, width: int) -> None:
+    """The page itself does not scroll sideways, the buttons hide no name, and figures have more room than names."""
+    shown = browser.new_page(viewport={"width": width, "height": 900})
+    shown.goto(whole.as_uri())
+    shown.wait_for_selector("html[data-drawn]")
+    assert shown.evaluate("document.documentElement.scrollWidth") == width
+    for name in ("roofline", "winners", "ranges"):
+        figure = shown.locator(f"[data-figure={name}]")
+        figure.scroll_into_view_if_needed()
+        buttons, legend = (figure.locator(part).first.bounding_box() for part in (".modebar", ".legend"))
+        assert buttons["y"] + buttons["height"] < legend["y"], name
+    for name in ("ratios", "ranges"):
+        plot = shown.locator(f"[data-figure={name}] .draglayer .nsewdrag").bounding_box()
+        assert plot["width"] > 0.5 * (width - 40), name
+    heads = shown.locator("#sizes-table th.number").all_text_contents()
+    assert heads[:4] == ["M from", "M", "N", "K"] and "winner" not in heads
+    shown.close()
 
 
 def test_the_policy_lets_nothing_else_run_or_load(browser: Any, whole: Path, tmp_path: Path) -> None:

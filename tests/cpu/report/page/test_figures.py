@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support import DATA
 from tests.support.reports import H200, HOSTILE, problem, result, table, write_run
 from tests.support.stores import ONE, record
+from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
 from tritongemm.report.page import tables, writing
@@ -99,12 +101,34 @@ def test_runs_of_m_with_one_config_are_one_bar(whole: ReportData) -> None:
     }  # fmt: skip
 
 
-def test_results_of_several_devices_are_told_apart() -> None:
+def test_results_of_several_devices_are_not_added_up() -> None:
+    """Each device has figures and numbers of its own; what the one lost is not taken from what the other gained."""
+    lost = result(problem(16), 2e-6, library_seconds=1e-6, winner="torch")
     other = result(problem(16), 1e-6, target="sm100", toolchain={**H200, "device": "NVIDIA B200"})
-    data = ReportData((result(problem(16), 2e-6), other))
-    assert len({data.name(r) for r in data.records}) == 2
-    (heat,) = drawn(data)["ratios"].traces
-    assert len(heat["y"]) == 2
+    figures = drawn(ReportData((lost, other)))
+    titles = [figures[f"uplift-{place}"].title for place in (1, 2)]
+    assert titles == ["Weighted uplift: NVIDIA H200 (sm90)", "Weighted uplift: NVIDIA B200 (sm100)"]
+    assert [figures[f"uplift-{place}"].traces[0]["text"][-1] for place in (1, 2)] == ["100.0%", "80.0%"]
+    first, second, _ = writing.tile_groups(ReportData((lost, other)))
+    assert first[0] == "NVIDIA H200 (sm90)" and {("0", "won from the library"), ("1", "lost to it")} <= set(first[1])
+    assert second[0] == "NVIDIA B200 (sm100)" and ("1", "won from the library") in second[1]
+
+
+def test_calls_at_any_m_of_a_range_count() -> None:
+    """The narrowest range that has the M serves it, where no result is of the M itself."""
+    narrow, wide = result(problem(96), 1e-6, m_from=17), result(problem(512), 2e-6, m_from=17)
+    own, other = result(problem(20), 3e-6), result(problem(512, 1024), 2e-6)
+    called = {problem(m): float(m) for m in (16, 20, 50, 96, 97, 600)}
+    data = ReportData((wide, narrow, own, other), calls=called)
+    assert [data.weight(record) for record in (narrow, wide, own, other)] == [50 + 96, 97, 20, 0]
+    assert data.unserved == (problem(16), problem(600))
+    rows = [[cell.text for cell in row[1:3]] for row in tables.tabulate_sizes(data).rows]
+    assert rows == [["17", "512"], ["17", "96"], ["-", "20"], ["-", "512"]]
+
+
+def test_no_regret_is_drawn_on_an_axis_of_a_few_percent() -> None:
+    exact = result(problem(16), 1e-6, m_from=1, held_out={"5": (0.0, 1.1)})
+    assert drawn(ReportData((exact,)))["regret"].layout["yaxis"]["range"][1] == 0.05
 
 
 def test_reasons_with_other_numbers_are_one(tmp_path: Path) -> None:
@@ -117,8 +141,14 @@ def test_reasons_with_other_numbers_are_one(tmp_path: Path) -> None:
     ]
 
 
-def test_extreme_times_are_drawn_or_left_out() -> None:
-    records = tuple(result(problem(m), seconds) for m, seconds in ((1, 1e-300), (2, 1e300), (3, 5e-324)))
+def test_extreme_times_are_drawn() -> None:
+    """The least and the greatest time that a file may hold, in both ways; others are refused."""
+    records = tuple(
+        result(problem(m), ours, library_seconds=theirs, held_out={"5": [1e13, 1e13], "7": [1e13, 0.0]}, m_from=1)
+        for m, (ours, theirs) in enumerate([(1e-9, 1e4), (1e4, 1e-9), (1e-9, 1e-9)], 8)
+    )
+    with pytest.raises(InputError, match="library_seconds must be a time from 1 ns to 10,000 s, or null, not 1e-300"):
+        replace(records[0], library_seconds=1e-300)
     for figure in drawn(ReportData(records, targets=H200_FACTS)).values():
         json.dumps([figure.traces, figure.layout], allow_nan=False)
 

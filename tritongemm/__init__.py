@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.core import settings
+from tritongemm.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tritongemm.serving.api import explain, load, mm
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tritongemm.workloads.capturing.session import Capture as capture
 
 __all__ = [
+    "__version__",
     "bmm",
     "capture",
     "check_scales",
@@ -68,6 +70,10 @@ _PLACES = {
     "unpack_scales": "serving.layouts",
     "unpack_weight": "serving.layouts",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

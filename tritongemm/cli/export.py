@@ -23,7 +23,10 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
                    help="folder for kernels.csv and the code objects")  # fmt: skip
     p.add_argument(
-        "--target", metavar="ARCH", help="write only results for this target (default: this machine's GPU, or gfx942)"
+        "--target",
+        type=options.architecture,
+        metavar="ARCH",
+        help="write only results for this target (default: this machine's GPU, or gfx942)",
     )
     args = p.parse_args(options.normalised(argv))
     found = sizes.from_results(Path(args.results), Defaults())

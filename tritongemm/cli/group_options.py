@@ -38,7 +38,7 @@ def add_group_options(g: argparse._ArgumentGroup) -> None:
         type=arguments.size,
         default=0,
         metavar="ROWS",
-        help="rows that each group has room for in the masked form",
+        help="rows that each group has room for in the masked form, which needs it",
     )
 
 

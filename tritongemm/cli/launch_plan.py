@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     options.problem_options(g)
     g.add_argument(
         "--target",
+        type=options.architecture,
         default="gfx942",
         metavar="ARCH",
         help=f"{', '.join(target_files.target_names())}; default: %(default)s",

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("the device")
     known = ", ".join(target_files.target_names())
     default = "this machine's GPU; without one what all rows are of, else gfx942"
-    g.add_argument("--target", metavar="ARCH", help=f"{known} (default: {default})")
+    g.add_argument("--target", type=options.architecture, metavar="ARCH", help=f"{known} (default: {default})")
     g.add_argument(
         "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
     )

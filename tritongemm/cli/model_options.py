@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
 from tritongemm.cli import arguments
+from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
 
@@ -81,6 +83,8 @@ def read_model(args: argparse.Namespace, defaults: Defaults) -> ModelSizes:
     Raises:
         InputError: its config.json can't be used.
     """
+    if not os.path.exists(args.model_dir):
+        raise InputError(f"--model_dir {args.model_dir}: no such folder; name the one that has the model's config.json")
     tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]
     times = args.batch_size or 1
     unique = list(dict.fromkeys(m * times for m in tokens))

@@ -65,7 +65,7 @@ def _parser() -> arguments.Parser:
                    help="log of the job's calls; may be omitted to continue an existing campaign")  # fmt: skip
     p.add_argument("-o", "--output-dir", dest="output", type=arguments.output_folder, default="tunings", metavar="DIR",
                    help="the campaign's folder (default %(default)s)")  # fmt: skip
-    p.add_argument("-a", "--architecture", dest="target", metavar="ARCH",
+    p.add_argument("-a", "--architecture", dest="target", type=options.architecture, metavar="ARCH",
                    help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
                    help=f"tune GEMMs that take at least this share of the time (default {THRESHOLD})")  # fmt: skip

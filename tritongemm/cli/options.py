@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tritongemm.cli import arguments, group_options, model_options, search_options, servers
+from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
@@ -21,6 +23,7 @@ from tritongemm.results.run_files import check_output_name
 from tritongemm.results.told_file import ToldFile
 from tritongemm.search_spaces import loader as target_files
 
+_OFFERED_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8", "bf8")
 EXAMPLES = """\
 examples:
   python -m tritongemm.tune -m 16 -n 16 -k 16
@@ -76,29 +79,32 @@ def _summary(plugin: Plugin) -> str:
 
 def problem_options(g: argparse._ArgumentGroup) -> None:
     """Add the options that describe one GEMM."""
-    g.add_argument("-m", type=arguments.size, action=arguments.Once, metavar="M", help="rows of A and C")
-    g.add_argument("-n", type=arguments.size, action=arguments.Once, metavar="N", help="columns of B and C")
-    g.add_argument("-k", type=arguments.size, action=arguments.Once, metavar="K", help="columns of A and rows of B")
+    size, once = arguments.size, arguments.Once
+    g.add_argument("-m", "--m", type=size, action=once, metavar="M", help="rows of A and C")
+    g.add_argument("-n", "--n", type=size, action=once, metavar="N", help="columns of B and C")
+    g.add_argument("-k", "--k", type=size, action=once, metavar="K", help="columns of A and rows of B")
     g.add_argument("--batch", type=arguments.size, default=1, metavar="B",
                    help="independent products in one launch, operands [B, rows, columns] (default 1)")  # fmt: skip
-    g.add_argument("--shared", choices=("a", "b"), default="", help="the operand that all products of a batch share")
+    g.add_argument("--shared", choices=("a", "b"), default="",
+                   help="the operand that all products of a batch share (default: none)")  # fmt: skip
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(
         "-col_b", "--col-b", action="store_true", help="B is stored column-major, like the weight of a linear layer"
     )
-    for operand in "abc":
-        flag = f"dtype_{operand}"
-        text = (
-            f"type of {operand.upper()}: fp16, bf16, fp32 (computed as tf32), int8, fp8 or bf8 (the target's encoding)"
-        )
-        g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
+    g.add_argument("-dtype_a", "--dtype-a", "--dtype", type=dtype, metavar="DTYPE",
+                   help="type of A: fp16, bf16, fp32 (computed as tf32), int8, fp8 or bf8 (the target's encoding) "
+                   "(default: the family's, which is fp16 for dense)")  # fmt: skip
+    g.add_argument("-dtype_b", "--dtype-b", type=dtype, metavar="DTYPE", help="type of B (default: A's)")
+    g.add_argument("-dtype_c", "--dtype-c", type=dtype, metavar="DTYPE",
+                   help="type of C (default: the family's or A's; of fp8 fp16, of int8 int32)")  # fmt: skip
     g.add_argument(
         "--bias-vector",
         nargs="?",
         const="m",
         choices=("m", "n"),
         default=None,
-        help="add a bias: m is one value per row of C (the default without a value), n is one per column",
+        help="add a bias: m is one value per row of C (the default without a value), n is one per column (default: no "
+        "bias)",
     )
     g.add_argument(
         "--family",
@@ -112,6 +118,28 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
                    "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
                    "_rows: factors stored as [rows, K / 128] (default: the family's)")  # fmt: skip
     group_options.add_group_options(g)
+
+
+def dtype(text: str) -> str:
+    """The name of a type of operands.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none; lists those that are offered.
+    """
+    try:
+        dtypes.dtype(text)
+    except InputError:
+        offered = ", ".join(_OFFERED_DTYPES)
+        raise argparse.ArgumentTypeError(f"unknown dtype {reprlib.repr(text)}; there are: {offered}") from None
+    return text
+
+
+def architecture(text: str) -> str:
+    """The architecture that is called so, or that a GPU called so has: sm90 of sm_90 and h100; else the text itself."""
+    word = re.sub(r"[-_ ]", "", text.lower())
+    name = re.sub(r"^(sm[0-9]+)a$", r"\1", word)
+    known = name in target_files.target_names()
+    return name if known else target_files.target_of_device(text.upper()) or text
 
 
 def family(text: str) -> str:
@@ -206,9 +234,14 @@ def _add_places(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("where")
     known = ", ".join(target_files.target_names())
     g.add_argument(
-        "--target", metavar="ARCH", help=f"architecture (default: that of this machine's GPU, or gfx942): {known}"
+        "--target",
+        type=architecture,
+        metavar="ARCH",
+        help=f"architecture, or a GPU that has it (default: that of this machine's GPU, or gfx942): {known}",
     )
-    g.add_argument("--gpu-ids", type=arguments.devices, metavar="I,J,…", help="ordinals of the GPUs to use")
+    g.add_argument(
+        "--gpu-ids", type=arguments.devices, metavar="I,J,…", help="ordinals of the GPUs to use (default: 0)"
+    )
     g.add_argument(
         "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
     )

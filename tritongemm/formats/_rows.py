@@ -15,7 +15,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ResultsFormat
 
-EXAMPLE = "- {'M': 4096, 'N': 4096, 'K': 8192}"
+EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
 
 
 def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
@@ -89,8 +89,8 @@ def format_of(path: Path, text: str) -> Format:
     fault = next((fault for format_ in formats if (fault := format_.why_unrecognised(path, text))), "")
     if fault and not missing:  # the file may be right for a format that is missing
         raise InputError(fault)
-    known = "; ".join([*(f.title for f in formats), *missing])
-    raise InputError(f"{path} is in no known format; there are: {known}")
+    sizes = f"a file of sizes has a line for each, such as {EXAMPLE}, or is a CSV that begins with the line M,N,K"
+    raise InputError("; ".join([f"{path} is in no known format (docs/formats.md lists them)", sizes, *missing]))
 
 
 def _loads(name: str) -> Support:

@@ -231,6 +231,7 @@ def _as_written(value: Value) -> str:
 def _nearest(name: str, keys: Collection[str]) -> str:
     lower = {k.lower(): k for k in keys}
     near = difflib.get_close_matches(name.lower(), lower, n=1) if len(name) <= _LONGEST_NAME else []
+    near = [key for key in (f"{name.lower()}_a",) if key in lower] or near  # of an operand's property, such as dtype
     if near:
         return f"did you mean {lower[near[0]]!r}?"
     listed = list(keys)[:_LISTED_KEYS]

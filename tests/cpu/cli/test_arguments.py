@@ -92,3 +92,17 @@ def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tm
             command.main([*words, "x.yaml", "-o", str(tmp_path / name)])
         assert f"{name}' would be a folder; name one that does not end in" in capsys.readouterr().err
     assert arguments.output_folder(str(tmp_path / "lib.v2")) == str(tmp_path / "lib.v2")
+
+
+@pytest.mark.parametrize("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
+def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
+    assert options.architecture(name) == "sm90"
+
+
+def test_what_no_gpu_is_called_stays_for_the_message() -> None:
+    assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "gfx950"
+
+
+def test_sizes_and_types_go_by_both_kinds_of_names() -> None:
+    args = options.parse(["--m", "1", "--n=2", "--k", "3", "--dtype", "bf16"])
+    assert (args.m, args.n, args.k, args.dtype_a, args.dtype_b, args.dtype_c) == (1, 2, 3, "bf16", None, None)

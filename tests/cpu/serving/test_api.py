@@ -281,3 +281,11 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.
 def test_a_process_has_one_dispatcher() -> None:
     assert isinstance(default_dispatcher(), Dispatcher) and default_dispatcher() is default_dispatcher()
     assert torch.equal(linear(torch.ones(1, 2), torch.ones(3, 2), None, None), torch.full((1, 3), 2.0))
+
+
+def test_what_there_is_to_call_can_be_listed() -> None:
+    """For tab completion; `python -m tritongemm --version` names the same version."""
+    names = dir(tritongemm)
+    assert {"mm", "load", "patch", "serve", "capture", "__version__"} <= {*names}
+    assert "settings" not in names and all(hasattr(tritongemm, name) for name in names)
+    assert forked.run(["-m", "tritongemm", "--version"], ROOT).stdout.strip() == tritongemm.__version__

@@ -42,12 +42,14 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text(" \n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "table.csv").write_text("a,b,c\n")
+    (tmp_path / "words.txt").write_text("hello there\n")
     for name, complaint in {
         "absent.yaml": "there is no such file",
         "": "is a folder",
         "empty.yaml": "is empty; write one line a size",
         "binary.yaml": "is not text",
-        "table.csv": "is in no known format; there are: .*tune_gemm's YAML",
+        "table.csv": "line 1 names no column M, N, K",
+        "words.txt": r"is in no known format .*a line for each, such as - {M: 4096, N: 4096, K: 8192}",
     }.items():
         with pytest.raises(InputError, match=complaint):
             sizes.from_file(tmp_path / name, Defaults())
@@ -80,7 +82,7 @@ def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.M
         (good := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n")
         (bad := tmp_path / "table.csv").write_text("toy,M,N,K\na,4,5,6\n")
         assert len(sizes.from_file(good, Defaults())) == 1
-        with pytest.raises(InputError, match=r"no known format; .*toy_csv needs a package that is missing: .*no_such"):
+        with pytest.raises(InputError, match=r"no known format .*toy_csv needs a package that is missing: .*no_such"):
             sizes.from_file(bad, Defaults())
 
 

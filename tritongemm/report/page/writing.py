@@ -11,7 +11,6 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import jinja2
 
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.printable import printable
+from tritongemm.core.version import VERSION
 from tritongemm.report.page import (
     failures,
     held_out,
@@ -82,7 +82,7 @@ def compose(data: ReportData, title: str) -> str:
     drawn = {f.name: {"data": f.traces, "layout": dict(f.layout, height=f.height)} for f in figures if f.traces}
     body = environment.get_template("page.html.j2").render(
         title=printable(title, _TITLE_CHARACTERS),
-        version=version("tritongemm"),
+        version=VERSION,
         tiles=list(tile_groups(data)),
         notes=[printable(note) for note in data.notes],
         figures=figures,

@@ -1,0 +1,3 @@
+"""The version of this package, which is the same in a clone and in an installation."""
+
+VERSION = "0.1.0"

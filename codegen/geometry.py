@@ -21,6 +21,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
 Need = Callable[[Config, Problem, int], "str | None"]
+LARGEST_INDEX = 2**31 - 1  # kernels count rows, columns, tiles and offsets inside a tile in 32 bits
 MX_INSTRUCTION_DEPTH = 128  # elements along K of the widest matrix instruction that applies powers of two
 
 
@@ -145,6 +146,7 @@ def list_needs(template: str) -> tuple[Need, ...]:
     memoised.
     """
     return (
+        distant_rows,
         _whole_pieces,
         _whole_scales,
         *(_told_need(words, holds) for words, holds in kernel_template(template).needs.items()),
@@ -159,6 +161,21 @@ def _told_need(words: str, holds: str) -> Need:
         return None if eval(code, {"__builtins__": {}}, _Scope(config, problem, compute_units)) else words
 
     return unmet
+
+
+def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> str | None:
+    """Return why offsets inside a config's tile, which kernels add to its corner in 32 bits, need more; or None."""
+    if max(config.tile) * max(problem.leads) <= LARGEST_INDEX:
+        return None
+    template, (m, n, k) = kernel_template(config.template), config.tile
+    blocks = {"a": m if problem.row_major_a else k, "b": k if problem.row_major_b else n, "c": m}
+    for (name, rows), lead in zip(blocks.items(), problem.leads, strict=True):
+        # Pointers beside descriptors only bring first blocks into a cache.
+        by_pointer = name not in template.descriptors or (name in template.pointers and config.option("ahead"))
+        apart = lead // problem.operands[name].dtype.packed
+        if by_pointer and rows > 1 and rows * apart > LARGEST_INDEX:
+            return f"a tile has {rows} rows of {name.upper()} that begin {apart} elements apart: offsets beyond 32 bits"
+    return None
 
 
 def _whole_scales(config: Config, problem: Problem, compute_units: int) -> str | None:

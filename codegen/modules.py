@@ -64,5 +64,5 @@ def run_text(text: str, name: str) -> ModuleType:
     # Triton asks `inspect` for a kernel's source, which finds it here; an entry without a time is never read anew.
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     module = ModuleType(name)
-    exec(compile(text, file, "exec"), vars(module))
+    exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     return module

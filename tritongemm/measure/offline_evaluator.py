@@ -81,7 +81,6 @@ class Interpreter:
     def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
         """Yield once: the error of the config's result, and the largest error that its family allows."""
         module = modules.run_text(job.text, "generated")
-        vars(module)["torch"] = self._torch  # The module imports torch only when it is run as a script.
         module.teach_interpreter()
         problem = job.problem
         family = registry.get(Family, problem.family)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.backends.triton import assembly_edits, compiling, config_check, helper_kernels
-from tritongemm.backends.triton.config_check import LARGEST_INDEX
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
+from tritongemm.codegen.geometry import LARGEST_INDEX
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config

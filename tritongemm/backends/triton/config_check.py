@@ -13,6 +13,7 @@ from typing import Any
 
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import template_facts
+from tritongemm.codegen.geometry import LARGEST_INDEX
 from tritongemm.core.config import AXES, BLOCKS, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
@@ -24,7 +25,6 @@ from tritongemm.search import space as search_space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces import schema as space_schema
 
-LARGEST_INDEX = 2**31 - 1  # kernels count rows, columns and tiles in 32 bits
 TILE_ELEMENTS_LIMIT = 2**20  # of one operand's block, which is Triton's own limit
 SPLITS_LIMIT = 64  # or the blocks along K, where those are more: splits that have none are right, and do nothing
 STAGES_LIMIT = 16  # deeper pipelines only keep a compiler busy

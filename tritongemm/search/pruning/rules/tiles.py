@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, split_piece
+from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, distant_rows, split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -56,6 +56,11 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
 def pieces(config: Config, problem: Problem, target: Target) -> str | None:
     """A B whose columns are interleaved is read in whole groups of them."""
     return split_piece(config, problem) if config.is_generated else None
+
+
+def offsets(config: Config, problem: Problem, target: Target) -> str | None:
+    """Offsets inside a tile are added to its corner in 32 bits."""
+    return distant_rows(config, problem) if config.is_generated else None
 
 
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:

@@ -1,0 +1,66 @@
+"""Generated modules as Triton's own launcher compiles them, which makes constants of arguments that are 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.launched_modules import launches_for
+from tests.support.module_cases import CASES
+from tritongemm.codegen import modules, render, template_facts
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.search_spaces import loader as target_files
+
+TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
+RUNS = [(target, case) for target in TARGETS for case in CASES if target == "sm90" or CASES[case].anywhere]
+
+
+def test_every_template_is_launched_here() -> None:
+    assert {c.template for case in CASES.values() for c in case.configs} == set(template_facts.names())
+
+
+def configs_of(case: str, target: Target) -> list[Config]:
+    """Those of a case that a target can run, each tile row a group of its own."""
+    known = [c for c in CASES[case].configs if target.has("tma") or "tma" not in c.template]
+    return list(dict.fromkeys(replace(c, group_m=1) for c in known))
+
+
+def operands(problem: Problem) -> dict[str, Any]:
+    family = registry.get(Family, problem.family)
+    c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch))
+    return family.make_inputs(problem, "cpu") | {"c": c}
+
+
+@pytest.mark.parametrize(("target", "case"), RUNS)
+def test_candidates_compile_where_arguments_are_one(target: str, case: str, tmp_path: Path) -> None:
+    """A module that is imported launches each config on a row of A, its tiles in groups of one row."""
+    facts = TARGETS[target]
+    configs = configs_of(case, facts)
+    problem = CASES[case].problem
+    module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
+    # Groups have a row too, and columns of A must begin at multiples of 16 bytes for the copy engine.
+    one = problem if problem.groups > 1 else problem.at(1 if problem.row_major_a else 8)
+    with launches_for(facts, tmp_path) as made:
+        for config in configs:
+            module.launch(config.name, **operands(one))
+    assert all(config.name in text for config, text in zip(configs, made, strict=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
+    facts = TARGETS[target]
+    problem = registry.get(Family, "dense").problem(1, 1, 1, "bf16", "bf16", "bf16", row_major_b=False)
+    configs = [c for c in configs_of("bf16", facts) if not template_facts.kernel_template(c.template).descriptors]
+    module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
+    with launches_for(facts, tmp_path) as made:
+        for config in configs:
+            module.launch(config.name, **operands(problem))
+    assert len(made) == len(configs)

@@ -45,7 +45,11 @@ _WARP_ROLES = (
     Config("ws_tma", 128, 96, 64, 1, 1, 8, 3, (("pair", 1),)),
     Config("ws_tma", 128, 64, 64, 1, 1, 8, 3, (("alternate", 1), ("ahead", 2))),
 )
-_DEEP = (Config("tile", 16, 32, 32, 4, 3), Config("tma", 16, 32, 32, 2, 2), Config("persistent", 16, 32, 32, 2))  # for bytes
+_DEEP = (
+    Config("tile", 16, 32, 32, 4, 3),
+    Config("tma", 16, 32, 32, 2, 2),
+    Config("persistent", 16, 32, 32, 2),
+)  # for bytes
 # Of scales of 128 elements along K.
 _BLOCKS = (
     Config("tile", 16, 64, 128, 4, 2, 4, 2, (("swap_ab", 1),)),
@@ -72,9 +76,7 @@ CASES = {
         _problem("dense", "fp16", row_major_a=False, row_major_b=True, bias="m"), (SPLIT, TMA, GLUON[1]), True
     ),
     "int8": ModuleCase(_problem("a8w8", "int8"), (*_DEEP, POINTERS[4], GLUON[1]), True),
-    "fp8, scales of rows": ModuleCase(
-        _problem("a8w8", "fp8e4m3fn", bias="n"), (*_DEEP, *GLUON, _WARP_ROLES[4])
-    ),
+    "fp8, scales of rows": ModuleCase(_problem("a8w8", "fp8e4m3fn", bias="n"), (*_DEEP, *GLUON, _WARP_ROLES[4])),
     "fp8, one scale a matrix": ModuleCase(_problem("a8w8", "fp8e4m3fn", scales="tensor"), (*_DEEP[:1], GLUON[1])),
     "fp8, scales of blocks": ModuleCase(
         _problem("a8w8_blockscale", "fp8e4m3fn", scales="block"), (*_BLOCKS, *_DESCRIBED_BLOCKS)

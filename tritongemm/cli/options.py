@@ -287,7 +287,7 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         default=True,
         help="resume from existing results (default), or measure these sizes again",
     )
-    g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
+    g.add_argument("--keep", action="store_true", help="keep the generated modules with the configs that were tried")
     g.add_argument(
         "--verbose", action="store_true", help="print what each pruning rule removed and the outcome of each candidate"
     )

@@ -27,7 +27,7 @@ from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.plugins.contracts import Backend, Evaluator, ExternalTimer, SearchedBackend, Timer
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
@@ -178,6 +178,15 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
         raced = [t for (_, stage), t in run.store.trials(problem).items() if stage == "final"]
         with suppress(InputError):  # a template of an older version that is there no more
             write_best_kernel(record, raced, run.evaluators[0].target, run.options)
+
+
+def keep_tried(problems: Sequence[Problem], run: TuningRun) -> None:
+    """Write the modules of candidates again, with those alone that were tried."""
+    for problem in problems:
+        tried = list(dict.fromkeys(t.config for t in run.store.trials(problem).values()))
+        for backend in map(partial(registry.get, Backend), run.options.backends):
+            if isinstance(backend, SearchedBackend) and (own := [c for c in tried if c.backend == backend.name]):
+                backend.write_candidates(problem, own, run.evaluators[0].target, run.options.folder)
 
 
 def race_layers(rows: Sequence[FormatRow], run: TuningRun, args: argparse.Namespace) -> None:

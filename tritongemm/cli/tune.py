@@ -275,6 +275,8 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         if any(store.record(p) for p in problems):
             modules = any(winner_path(p, folder).exists() for p in problems)
             reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
+        if args.keep:
+            session.keep_tried(wanted, run)
         for problem in () if args.keep else wanted:
             candidates_path(problem, folder).unlink(missing_ok=True)
         for problem, reason in failures.items():

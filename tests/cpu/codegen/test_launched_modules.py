@@ -64,3 +64,18 @@ def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
         for config in configs:
             module.launch(config.name, **operands(problem))
     assert len(made) == len(configs)
+
+
+@pytest.mark.parametrize("row_major_a", [True, False])
+def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool) -> None:
+    """The kernel would read beyond its operand: offsets inside a tile are added to its corner in 32 bits."""
+    problem, config = Problem(16, 16, 64, row_major_a=row_major_a), Config("tile", 16, 16, 64)
+    module = modules.run_text(render.module(problem, [config], TARGETS["sm90"], 0.1, 1.0), "generated")
+    rows = 16 if row_major_a else 64
+    far = torch.empty(rows * 2**31 // rows, dtype=torch.float16, device="meta")
+    a = far.as_strided((rows, 80 - rows), (2**31 // rows, 1))
+    a, b, c = a if row_major_a else a.T, torch.empty(64, 16, device="meta"), torch.empty(16, 16, device="meta")
+    with pytest.raises(
+        ValueError, match=f"^BLOCK_. {rows} of rows {2**31 // rows} elements apart: offsets in a tile are beyond"
+    ):
+        module.launch(config.name, a, b, c)

@@ -148,6 +148,10 @@ def test_best_config_and_all(tmp_path: Path) -> None:
         (["--config", SPLIT.replace("bm16", "bm" + 5000 * "1")], "is not a config name"),
         (["-m", "2000000000", "-n", "2000000000", "-k", "8"], "its operands take 8000000064000000000 bytes"),
         (["-m", "2147483647", "-n", "1", "-k", "1"], "beyond the 32 bits in which kernels count"),
+        (
+            ["-m", "16", "-n", "16", "-k", "268435456"],
+            "rows of A that begin 268435456 elements apart: offsets beyond 32 bits",
+        ),
         (["-o", __file__], "can't be a folder of plans: a file has that name; choose another with -o"),
         (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
         (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),

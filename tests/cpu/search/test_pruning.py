@@ -104,6 +104,7 @@ def test_reasons_carry_numbers() -> None:
         (Config("tile", 256, 256, 32, num_warps=1), (4096, 4096, 4096), "accumulator"),
         (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
         (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
+        (Config("tile", 256, 16, 64), (4096, 16, 2**23), "offsets"),  # 2 ** 31 elements of A in a tile
         (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
         (Config("gemv", 4, 64, 256), (2, 64, 256), "fits_m"),
         (Config("gemv", 1, 4, 256, options=(("prefetch", 3),)), (1, 64, 1024), "straight"),

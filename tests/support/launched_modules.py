@@ -1,4 +1,4 @@
-"""Launches of a generated module's kernels by Triton's own launcher, for a GPU that is not here: it compiles, and starts nothing.
+"""Launches of a generated module's kernels by Triton's own launcher, for a GPU that is not here: nothing is started.
 
 Triton's launcher makes a constant of an argument that is 1 and tells the compiler which are multiples of 16, which this
 package leaves out of its own compiles.

@@ -1,4 +1,4 @@
-"""Problems of every family with configs of every template that computes them, whose modules are written and launched."""
+"""Problems of every family with configs of the templates that compute them, whose modules are written and launched."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.cli import servers
 from tritongemm.cli.cluster import Cluster
 from tritongemm.cli.search_options import UNTIMED_BUDGET
-from tritongemm.codegen.modules import winner_path
+from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
@@ -180,10 +180,11 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
             write_best_kernel(record, raced, run.evaluators[0].target, run.options)
 
 
-def keep_tried(problems: Sequence[Problem], run: TuningRun) -> None:
-    """Write the modules of candidates again, with those alone that were tried."""
+def finish_candidates(problems: Sequence[Problem], run: TuningRun, keep: bool) -> None:
+    """Delete the modules of all candidates, or write them again with those that were tried."""
     for problem in problems:
-        tried = list(dict.fromkeys(t.config for t in run.store.trials(problem).values()))
+        candidates_path(problem, run.options.folder).unlink(missing_ok=True)
+        tried = list(dict.fromkeys(t.config for t in run.store.trials(problem).values())) if keep else []
         for backend in map(partial(registry.get, Backend), run.options.backends):
             if isinstance(backend, SearchedBackend) and (own := [c for c in tried if c.backend == backend.name]):
                 backend.write_candidates(problem, own, run.evaluators[0].target, run.options.folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables
 from tritongemm.cli.cluster import Cluster, open_cluster
-from tritongemm.codegen.modules import candidates_path, winner_path
+from tritongemm.codegen.modules import winner_path
 from tritongemm.core.errors import InputError, TritonGemmError, UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
@@ -275,10 +275,7 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         if any(store.record(p) for p in problems):
             modules = any(winner_path(p, folder).exists() for p in problems)
             reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
-        if args.keep:
-            session.keep_tried(wanted, run)
-        for problem in () if args.keep else wanted:
-            candidates_path(problem, folder).unlink(missing_ok=True)
+        session.finish_candidates(wanted, run, args.keep)
         for problem, reason in failures.items():
             door.tell(f"failed: {problem.key}: {reason}")
     return door.WRONG if failures else door.DONE

@@ -206,7 +206,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     winner = modules.write_winner(record, GFX942, folder)
     many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
     (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
-    timed = "import time, torch, triton; t = time.perf_counter(); import many; print(time.perf_counter() - t, len(many.CONFIGS))"
+    timed = (
+        "import time, torch, triton; t = time.perf_counter(); "
+        "import many; print(time.perf_counter() - t, len(many.CONFIGS))"
+    )
     script = OTHERS.format(folder=str(folder), module=winner.stem, kernels=module.stem, config=PLAIN.name)
     return Runs(
         right=forked.run([str(module)], folder, environment()),

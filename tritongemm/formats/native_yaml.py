@@ -9,10 +9,11 @@ a warning counts them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, NewerVersionWarning, RemarkWarning
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._gemm_rows import has_our_keys, make_row, make_size, read_rows
@@ -52,6 +53,15 @@ class NativeYaml(ResultsFormat):
             )
         if not (results.rows or results.newer or results.damaged):
             raise InputError(f"{path} holds an empty list")
+        if overlaps := list(_overlaps(results.rows)):
+            lower, upper = overlaps[0]
+            others = f"; {len(overlaps) - 1} more pairs of rows overlap" if len(overlaps) > 1 else ""
+            warnings.warn(
+                f"{lower.where(str(path))} and row {upper.number} (line {upper.line}) serve ranges of M that overlap "
+                f"({lower.problem.key}, {upper.problem.key}); where both do, the first is used{others}",
+                RemarkWarning,
+                stacklevel=2,
+            )
         return results
 
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
@@ -72,3 +82,15 @@ class NativeYaml(ResultsFormat):
     def write_sizes(self, rows: Iterable[FormatRow]) -> str:
         """Sizes, one line each, in the order given."""
         return "".join(f"- {flow(make_size(row))}\n" for row in rows)
+
+
+def _overlaps(rows: Iterable[FormatRow]) -> Iterator[tuple[FormatRow, FormatRow]]:
+    """Rows of one product and device whose ranges of M overlap, the one with the smaller largest M first."""
+    ranges: dict[object, list[FormatRow]] = {}
+    for row in rows:
+        if (record := row.record) is not None and record.m_from:
+            ranges.setdefault((row.problem.at(1), record.target, record.compute_units), []).append(row)
+    for several in ranges.values():
+        for lower, upper in pairwise(sorted(several, key=lambda row: row.problem.m)):
+            if upper.record is not None and upper.record.m_from <= lower.problem.m:
+                yield lower, upper

@@ -15,7 +15,7 @@ from tests.support import DATA
 from tests.support.formats import read_text, write_text
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, NewerVersionWarning, RemarkWarning
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
@@ -230,6 +230,21 @@ def test_rows_of_a_newer_schema_are_kept_and_not_used() -> None:
     assert again.splitlines()[1:] == [groups, first, dtype, second]
     with pytest.raises(InputError, match=r"row 1 \(line 2\) has an unknown key 'x9'"):
         rows(text.replace(f"schema {SCHEMA + 1}", f"schema {SCHEMA}"))
+
+
+def test_ranges_of_m_that_overlap_are_named() -> None:
+    """Of one product and device; the file is read as it is."""
+    problem = replace(RECORD.problem, m=64)
+    first, second = (
+        replace(RECORD, problem=problem, m_from=8),
+        replace(RECORD, problem=replace(problem, m=99), m_from=60),
+    )
+    elsewhere = replace(second, compute_units=7)
+    words = r"rows.yaml: row 2 \(line 3\) and row 1 \(line 2\) serve ranges of M that overlap \(64x.*, 99x.*\);"
+    with pytest.warns(RemarkWarning, match=words) as said:
+        assert [r.record for r in rows(write_text(second, first, elsewhere))] == [second, first, elsewhere]
+    assert len(said) == 1
+    rows(write_text(first, replace(second, m_from=65), elsewhere))
 
 
 def test_a_row_in_block_style_is_kept_too() -> None:

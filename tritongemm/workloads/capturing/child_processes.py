@@ -3,10 +3,15 @@
 A forked child has the hooks already. One that is started anew imports what its parent names, so the command that starts
 it names `start_if_asked` before all else, which reads TRITONGEMM_CAPTURE. Commands that a program runs by itself, such
 as ``subprocess.run([python, "other.py"])``, capture where they import tritongemm.
+
+A process that ends without a word to Python, by ``os._exit`` or by becoming another program, writes what is left first.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from multiprocessing import spawn
 from typing import Any
@@ -17,6 +22,9 @@ _START = (
     "import sys; sys.path += {home}; from tritongemm.workloads.capturing import session; session.start_if_asked(); "
 )
 _command = spawn.get_command_line
+_ends: dict[str, Callable[..., Any]] = {
+    name: getattr(os, name) for name in ("_exit", "execv", "execve")
+}  # others call these
 
 
 def start_text() -> str:
@@ -24,14 +32,23 @@ def start_text() -> str:
     return _START.format(home=[import_path.HOME])
 
 
-def cover() -> None:
-    """Make children that are started from now on capture."""
+def cover(finish: Callable[[], None]) -> None:
+    """Make children that are started from now on capture, and sudden ends call `finish` first."""
     spawn.get_command_line = _command_that_captures
+    for name, end in _ends.items():
+        setattr(os, name, partial(_end, finish, end))
 
 
 def uncover() -> None:
-    """Make children that are started from now on capture nothing."""
+    """Make children that are started from now on capture nothing, and ends as they were."""
     spawn.get_command_line = _command
+    for name, end in _ends.items():
+        setattr(os, name, end)
+
+
+def _end(finish: Callable[[], None], end: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    finish()
+    end(*args, **kwargs)
 
 
 def _command_that_captures(**kwargs: Any) -> list[str]:

@@ -123,7 +123,9 @@ class OpenCapture:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.files = [AiterUntuned(p) if p.suffix == ".csv" else WorkloadFile(p) for p in paths]
+        # Those without counts first: where one fails, all of it is written once more.
+        ordered = sorted(paths, key=lambda path: path.suffix != ".csv")
+        self.files = [AiterUntuned(p) if p.suffix == ".csv" else WorkloadFile(p) for p in ordered]
         self._recorder = Recorder(self._wake)
         self._hooks, self._replays = Hooks(self._recorder), GraphReplays(self._recorder)
         self._written: dict[Product, tuple[int, frozenset[str]]] = {}
@@ -134,7 +136,7 @@ class OpenCapture:
         """Replace PyTorch's functions by those that count, here and in children, until the process ends."""
         self._hooks.install()
         self._replays.install()
-        child_processes.cover()
+        child_processes.cover(self.finish)
         atexit.register(self.finish)
         util.register_after_fork(self, OpenCapture.flush_at_end)
 
@@ -163,10 +165,14 @@ class OpenCapture:
     def finish(self) -> None:
         """Write what is left, with the spreads that the GPUs still hold."""
         self._recorder.spreads.wait()
-        self.flush()
+        self.flush(last=True)
 
-    def flush(self) -> None:
-        """Write what was counted since the last time. What can't be written is kept, and a warning says so once."""
+    def flush(self, last: bool = False) -> None:
+        """Write what was counted since the last time.
+
+        Args:
+            last: what can't be written is lost, and a warning says so; else it is kept, which a warning says once.
+        """
         with self._writing:
             tallies = list(self._recorder)
             totals = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in tallies}
@@ -186,12 +192,15 @@ class OpenCapture:
                 self._written = totals
                 self._recorder.spreads.clear()
             except OutputError as error:
-                if not self._told:
+                if last:
+                    lost = f"{sum(one.calls for one in counted)} captured calls of {len(counted)} products are lost"
+                    warnings.warn(f"{lost}: {error}", RuntimeWarning, stacklevel=1)
+                elif not self._told:
                     warnings.warn(f"what was captured is not written yet: {error}", RuntimeWarning, stacklevel=1)
                 self._told = True
 
     def _make_thread(self) -> None:
-        self._new, self._ending, self._writing = threading.Event(), threading.Event(), threading.Lock()
+        self._new, self._ending, self._writing = threading.Event(), threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._write_on, name="tritongemm.capture", daemon=True)
         self._started = False
 

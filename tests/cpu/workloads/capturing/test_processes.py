@@ -10,13 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch.nn import functional
 
 from tests.support import ROOT, forked
+from tritongemm.core.errors import OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.session import Capture
+from tritongemm.workloads.capturing.workload_file import WorkloadFile
 
 PROCESSES, SHAPES, CALLS = 8, 5, 20
 OLD = "".join(f"- {{'M': {m}, 'N': 3, 'K': 3}}\n" for m in range(1, 443))
@@ -73,6 +76,23 @@ print(*[child.exitcode for child in children])
 """
 
 
+ENDS = """
+import os, sys
+import torch
+import tritongemm
+
+torch.set_num_threads(1)  # threads of OpenMP are not forked
+with tritongemm.capture(sys.argv[1]):
+    for m, end in ((1, lambda: os._exit(status=3)), (2, lambda: os.execlp("true", "true"))):
+        child = os.fork()
+        if child == 0:
+            torch.nn.functional.linear(torch.ones(m, 6), torch.ones(7, 6))
+            end()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(os._exit)
+"""
+
+
 def counts(path: Path) -> dict[int, float]:
     rows = sizes.from_file(path, Defaults())
     return {row.problem.m: row.count for row in rows if row.operation}
@@ -110,6 +130,25 @@ def test_an_unmodified_program_and_its_children_are_captured(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (7, "")
     assert counts(path) == {1: 5, 2: 5, 3: 5}
+
+
+def test_a_process_that_ends_at_once_or_becomes_another_program_writes_first(tmp_path: Path) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "shapes.yaml"
+    program.write_text(ENDS, encoding="utf-8")
+    done = forked.run([str(program), str(path)], tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout.split("\n")[:3] == ["3", "0", "<built-in function _exit>"], done.stderr
+    assert counts(path) == {1: 1, 2: 1}
+
+
+def test_what_could_not_be_written_at_the_end_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("no room")
+
+    monkeypatch.setattr(WorkloadFile, "add", full)
+    with pytest.warns(RuntimeWarning, match="3 captured calls of 2 products are lost: no room"):  # noqa: SIM117
+        with Capture(tmp_path / "shapes.yaml"):
+            for m in (5, 5, 8):
+                functional.linear(torch.ones(m, 6), torch.ones(7, 6))
 
 
 def test_a_program_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:

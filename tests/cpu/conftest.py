@@ -20,7 +20,7 @@ import pytest
 import triton
 from filelock import FileLock
 
-from tests.support import FAKES
+from tests.support import FAKES, emulated
 from tests.support.lent_processes import LentProcess
 from tests.support.plugins import forget_plugins
 from tests.support.racing import Drop
@@ -63,6 +63,12 @@ def garbage_of_earlier_files() -> None:
     """What earlier files left is collected once, and what they keep, a million objects in the end, never looked at."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    lacking = emulated.find() if item.get_closest_marker("emulator") else None
+    if isinstance(lacking, str):
+        pytest.skip(lacking)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,6 @@ AITER_TUNE_GEMM     1: bf16_untuned_gemm.csv in the working folder gets them too
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
-TRITONGEMM_EMULATOR   folder of an emulator of AMD GPUs (run_plan.py), for the tests that execute AMD code objects
-TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, from which that emulator is made
 """
 
 from __future__ import annotations
@@ -182,16 +180,6 @@ def ck_folder() -> Path | None:
 def cutlass_folder() -> Path | None:
     """Folder of CUTLASS, if one is set."""
     return _path("CUTLASS_DIR")
-
-
-def emulator_folder() -> Path | None:
-    """Folder of the emulator of AMD GPUs, if one is set."""
-    return _path("TRITONGEMM_EMULATOR")
-
-
-def emulator_checkout() -> Path | None:
-    """Checkout the emulator of AMD GPUs is made from, if one is set."""
-    return _path("TRITONGEMM_EMULATOR_CHECKOUT")
 
 
 def _path(variable: str) -> Path | None:

@@ -13,10 +13,10 @@ from typing import TypeAlias
 import pytest
 
 from tests.support import emulated
+from tests.support.aiter_wheel import gemm_manifests
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -380,10 +380,10 @@ def test_plan_says_why_no_kernel_fits(
     assert "TRITONGEMM_ASM_MANIFESTS names none" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not settings.asm_manifests(), reason="TRITONGEMM_ASM_MANIFESTS names no manifest")
-def test_kernels_of_the_environment_agree_with_their_manifests_or_say_why_not() -> None:
+@pytest.mark.skipif(not gemm_manifests(), reason="AITER's kernels are not installed: scripts/get_sources")
+def test_aiters_kernels_agree_with_their_manifests_or_say_why_not() -> None:
     agree, refused = 0, []
-    for path in settings.asm_manifests():
+    for path in gemm_manifests():
         facts = target_files.load_target(next((p for p in path.parts if p in target_files.target_names()), "gfx942"))
         for row in manifest.read(path):
             try:

@@ -19,7 +19,6 @@ from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -239,7 +238,7 @@ def test_b_in_aiters_order_has_instances_of_its_own(
 
 
 @needs_ck
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="minutes of compiling: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize(
     ("arch", "dtype", "family", "n", "name"),
     [

@@ -212,6 +212,7 @@ def test_problems_that_are_none_of_its_kernels() -> None:
     assert backend("vllm").supports(fnuz, GFX942) and not backend("sglang").supports(fnuz, GFX942)
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_real_kernels_in_the_interpreter(name: str) -> None:
     if find_spec(name) is None:

@@ -86,9 +86,7 @@ def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
     assert (shapes["scale_a"], shapes["scale_b"]) == scales
 
 
-@pytest.mark.skipif(
-    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
-)
+@pytest.mark.emulator
 @pytest.mark.parametrize("target", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(
     ("config", "size", "options"),
@@ -112,9 +110,7 @@ def test_every_product_is_right_on_an_emulator(
     emulated.run_scaled(tmp_path, path)
 
 
-@pytest.mark.skipif(
-    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
-)
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", ["gfx942", "gfx950"])
 def test_operands_are_read_as_they_lie_on_an_emulator(tmp_path: Path, name: str) -> None:
     """A model's heads: [tokens, heads, K] read head by head, and a bias that all of them share."""

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support import emulated
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 
 GFX942 = "grouped__bm16__bn32__bk64__gm2__sk1__w2__s2__matrix_instr_nonkdim16__per_unit1__xcds8"
 GFX950 = "grouped__bm32__bn64__bk128__gm1__sk1__w4__s2__matrix_instr_nonkdim16__per_unit1"
@@ -50,9 +49,7 @@ def test_a_plan_has_its_groups(tmp_path: Path, arch: str, config: str, more: lis
     assert about["b"]["shape"] == [5, int(size.get("-k", 88)), int(size.get("-n", 72))]
 
 
-@pytest.mark.skipif(
-    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
-)
+@pytest.mark.emulator
 @pytest.mark.parametrize(("arch", "config", "more"), PLANS)
 def test_every_product_is_right_on_an_emulator(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:
     emulated.run_scaled(tmp_path, write(tmp_path / "plans", arch, config, more))

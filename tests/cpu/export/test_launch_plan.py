@@ -10,7 +10,6 @@ import pytest
 
 from tests.support import emulated
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
@@ -165,9 +164,7 @@ def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert named in said and said.count("\n") == 1 and len(said) < 500
 
 
-@pytest.mark.skipif(
-    settings.emulator_checkout() is None, reason="it compiles for seconds: TRITONGEMM_EMULATOR_CHECKOUT"
-)
+@pytest.mark.emulator
 @pytest.mark.parametrize("target", LDS)
 @pytest.mark.parametrize(
     ("config", "size"),

@@ -130,6 +130,7 @@ def written(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.servers
 def test_vllms_own_loader_reads_the_table(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = pytest.importorskip("vllm.model_executor.layers.fused_moe.fused_moe", exc_type=ImportError)
     monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(written))
@@ -138,6 +139,7 @@ def test_vllms_own_loader_reads_the_table(written: Path, monkeypatch: pytest.Mon
     assert sorted(found) == list(LADDER) and found[16]["BLOCK_SIZE_N"] == 64
 
 
+@pytest.mark.servers
 def test_sglangs_own_loader_reads_the_table(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_config"
     loader = pytest.importorskip(place, exc_type=ImportError)

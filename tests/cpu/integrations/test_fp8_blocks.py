@@ -137,6 +137,7 @@ def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
     assert not process.serves_blocks(weight, scale[:1]) and not process.serves_blocks(weight[:128], scale[:1])
 
 
+@pytest.mark.servers
 def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = pytest.importorskip("vllm.model_executor.kernels.linear", exc_type=ImportError)
     from tritongemm.integrations import vllm_fp8

@@ -51,6 +51,7 @@ def test_one_graph_serves_every_m(config: Path, fresh: Dispatcher, monkeypatch: 
     assert torch.equal(torch.ops.tritongemm.sglang_linear(*operands), functional.linear(*operands))
 
 
+@pytest.mark.servers
 def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = pytest.importorskip("sglang.srt.plugins.hook_registry", exc_type=ImportError)
     unquant = pytest.importorskip("sglang.srt.layers.quantization.unquant", exc_type=ImportError)

@@ -121,6 +121,7 @@ def test_another_vllm_is_left_as_it_is(
     assert "rocm_unquantized_gemm_impl" in caplog.text
 
 
+@pytest.mark.servers
 def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     envs = pytest.importorskip("vllm.envs", exc_type=ImportError)
     utils = pytest.importorskip("vllm.model_executor.layers.utils", exc_type=ImportError)

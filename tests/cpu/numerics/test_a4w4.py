@@ -12,7 +12,6 @@ import torch
 from tests.support import emulated
 from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -131,9 +130,7 @@ def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> 
 
 
 @pytest.mark.skipif(not CK.available(), reason=CK.available().reason)
-@pytest.mark.skipif(
-    settings.emulator_checkout() is None, reason="it compiles for minutes: TRITONGEMM_EMULATOR_CHECKOUT"
-)
+@pytest.mark.emulator
 def test_an_instance_runs(tmp_path: Path) -> None:
     """Two sizes of one binary, M and N filling no block."""
     common = ["--family", "a4w4_blockscale", "-col_b", "--target", "gfx950", "--timeout", "600", "--num_threads", "1"]

@@ -210,7 +210,7 @@ CK = "ck.universal__bm32__bn32__bk128__gm1__sk{}__w4__s2__interwave0__pipeline1_
 
 
 @pytest.mark.skipif(not AVAILABLE, reason=AVAILABLE.reason)
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="half a minute each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "int8"), ("gfx950", "fp8")])
 def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str, dtype: str) -> None:
     """Both from one binary: whole tiles, and splits that add into a C zeroed before."""

@@ -14,7 +14,6 @@ from tests.support import emulated
 from tests.support.interpreted import errors
 from tests.support.kernel_cases import GROUPED
 from tritongemm.codegen import template_facts
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
@@ -167,7 +166,7 @@ EMULATED = (
 )
 
 
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("scales", [*FORMS, "tensor"])
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) -> None:

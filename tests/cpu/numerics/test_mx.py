@@ -15,7 +15,6 @@ from tests.support import emulated, interpreted
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tritongemm.codegen import modules, render
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
@@ -249,7 +248,7 @@ EMULATED = {
 }
 
 
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, scales: str) -> None:
@@ -265,7 +264,7 @@ IN_GROUPS = (
 )
 
 
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 @pytest.mark.parametrize("kind", ["gemv", "batch", "shared", "groups", "masked"])

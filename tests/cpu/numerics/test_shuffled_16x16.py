@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.aiter_wheel import gemm_manifests
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import PLAIN, Problem
@@ -163,10 +164,13 @@ def test_a_bias_of_zeros() -> None:
     assert [e.name for e in one.extras] == ["scale_a", "scale_b"]
 
 
-@pytest.mark.skipif(not settings.asm_manifests(), reason="TRITONGEMM_ASM_MANIFESTS names no manifest")
+@pytest.mark.emulator
 @pytest.mark.parametrize(("family", "order"), [*((f, LAYOUT.name) for f in FAMILIES), ("a4w4_blockscale", PLAIN)])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_kernels_of_the_environment_run_right(tmp_path: Path, arch: str, family: str, order: str) -> None:
+def test_aiters_kernels_run_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, family: str, order: str
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", os.pathsep.join(map(str, gemm_manifests())))
     one = replace(problem(family, m=256 if order == PLAIN else 100, arch=arch), order_b=order)
     if not asm.survey(one, target_files.load_target(arch))[0]:
         pytest.skip(f"the manifests have no kernel of {family} for {arch}")

@@ -43,7 +43,9 @@ def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     (folder / "sizes.yaml").write_text(SIZES)
     sizes = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942", "--num_threads", "2"]
     run = begin(folder, "tritongemm.tune", *sizes, "--compile_only", "-o", "out.yaml")
-    assert becomes_true(lambda: run.poll() is None and len(children(run.pid)) >= 2), run.communicate()
+    if not becomes_true(lambda: run.poll() is None and len(children(run.pid)) >= 2, seconds=60):
+        os.killpg(run.pid, signal.SIGKILL)
+        pytest.fail(f"no two planning processes after 60 s: {run.communicate(timeout=10)}")
     return run, children(run.pid)
 
 
@@ -60,9 +62,9 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def becomes_true(holds: Callable[[], bool]) -> bool:
-    """Whether something holds within ten seconds, the longest that a process may outlive its run."""
-    limit = time.monotonic() + 10
+def becomes_true(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something holds within some seconds; ten are the longest that a process may outlive its run."""
+    limit = time.monotonic() + seconds
     while not holds() and time.monotonic() < limit:
         time.sleep(0.02)
     return holds()

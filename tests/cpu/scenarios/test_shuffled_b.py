@@ -12,7 +12,6 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tritongemm.codegen import modules, render
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
@@ -163,7 +162,7 @@ def plan(one: Problem, config: Config, target: Target, folder: Path, name: str) 
     return path
 
 
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("case", ["bf16", "int8 row", "int8 group", "fp16", *(f"fp8 {s}" for s in SCALES), *MX_CASES])
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, case: str) -> None:

@@ -157,7 +157,7 @@ def test_a_plan_has_the_scales_and_runs(tmp_path: Path, arch: str, dtype: str) -
     emulated.run_scaled(tmp_path, path)
 
 
-@pytest.mark.skipif(settings.emulator_checkout() is None, reason="seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.emulator
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8"), ("gfx950", "int8")])
 def test_sums_that_are_added_up_a_few_rows_at_a_time_are_scaled(tmp_path: Path, arch: str, dtype: str) -> None:
     """Factors and a bias along M have a slice's shape there, and the tile's where they are loaded before."""

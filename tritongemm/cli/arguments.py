@@ -30,6 +30,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)} (--help lists all options)\n")
 
 
+def add_verbose(p: argparse.ArgumentParser) -> None:
+    """Add the option that lists what is said of rows without it in one line for each kind."""
+    p.add_argument("--verbose", action="store_true", help="list every row that is left out, not one of each kind")
+
+
 class Once(argparse.Action):
     """An option that is refused when it is given twice, as the first would count for nothing."""
 

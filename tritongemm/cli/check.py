@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     pool = BuildPool(cache, args.num_threads, args.timeout)
     try:
         found = checking.check(source.claims, here, pool)
-        _print(source, found, here)
+        _print(source, found, here, args.verbose)
         stale = [one for one in found if one.stale]
         left = len(stale)
         if args.repair and stale:
@@ -92,6 +92,7 @@ def _parser() -> arguments.Parser:
                    help="number of compiler processes (default: one per core)")  # fmt: skip
     p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S",
                    help="time limit of one compile, or of one request to the GPU, in seconds (default 60)")  # fmt: skip
+    arguments.add_verbose(p)
     return p
 
 
@@ -115,12 +116,11 @@ def _read(path: Path) -> _Source:
     return _Source(path, tuple(claims), tuple(damaged))
 
 
-def _print(source: _Source, found: Sequence[Checked], here: Machine) -> None:
+def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bool) -> None:
     rows = [_row(one) for one in found]
     if rows:
         print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
-    for line in source.damaged:
-        door.tell(f"damaged: {line}")
+    door.tell_alike((f"damaged: {line}" for line in source.damaged), verbose)
     counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})
     listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())

@@ -32,7 +32,7 @@ def select(rows: Sequence[FormatRow], target: Target, args: argparse.Namespace, 
     Raises:
         InputError: a row must be computed and can't be, or none is left; names file, row and reason.
     """
-    kept, others = list[FormatRow](), list[str]()
+    kept, others, lacking = list[FormatRow](), list[str](), list[str]()
     for row in rows:
         complaint = _complaint(row, target, args)
         if not complaint:
@@ -40,9 +40,10 @@ def select(rows: Sequence[FormatRow], target: Target, args: argparse.Namespace, 
         elif _is_for_another_target(row):
             others.append(complaint)
         elif _may_lack_rows(args):
-            reporter.say(f"left out: {complaint}")
+            lacking.append(f"left out: {complaint}")
         else:
             raise InputError(complaint)
+    reporter.say_alike(lacking)
     if not kept:
         path = args.gemm_size_file or args.workload
         raise InputError(others[0] if others else f"{path}: {target.name} can compute none of its products")
@@ -67,8 +68,8 @@ def print_selected(asked: ResultsFile, target: Target, args: argparse.Namespace,
     complaints = [(row, _complaint(row, target, args)) for row in asked.rows]
     kept = [row for row, complaint in complaints if not complaint]
     print_sizes(reporter, kept)
-    for complaint in [*filter(None, (complaint for _, complaint in complaints)), *(r.reason for r in asked.untunable)]:
-        door.tell(f"refused: {complaint}")
+    refused = [*filter(None, (complaint for _, complaint in complaints)), *(r.reason for r in asked.untunable)]
+    door.tell_alike((f"refused: {complaint}" for complaint in refused), args.verbose)
     if not _may_lack_rows(args) and any(why and not _is_for_another_target(row) for row, why in complaints):
         door.tell(
             "error: a run would end before it tunes any of these; remove what is refused, or name another --target"

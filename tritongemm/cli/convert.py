@@ -54,11 +54,9 @@ def main(argv: Sequence[str]) -> int:
             )
         base, notes = _merge(format_, files_there, found.merged, args.family)
         written = told_file.write(output, format_, found.records.values(), base, family=args.family)
-    for what, lines in (("left out", found.notes), ("merging", notes)):
-        for line in lines:
-            door.tell(f"{what}: {line}")
-    for record, reason in written.untold:
-        door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
+    said = [f"left out: {note}" for note in found.notes] + [f"merging: {note}" for note in notes]
+    said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.untold]
+    door.tell_alike(said, args.verbose)
     ranges = sum(record.m_from > 0 for record in found.records.values())
     if ranges and format_ is not results_format():
         door.tell(
@@ -82,6 +80,7 @@ def _parser() -> arguments.Parser:
     p.add_argument("--to", default="", metavar="NAME", help="format of OUT (default: by its contents or its name)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
                    help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
+    arguments.add_verbose(p)
     return p
 
 

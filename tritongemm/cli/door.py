@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from typing import Any, NoReturn, TextIO
 from tritongemm.core import temporary_folder
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.printable import printable
+from tritongemm.report.alike_lines import summarise
 
 DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
@@ -81,6 +82,12 @@ def uninterrupted() -> Iterator[None]:
 def tell(text: str) -> None:
     """Print one line for a person on the standard error."""
     print(printable(text), file=sys.stderr)
+
+
+def tell_alike(lines: Iterable[str], verbose: bool) -> None:
+    """Print messages about rows, one of each kind with a count, or all of them."""
+    for line in summarise(lines, verbose):
+        tell(line)
 
 
 def _import_and_run(command: str) -> int:

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="ARCH",
         help="write only results for this target (default: this machine's GPU, or gfx942)",
     )
+    arguments.add_verbose(p)
     args = p.parse_args(options.normalised(argv))
     found = sizes.from_results(Path(args.results), Defaults())
     records = [r.record for r in found.rows if r.record is not None]
@@ -38,10 +39,9 @@ def main(argv: Sequence[str]) -> int:
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
         raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
-    for damaged in found.damaged:
-        door.tell(f"left out: {damaged.reason}")
-    for record, reason in refused:
-        door.tell(f"left out: {held[id(record)].where(args.results)}: {record.problem.key}: {reason}")
+    reasons = [damaged.reason for damaged in found.damaged]
+    reasons += [f"{held[id(r)].where(args.results)}: {r.problem.key}: {reason}" for r, reason in refused]
+    door.tell_alike((f"left out: {reason}" for reason in reasons), args.verbose)
     left_out = {id(record) for record, _ in refused}
     written = [record for record in records if id(record) not in left_out]
     predicted = sum(record.predicted for record in written)

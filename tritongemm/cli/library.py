@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, options
@@ -52,6 +52,8 @@ def _parser() -> arguments.Parser:
     several.append(actions.add_parser("verify", help="read every code object and report damaged ones"))
     for one in several:
         one.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
+    for one in (build, merge, *several):
+        arguments.add_verbose(one)
     for one, run in zip((build, merge, *several), (_build, _merge, _list, _verify), strict=True):
         one.set_defaults(run=run)
     return p
@@ -79,14 +81,12 @@ def _build(args: argparse.Namespace) -> int:
         found = sizes.from_results(Path(path), Defaults())
         records += [row.record for row in found.rows if row.record is not None]
         damaged |= bool(found.damaged)
-        for row in found.damaged:
-            door.tell(f"left out: {row.reason}")
+        door.tell_alike((f"left out: {row.reason}" for row in found.damaged), args.verbose)
     published = publish(records, output, machine.find_machine(None))
-    for line in published.tell_missing():
-        door.tell(line)
+    door.tell_alike(published.tell_missing(), args.verbose)
     if not published.built.entries:
         raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
-    _tell_written(output, published.contents, published.conflicts)
+    _tell_written(output, published.contents, published.conflicts, args.verbose)
     return door.WRONG if damaged or published.built.left_out else door.DONE
 
 
@@ -100,9 +100,7 @@ def _merge(args: argparse.Namespace) -> int:
         for path in ([output] if storage.is_library(output) else []) + others:
             library = open_library(path)
             faults = library.faults()
-            for name, fault in faults.items():
-                what = "damaged" if path == output else "left out"
-                door.tell(f"{what}: {path}: {name}: {fault.removeprefix(f'{path}: ')}")
+            _tell_faults("damaged" if path == output else "left out", path, faults, args.verbose)
             whole = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
             readers = writing.readers(library, faults)
@@ -115,7 +113,7 @@ def _merge(args: argparse.Namespace) -> int:
         for entry in own:  # of the damaged ones those that nothing has replaced, which check --repair finds there
             contents.entries.setdefault(entry.key, entry)
         writing.write(output, contents)
-    _tell_written(output, contents, conflicts)
+    _tell_written(output, contents, conflicts, args.verbose)
     return door.WRONG if damaged else door.DONE
 
 
@@ -123,9 +121,13 @@ def _are_one(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str]) -> None:
-    for conflict in conflicts:
-        door.tell(f"conflict: {conflict}")
+def _tell_faults(what: str, path: Path, faults: Mapping[str, str], verbose: bool) -> None:
+    lines = (f"{what}: {path}: {name}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items())
+    door.tell_alike(lines, verbose)
+
+
+def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str], verbose: bool) -> None:
+    door.tell_alike((f"conflict: {conflict}" for conflict in conflicts), verbose)
     kernels = sum(entry.kernel is not None for entry in contents.entries.values())
     size = sum({code.sha256: code.size for code in contents.objects}.values())
     beside = f" and {len(contents.helpers)} helper kernels" if contents.helpers else ""
@@ -136,9 +138,8 @@ def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str]) ->
     )
 
 
-def _tell_damaged(library: KernelLibrary) -> bool:
-    for entry in library.damaged:
-        door.tell(f"left out: {library.path}: {entry}")
+def _tell_damaged(library: KernelLibrary, verbose: bool) -> bool:
+    door.tell_alike((f"left out: {library.path}: {entry}" for entry in library.damaged), verbose)
     return bool(library.damaged)
 
 
@@ -147,7 +148,7 @@ def _list(args: argparse.Namespace) -> int:
     damaged = False
     for path in args.libraries:
         library = open_library(Path(path))
-        damaged |= _tell_damaged(library)
+        damaged |= _tell_damaged(library, args.verbose)
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
@@ -177,8 +178,7 @@ def _verify(args: argparse.Namespace) -> int:
     for path in args.libraries:
         library = open_library(Path(path))
         faults = library.faults()
-        for name, fault in faults.items():
-            door.tell(f"damaged: {path}: {name}: {fault.removeprefix(f'{path}: ')}")
+        _tell_faults("damaged", Path(path), faults, args.verbose)
         damaged += len(faults)
         count = len(library.entries) + len(library.helpers) + len(library.damaged)
         what = "results and helper kernels" if library.helpers else "results"

@@ -71,8 +71,7 @@ def main(argv: Sequence[str]) -> int:
     data = _gathered(found, args.results, _calls(args.workload, defaults, found))
     text = writing.compose(data, args.title or f"GEMMs of {', '.join(d.label for d in data.devices)}")
     files.atomic_write(output, text, f"make room and run the same command again, or {_ADVICE}")
-    for note in data.notes:
-        door.tell(note)
+    door.tell_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
         print(f"{name}: {curve.tell()}")
     print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
@@ -90,6 +89,7 @@ def _parser() -> arguments.Parser:
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
                    help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
+    arguments.add_verbose(p)
     return p
 
 

@@ -38,8 +38,6 @@ from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.workloads import sizes
 from tritongemm.workloads.m_spans import MSpan
 
-_LISTED_ROWS = 10  # of those that nothing here computes
-
 
 @door.command
 def main(argv: Sequence[str]) -> int:
@@ -68,8 +66,7 @@ def _run_on(
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
         asked = _asked_rows(args, machine)
         rows: Sequence[FormatRow] = asked.rows
-        for row in asked.damaged:
-            reporter.say(f"left out: {row.reason}")
+        reporter.say_alike(f"left out: {row.reason}" for row in asked.damaged)
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = computable_rows.select(rows, machine.target, args, reporter)
         remarks = [machine.why]
@@ -109,7 +106,7 @@ def _run_on(
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
         status = _tune(_Asked(rows, problems, spans), run, args, command, told_file)
-        return max(status, _report_untunable(asked.untunable))
+        return max(status, _report_untunable(asked.untunable, reporter))
 
 
 def _asked_rows(args: argparse.Namespace, machine: Machine) -> ResultsFile:
@@ -149,8 +146,7 @@ def _wanted(
     """The rows that another tool's file of results does not tell yet."""
     source = None if args.gemm_size_file is None else Path(args.gemm_size_file)
     wanted, damaged = told_file.wanted(rows, source, machine.target, not args.resume, args.family)
-    for row in damaged:
-        reporter.say(f"kept, but not understood: {row.reason}")
+    reporter.say_alike(f"kept, but not understood: {row.reason}" for row in damaged)
     if len(wanted) < len(rows):
         reporter.say(
             f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {told_file.path} tells them already"
@@ -161,8 +157,7 @@ def _wanted(
 def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporter: Reporter) -> None:
     """Tell results in another tool's file, and say what it can't hold."""
     written = told_file.write(store, asked.problems, asked.rows, family)
-    for record, reason in written.untold:
-        reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
+    reporter.say_alike(f"{told_file.path}: {record.problem.key}: {reason}" for record, reason in written.untold)
     for name in filter(None, written.files):
         reporter.say(f"written: {told_file.place / name}")
     lost = f"; {len(written.untold)} lost something, which {store.path} has" if written.untold else ""
@@ -173,7 +168,7 @@ def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter:
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
     print_verified(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
+    reporter.say_alike(_list_refused(rows, [r.trial for r in results], path, again.evaluator.target))
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
@@ -181,16 +176,16 @@ def _retime(again: Revalidation, rows: Sequence[FormatRow], path: str, baseline:
     """Time stored results beside the baseline; 1 if any can't be timed."""
     results = again.retime(rows, baseline)
     print_retimed(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
+    reporter.say_alike(_list_refused(rows, [r.trial for r in results], path, again.evaluator.target))
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
-def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> None:
+def _list_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> Iterator[str]:
     """Say of each result that was not run where it stands in the file and why."""
     for row, trial in zip(rows, trials, strict=True):
         if trial.status == "refused":
             reason = f"{trial.reason}{name_others(row.problem, target)}"
-            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {reason}")
+            yield f"refused: {row.where(path)}: {row.problem.key}: {reason}"
 
 
 @contextmanager
@@ -276,17 +271,13 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
             modules = any(winner_path(p, folder).exists() for p in problems)
             reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
         session.finish_candidates(wanted, run, args.keep)
-        for problem, reason in failures.items():
-            door.tell(f"failed: {problem.key}: {reason}")
+        reporter.say_alike(f"failed: {problem.key}: {reason}" for problem, reason in failures.items())
     return door.WRONG if failures else door.DONE
 
 
-def _report_untunable(rows: Sequence[DamagedRow]) -> int:
+def _report_untunable(rows: Sequence[DamagedRow], reporter: Reporter) -> int:
     """Say which rows of a file were not tuned, as nothing here computes them; 1 if there are any."""
-    for row in rows[:_LISTED_ROWS]:
-        door.tell(f"not tuned: {row.reason}")
-    if len(rows) > _LISTED_ROWS:
-        door.tell(f"not tuned: {len(rows) - _LISTED_ROWS} other rows")
+    reporter.say_alike(f"not tuned: {row.reason}" for row in rows)
     return door.WRONG if rows else door.DONE
 
 

@@ -24,6 +24,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT, PREDICTED, Trial
+from tritongemm.report.alike_lines import summarise
 from tritongemm.report.plain_table import align
 from tritongemm.report.progress import KEPT, Progress
 from tritongemm.report.status_line import StatusLine
@@ -71,6 +72,11 @@ class Reporter:
     def say(self, text: str) -> None:
         """Print one line of plain text."""
         self._errors.print(Text(printable(text)), soft_wrap=True)
+
+    def say_alike(self, lines: Iterable[str]) -> None:
+        """Print messages about rows: one of each kind with a count, or where everything is said all of them."""
+        for line in summarise(lines, self.verbose):
+            self.say(line)
 
     def stage(self, name: str, total: int) -> None:
         """Begin a stage, or make it longer by `total` steps."""

@@ -55,7 +55,7 @@ def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert convert.main([str(ours), "-o", str(output)]) == 0
     assert output.read_bytes().decode() == text.replace("9.0,native,0.0,7.46,482.42", "8.0,native,0.0,8.39,542.72")
     said = capsys.readouterr()
-    assert "1 of 2 results told" in said.out and f"not told, or not whole: {ONE.key}: " in said.err
+    assert "1 of 2 results told" in said.out and f"not written in full: {ONE.key}: " in said.err
 
 
 def test_files_are_merged_with_rows_that_nobody_here_can_run(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_nothing_that_could_be_told_is_no_success(
         output.write_text(held, encoding="utf-8")
     assert convert.main([str(ours), "-o", str(output)]) == 2
     said = capsys.readouterr()
-    assert f"not told, or not whole: {ONE.key}: " in said.err and not said.out
+    assert f"not written in full: {ONE.key}: " in said.err and not said.out
     assert "none of 1 results could be written as AITER's CSV" in said.err
     assert (output.read_text(encoding="utf-8") if output.exists() else None) == held
 
@@ -187,7 +187,7 @@ def test_a_file_is_of_the_family_that_its_name_says(
     ]  # fmt: skip
     ours, output = tmp_path / "ours.yaml", tmp_path / name
     ours.write_text(results_format().write([record(one, **H200) for one in problems]), encoding="utf-8")
-    assert convert.main([str(ours), "-o", str(output), *flags]) == (0 if translated else 2)
+    assert convert.main([str(ours), "-o", str(output), "--verbose", *flags]) == (0 if translated else 2)
     lines = [line.partition(",")[2].partition(",")[2] for line in _lines(output)]
     assert [line[: len(start)] for line, start in zip(lines, translated, strict=False)] == translated
     assert len(lines) == (len(translated) + (name == "a8w8_tuned_gemm.csv"))

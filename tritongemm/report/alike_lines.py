@@ -1,0 +1,26 @@
+"""Messages about rows: of those that differ only in numbers and names with digits, one and a count stand for all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+MOST_LISTED = 3  # of one kind
+_VARYING = re.compile(r"\S*\d\S*")
+
+
+def summarise(lines: Iterable[str], verbose: bool = False) -> Iterator[str]:
+    """The lines in the order of their kinds; of a kind with more than `MOST_LISTED` the first, and how many more.
+
+    Args:
+        lines: such as ``left out: sizes.yaml: row 3: 16x16x16_bf16_TN: its time is a prediction``.
+        verbose: all of them.
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        kinds.setdefault(_VARYING.sub("#", line), []).append(line)
+    for alike in kinds.values():
+        if verbose or len(alike) <= MOST_LISTED:
+            yield from alike
+        else:
+            yield f"{alike[0]}; {len(alike) - 1} others likewise (--verbose lists them)"

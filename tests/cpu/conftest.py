@@ -101,7 +101,7 @@ def lent_processes() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def interpreter(lent_processes: None) -> Iterator[LentProcess]:
     """A process in which kernels run in Triton's interpreter."""
-    child = LentProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    child = LentProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
     yield child
     child.kill()
 

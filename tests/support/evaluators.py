@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -38,6 +37,8 @@ class FakeEvaluator(Evaluator):
     Attributes:
         screened, raced: configs, in the order they were given; `raced` is of the last race.
     """
+
+    verification = "by eye"
 
     def __init__(
         self,
@@ -103,6 +104,6 @@ def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifac
         backend.launch(artifact, problem, evaluator.target)
 
 
-def passed(self: OfflineEvaluator, problem: Problem, config: Config, path: Path) -> Trial:
+def passed(self: OfflineEvaluator, problem: Problem, config: Config) -> Trial:
     """Stands in for `OfflineEvaluator._interpret`: the interpreter is not run and finds every result right."""
     return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

@@ -10,7 +10,7 @@ from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.measure.offline_evaluator import InterpreterJob, reduced
+from tritongemm.measure.interpreting import InterpreterJob, reduced
 from tritongemm.workers.child_process import WorkerProcess
 
 

@@ -17,7 +17,7 @@ _ANY = ("PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "T
         "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
 
 # What serves a role sooner with the same answers.
-_SOONER = {"tritongemm.measure.offline_evaluator:Interpreter": quick_interpreter.ROLE}
+_SOONER = {"tritongemm.measure.interpreting:Interpreter": quick_interpreter.ROLE}
 
 
 class LentProcess(WorkerProcess):

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tritongemm.measure.offline_evaluator import Interpreter
+    from tritongemm.measure.interpreting import Interpreter
 
 ROLE = "tests.support.quick_interpreter:make"
 
 
 def make() -> Interpreter:
     """What the interpreter's process does, sooner."""
-    from tritongemm.measure.offline_evaluator import Interpreter
+    from tritongemm.measure.interpreting import Interpreter
 
     hasten()
     return Interpreter()

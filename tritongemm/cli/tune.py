@@ -167,7 +167,7 @@ def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporte
 def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
-    print_verified(reporter, results)
+    print_verified(reporter, results, again.evaluator.verification)
     reporter.say_alike(_list_refused(rows, [r.trial for r in results], path, again.evaluator.target))
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 

@@ -153,6 +153,8 @@ class GpuEvaluator(Evaluator):
         process: works on the device; None for a process on this host.
     """
 
+    verification = "two launches of each at its own size, all of C compared with float64"
+
     def __init__(
         self,
         target: Target,

@@ -6,10 +6,9 @@ Times are predicted from the binaries, and results are verified by an interprete
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -18,80 +17,11 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
-from tritongemm.measure.guarded_tensors import guarded
-from tritongemm.numerics.error_metric import deviation
-from tritongemm.numerics.grouped import written
-from tritongemm.numerics.verify import poison
+from tritongemm.measure.interpreting import InterpreterJob, reduced, with_fewer_programs
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Evaluator, Family, SearchedBackend
+from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
-
-
-def reduced(problem: Problem, config: Config) -> Problem:
-    """Return a smaller problem with the same remainders.
-
-    It has two tiles plus the remainder along M and N, and a K loop that gives every split two blocks plus the
-    remainder; a batch has three products. The number of groups stays, and rows are spread as in the original; captured
-    spreads as skewed ones.
-    """
-
-    def shrink(size: int, block: int, blocks: int) -> int:
-        return min(size, blocks * block + size % block)
-
-    room = shrink(problem.room, config.block_m, 2) if problem.room else 0
-    m = min(shrink(problem.m, config.block_m, 2), room or problem.m)
-    spread = "skewed" if problem.counts else problem.spread
-    return replace(
-        problem,
-        m=m,
-        room=room,
-        spread=spread,
-        counts=(),
-        n=shrink(problem.n, config.block_n, 2),
-        k=shrink(problem.k, config.block_k, 2 * config.split_k),
-        batch=min(problem.batch, 3),
-    )
-
-
-@dataclass(frozen=True)
-class InterpreterJob:
-    """A request to run a kernel in the interpreter.
-
-    Attributes:
-        problem: the problem to compute.
-        config: the config whose kernel runs.
-        text: of the generated module that contains the kernel.
-    """
-
-    problem: Problem
-    config: Config
-    text: str
-
-
-class Interpreter:
-    """The request handler of the interpreter's process."""
-
-    def __init__(self) -> None:
-        import torch  # Imported here, so that a slow import counts as starting.
-        import triton
-
-        self._torch, self._triton = torch, triton
-
-    def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
-        """Yield once: the error of the config's result, and the largest error that its family allows."""
-        module = modules.run_text(job.text, "generated")
-        module.teach_interpreter()
-        problem = job.problem
-        family = registry.get(Family, problem.family)
-        operands = {name: guarded(t) for name, t in family.make_inputs(problem, "cpu").items()}
-        # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
-        narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
-        dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
-        poison(c)
-        module.launch(job.config.name, c=c, **operands)
-        yield deviation(*written(problem, c, family.reference(problem, operands))), family.tolerance(problem)
 
 
 def _interpreted(config: Config) -> Support:
@@ -110,11 +40,17 @@ class OfflineEvaluator(Evaluator):
         timeout_s: seconds that one verification may take.
     """
 
+    verification = (
+        "two launches of each in Triton's interpreter, one after the other, at the smaller size shown, compared with "
+        "float64 as closely as float32 allows; races between programs, what the compiler makes of a kernel, the whole "
+        "size and time need a GPU"
+    )
+
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
         # Beside the run's own modules these would replace them: they have the same names and fewer configs.
         self._folder = TemporaryFolder()
-        self._process = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+        self._process = WorkerProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:
         """Start nothing yet: the interpreter is needed last, and compilers need the cores until then."""
@@ -131,17 +67,11 @@ class OfflineEvaluator(Evaluator):
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """Yield the error of each candidate, from the interpreter on a reduced problem."""
-        supports = {a.config: _interpreted(a.config) for a in artifacts}
-        runs: dict[str, list[Config]] = {}
-        for config, support in supports.items():
-            if support:
-                runs.setdefault(config.backend, []).append(config)
-        texts = {backend: self._module_text(problem, backend, configs) for backend, configs in runs.items()}
         for config in (a.config for a in artifacts):
-            if supports[config]:
-                yield self._interpret(problem, config, texts[config.backend])
+            if support := _interpreted(config):
+                yield self._interpret(problem, config)
             else:
-                yield Trial(config, "pruned", supports[config].reason, stage="final")
+                yield Trial(config, "pruned", support.reason, stage="final")
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates in predicted order until one passes; nothing is timed, and there is no baseline."""
@@ -161,7 +91,7 @@ class OfflineEvaluator(Evaluator):
     def describe(self, problem: Problem, config: Config) -> str:
         """Describe in a few words how a result is verified."""
         small = reduced(problem, config)
-        return f"interpreter {small.m}x{small.n}x{small.k}"
+        return f"2 launches in the interpreter at {small.m}x{small.n}x{small.k}"
 
     def close(self) -> None:
         """End the interpreter's process."""
@@ -172,15 +102,13 @@ class OfflineEvaluator(Evaluator):
         """Predicted seconds of one launch, from the config and what its binary says."""
         return cost_model.predict(artifact.config, problem, self.target, artifact).seconds
 
-    def _module_text(self, problem: Problem, backend: str, configs: list[Config]) -> str:
-        """Text of a generated module that holds the kernels of a searched backend."""
-        searched: SearchedBackend = registry.get(SearchedBackend, backend)
-        path = searched.write_candidates(problem, configs, self.target, self._folder.path)
-        return path.read_text(encoding="utf-8")
-
-    def _interpret(self, problem: Problem, config: Config, text: str) -> Trial:
-        """The trial of one config of a generated module, on a reduced problem."""
-        job = InterpreterJob(reduced(problem, config), config, text)
+    def _interpret(self, problem: Problem, config: Config) -> Trial:
+        """The trial of one config on a reduced problem."""
+        small = reduced(problem, config)
+        few, target = with_fewer_programs(config, problem, small, self.target)
+        searched: SearchedBackend = registry.get(SearchedBackend, config.backend)
+        path = searched.write_candidates(small, [few], target, self._folder.path)
+        job = InterpreterJob(small, few, path.read_text(encoding="utf-8"))
         try:
             ((error, tolerance),) = self._answers(job)
         except WorkerTimeout as late:

@@ -9,8 +9,14 @@ from tritongemm.report.console import Reporter
 from tritongemm.results.revalidation import LEAST_KEPT_SHARE_OF_GAIN, RetimedResult, VerifiedResult
 
 
-def print_verified(reporter: Reporter, results: Sequence[VerifiedResult]) -> None:
-    """Print the error of each result, and how many are right."""
+def print_verified(reporter: Reporter, results: Sequence[VerifiedResult], verification: str) -> None:
+    """Print the error of each result, how many are right, and what that means.
+
+    Args:
+        reporter: where to print.
+        results: what was checked.
+        verification: of the evaluator that checked them.
+    """
     rows = []
     for result in results:
         trial = result.trial
@@ -24,6 +30,8 @@ def print_verified(reporter: Reporter, results: Sequence[VerifiedResult]) -> Non
     counts = (wrong, "are not"), (refused, "are refused"), (unchecked, "can't be checked here")
     others = [f", {n} {what}" for n, what in counts if n]
     reporter.say(f"{len(results) - wrong - refused - unchecked} of {len(results)} results are right{''.join(others)}")
+    if any(result.how for result in results):
+        reporter.say(f"checked: {verification}")
 
 
 def print_retimed(reporter: Reporter, results: Sequence[RetimedResult]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.offline_evaluator import InterpreterJob, OfflineEvaluator
+from tritongemm.measure.interpreting import InterpreterJob
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerDied
 
@@ -33,5 +34,5 @@ def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
 
     with closing(OfflineEvaluator(target_files.load_target("gfx942"), 5.0)) as evaluator:
         monkeypatch.setattr(evaluator._process, "ask", ask)
-        trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16), "")
+        trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16))
     assert (trial.status, trial.try_again, left) == (status, try_again, [])

@@ -22,7 +22,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.export import launch_plans
-from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.scale_factors import in_rows
 from tritongemm.plugins import registry
@@ -79,8 +79,8 @@ def test_kernels_apply_powers_of_two(
     assert len(configs) == len(CONFIGS)
     text = modules.write_candidates(problem, configs, target, tmp_path).read_text()
     for config in configs:
-        ((error, _),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
-        assert error < 1e-3, config.name
+        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
+        assert error <= tolerance, config.name
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
@@ -89,7 +89,7 @@ def test_gemv_multiplies_numbers_by_their_powers(
 ) -> None:
     """No matrix unit applies them there; K has part of a group and N part of a tile."""
     found = interpreted.errors(interpreter, of(dtype, scales, 3, 13, 202), MX_GEMV, GFX950, tmp_path)
-    assert all(e < 1e-3 for e in found.values()), found
+    assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
@@ -110,7 +110,7 @@ def test_each_product_of_a_batch_has_its_own_powers(
     configs = [c for c in MX_BATCHED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"tile", "gemv", "tma"}
     found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
-    assert all(e < 1e-3 for e in found.values()), found
+    assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
@@ -125,7 +125,7 @@ def test_each_group_has_its_own_powers(
     configs = [c for c in MX_GROUPED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"grouped", "grouped_tile", "grouped_tma"}
     found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
-    assert all(e < 1e-3 for e in found.values()), found
+    assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)

@@ -102,7 +102,7 @@ def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     """The journal has what an earlier run found; the file is replaced as a whole."""
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
 
-    def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
+    def passed(self: Any, problem: Problem, config: Config) -> Trial:
         return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)

@@ -146,7 +146,7 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     trials = {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}
     reporter.backends([reported, other], trials.__getitem__)
     again = Trial(OURS, "wrong", name, timer=name)
-    print_verified(reporter, [VerifiedResult(SIZE, again, name)])
+    print_verified(reporter, [VerifiedResult(SIZE, again, name)], "by eye")
     print_retimed(reporter, [RetimedResult(SIZE, again, None, reported)])
     reporter.say(name)
     reporter.failed(SIZE, name)

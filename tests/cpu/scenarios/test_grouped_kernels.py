@@ -11,7 +11,7 @@ from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.workers.child_process import WorkerProcess

@@ -11,7 +11,7 @@ from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune

@@ -13,7 +13,7 @@ from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.measure.guarded_tensors import guarded
-from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files

@@ -17,7 +17,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.export import launch_plans
-from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search_spaces import loader as target_files

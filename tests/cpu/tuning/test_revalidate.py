@@ -92,7 +92,7 @@ def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFi
         print_retimed(reporter, retimed)
         said = capsys.readouterr()
         verified = again.verify(rows)
-        print_verified(reporter, verified)
+        print_verified(reporter, verified, "by eye")
     compiler.close()
     assert [r.gain_holds for r in retimed] == [True, False, None, None]
     assert [r.wrong for r in verified] == [False, False, False, True] and not any(r.unchecked for r in verified)

@@ -109,10 +109,12 @@ class Evaluator(ABC):
 
     Attributes:
         target: facts of the device.
+        verification: what `verify` does, and what it can't find, in words.
         times_quantization: whether `time_quantization` measures anything.
     """
 
     target: Target
+    verification: ClassVar[str]
     times_quantization: bool = False
 
     @abstractmethod

@@ -1,0 +1,174 @@
+"""The check of a kernel on a machine without a GPU: two launches in Triton's interpreter, on a reduced problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.numerics import float32_check
+from tritongemm.numerics.grouped import written
+from tritongemm.numerics.verify import poison
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.search.cost_model import waves
+
+
+def reduced(problem: Problem, config: Config) -> Problem:
+    """Return a smaller problem with the same remainders, and with at least two of whatever the original has several.
+
+    It has two tiles along M and N (three where the other has one) plus the remainder, and more columns than share a
+    scale factor. Along K the number of blocks leaves the original's remainder when it is split: each split has two, or
+    there are three, and more than share a factor. A batch has three products. The number of groups stays, and rows are
+    spread as in the original; captured spreads as skewed ones.
+    """
+
+    def shrink(size: int, block: int, blocks: int) -> int:
+        return min(size, blocks * block + size % block)
+
+    shared = problem.scale_b.rows if problem.scale_b else 0
+    tiles_m = 3 if problem.n <= config.block_n else 2
+    tiles_n = max(3 if problem.m <= config.block_m else 2, cdiv(shared + 1, config.block_n) if shared > 1 else 0)
+    room = shrink(problem.room, config.block_m, tiles_m) if problem.room else 0
+    m = min(shrink(problem.m, config.block_m, tiles_m), room or problem.m)
+    blocks = cdiv(problem.k, config.block_k)
+    depth = max((s.depth for s in (problem.scale_a, problem.scale_b) if s), default=0)
+    least = max(2 * config.split_k if config.split_k > 1 else 3, cdiv(depth + 1, config.block_k))
+    kept = min(blocks, least + (blocks - least) % config.split_k)
+    return replace(
+        problem,
+        m=m,
+        room=room,
+        spread="skewed" if problem.counts else problem.spread,
+        counts=(),
+        n=shrink(problem.n, config.block_n, tiles_n),
+        k=problem.k - (blocks - kept) * config.block_k,
+        batch=min(problem.batch, 3),
+    )
+
+
+def with_fewer_programs(config: Config, problem: Problem, small: Problem, target: Target) -> tuple[Config, Target]:
+    """Return the config and the target with fewer programs, if the target's compute units limit their number.
+
+    Of the reduced problem there are then more tiles than programs too, or fewer, as of the original.
+
+    Args:
+        config: the config.
+        problem: the original.
+        small: the reduced problem.
+        target: facts of the device.
+    """
+    most = waves.persistent_programs(config, target)
+    if not most:
+        return config, target
+    tiles, few_tiles = waves.count_tiles(config, problem), waves.count_tiles(config, small)
+    if tiles > most:
+        alike = (n for n in range(2, few_tiles) if (few_tiles % n == 0) is (tiles % most == 0))
+        programs = next(alike, max(1, few_tiles - 1))
+    else:
+        programs = few_tiles + 1
+    options = tuple((name, programs if name == "num_sms" else value) for name, value in config.options)
+    units = max(1, programs // config.option("per_unit", 1))
+    return replace(config, options=options), replace(target, compute_units=units)
+
+
+@dataclass(frozen=True)
+class InterpreterJob:
+    """A request to check a kernel in the interpreter.
+
+    Attributes:
+        problem: the problem to compute.
+        config: the config whose kernel runs.
+        text: of the generated module that contains the kernel.
+    """
+
+    problem: Problem
+    config: Config
+    text: str
+
+
+class Interpreter:
+    """The request handler of the interpreter's process."""
+
+    def __init__(self) -> None:
+        import torch  # Imported here, so that a slow import counts as starting.
+        import triton
+
+        self._torch, self._triton = torch, triton
+
+    def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
+        """Yield once: the larger error of two launches, and the largest error that rounding in float32 causes.
+
+        The second launch is of other operands, some of which are not finite, and in the opposite order of programs. It
+        finds the workspace and the counters that the first has left; counters that are not zero count as an infinite
+        error.
+        """
+        module = modules.run_text(job.text, "generated")
+        module.teach_interpreter()
+        memory = _scratch_memory(module)
+        problem, family = job.problem, registry.get(Family, job.problem.family)
+        operands = {name: guarded(t) for name, t in family.make_inputs(problem, "cpu").items()}
+        # The interpreter truncates where hardware rounds to nearest: floats stay float32.
+        dtype = getattr(self._torch, problem.c.torch) if problem.c.is_integer else self._torch.float32
+        c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
+        # One that waits for others waits for those that were started before it.
+        waits = module.config(job.config.name)[3].get("POLL") == 1
+        errors = []
+        for change, backwards in ((float32_check.enlarge, False), (float32_check.make_infinite, not waits)):
+            change(problem, operands)
+            for buffer in (c, *(partial for partial, _ in memory)):
+                poison(buffer)
+            with _order_of_programs(backwards):
+                module.launch(job.config.name, c=c, **operands)
+            exact, magnitude = (
+                family.reference(problem, operands),
+                float32_check.magnitudes(problem, family, operands),
+            )
+            found, right = written(problem, c, exact)
+            errors.append(float32_check.deviation(found, right, written(problem, magnitude, exact)[0]))
+            errors += [float("inf") for _, counters in memory if counters.any()]
+        yield max(errors), float32_check.tolerance(problem)
+
+
+def _scratch_memory(module: ModuleType) -> list[tuple[Any, Any]]:
+    """The workspace and the counters that launches of a generated module share from now on, once they are made.
+
+    Nothing may be read behind them, as behind operands, and the workspace is poisoned.
+    """
+    plain = vars(module).setdefault("plain_scratch", module.scratch)
+    made: list[tuple[Any, Any]] = []
+
+    def scratch(*sizes: Any) -> tuple[Any, Any]:
+        if not made:
+            partial, counters = map(guarded, plain.__wrapped__(*sizes))
+            poison(partial)
+            made.append((partial, counters))
+        return made[0]
+
+    vars(module)["scratch"] = scratch
+    return made
+
+
+@contextmanager
+def _order_of_programs(backwards: bool) -> Iterator[None]:
+    """Have the interpreter run programs in their order, or from the last to the first."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    start = builder.set_grid_idx
+
+    def set_from_the_end(*place: int) -> None:
+        start(*(extent - 1 - index for extent, index in zip(builder.grid_dim, place, strict=True)))
+
+    builder.set_grid_idx = set_from_the_end if backwards else start
+    try:
+        yield
+    finally:
+        del builder.set_grid_idx

@@ -1,0 +1,95 @@
+"""The check of a C that was computed in float32: harder operands, and an error for each element by what it adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tritongemm.plugins.contracts import Family
+
+# Four times the rounding of one addition; the error of K additions grows with the square root of K.
+ERROR_OF_AN_ADDITION = 2.0**-22
+LARGE = 300.0  # larger than random numbers are by far
+
+
+def tolerance(problem: Problem) -> float:
+    """The largest error of an element that rounding in float32 can cause; 0 for integers."""
+    return 0.0 if problem.c.is_integer else ERROR_OF_AN_ADDITION * sqrt(problem.k)
+
+
+def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
+    """Largest |C - reference| over what the element adds up; what is not finite must be the same.
+
+    Args:
+        c: the result.
+        exact: the reference in float64.
+        magnitude: what `magnitudes` returns.
+    """
+    import torch
+
+    c = c.double()
+    same = (c == exact) | (c.isnan() & exact.isnan())
+    error = (c - exact).abs_().div_(magnitude.clamp_min(1e-30)).nan_to_num_(nan=float("inf"))
+    return float(torch.where(same, 0.0, error).max())
+
+
+def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
+    """The sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
+    positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
+    return family.reference(replace(problem, dtype_c="fp32"), positive)
+
+
+def enlarge(problem: Problem, operands: Operands) -> None:
+    """Give the first row of A and the last column of B a number that is as large as its type allows, up to `LARGE`."""
+    for name, row, column in (("a", 0, problem.k // 2), ("b", problem.k // 3, -1)):
+        dtype = problem.operands[name].dtype
+        if dtype.packed == 1:
+            _put(operands[name], (row, column), min(LARGE, 0.9 * dtype.maximum))
+
+
+def make_infinite(problem: Problem, operands: Operands) -> None:
+    """Give a row of A an infinity and a column of B a NaN, themselves or their factors; the rest of C stays finite.
+
+    The interpreter knows neither in eight bits. A factor along K is NaN, because it depends on the order of sums and
+    products whether an infinite one gives infinity.
+    """
+    places = (("a", problem.m, (1, -1), float("inf")), ("b", problem.n, (0, problem.n // 2), float("nan")))
+    for name, extent, place, value in places:
+        spec = problem.operands.get(f"scale_{name}")
+        if extent == 1:
+            continue
+        if problem.operands[name].dtype.bytes > 1 and not problem.operands[name].dtype.is_integer:
+            _put(operands[name], place, value)
+        elif spec is not None and spec.scaling is not None and spec.scaling.rows == 1 and spec.dtype.name == "fp32":
+            factors = operands[f"scale_{name}"]
+            factors[tuple(size // 2 for size in factors.shape)] = float("nan") if spec.scaling.depth else value
+
+
+def _put(matrix: Tensor, place: tuple[int, int], value: float) -> None:
+    """Set an element of a matrix, or of each of several."""
+    import torch
+
+    if matrix.element_size() > 1 or not matrix.dtype.is_floating_point:
+        matrix[..., place[0], place[1]] = value
+    else:  # PyTorch sets no elements of eight-bit floats.
+        bits = torch.tensor(value).to(matrix.dtype).view(torch.uint8)
+        matrix.view(torch.uint8)[..., place[0], place[1]] = bits
+
+
+def _absolute(problem: Problem, name: str, tensor: Tensor) -> Tensor:
+    """Absolute values of an operand in its own type."""
+    import torch
+
+    spec = problem.operands[name]
+    if spec.dtype.packed > 1:
+        return tensor & 0x77  # without the signs of both numbers
+    if spec.dtype.is_fp8:
+        return (tensor.view(torch.uint8) & 0x7F).view(tensor.dtype)
+    return tensor.clamp(min=-127).abs() if spec.dtype.name == "int8" else tensor.abs()

@@ -16,7 +16,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
 from tritongemm.search_spaces import loader as target_files
 
-MOST_CALLS = 200_000  # different ones, of which each takes about two kilobytes
+MOST_CALLS = 200_000  # different ones, of which a campaign keeps about five kilobytes each
 _MOST_REMARKS = 5  # faults that have one each, and other functions that one names
 _MOST_NAMES = 1000  # other functions whose calls are counted by name
 _SIZE = re.compile(r"^- ?\{ ?['\"]?M['\"]?:", re.MULTILINE)  # how a row of a file of sizes begins

@@ -84,20 +84,17 @@ def _shared_out(found: Sequence[WeighedProduct]) -> list[WeighedProduct]:
 
 
 def _predict(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:
-    """Predicted seconds of each problem; of thousands that takes seconds, in which it is said how far it is."""
-    found = dict[Problem, float]()
+    """Predicted seconds of one launch of the best of a few usual tiles, for each problem."""
     said = monotonic()
-    for problem in problems:
+
+    def tell(count: int) -> None:
+        nonlocal said
         if monotonic() - said >= PROGRESS_SECONDS:
             said = monotonic()
-            campaign.say(f"predicted: {len(found)} of {len(problems)} GEMMs")
-        found[problem] = predict_seconds(problem, campaign.target)
-    return found
+            campaign.say(f"predicted: {count} of {len(problems)} GEMMs")
 
-
-def predict_seconds(problem: Problem, target: Target) -> float:
-    """Predicted seconds of one launch of the best of a few usual tiles."""
-    return float(cost_model.rank(_TILES, problem, target).seconds[0])
+    seconds = cost_model.best_seconds(_TILES, problems, campaign.target, tell)
+    return dict(zip(problems, seconds.tolist(), strict=True))
 
 
 def _roofline_seconds(call: LoggedCall, target: Target) -> float:

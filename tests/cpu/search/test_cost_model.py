@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model import occupancy
-from tritongemm.search.cost_model.model import predict, rank
+from tritongemm.search.cost_model.model import best_seconds, predict, rank
+from tritongemm.search.cost_model.tile_cost import IterationCost
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import resources
 from tritongemm.search.space import space
@@ -298,3 +300,28 @@ def test_what_is_stored_of_c_takes_lds_beside_a_ring(
 def test_registers_are_near_what_triton_uses(tile: tuple[int, int, int], num_warps: int, seen: int) -> None:
     guess = occupancy.wanted_registers(Config("tile", *tile, num_warps=num_warps), LARGE, GFX942)
     assert abs(guess - seen) <= 0.1 * seen
+
+
+@pytest.mark.parametrize("chip", [GFX942, SM90], ids=lambda chip: chip.name)
+def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last digit, in any order; programs are looked at once for each kind of problem, not for each problem."""
+    tiles = [Config("tile", m, 64, 64, split_k=split, num_warps=4, num_stages=2) for m in (16, 128) for split in (1, 4)]
+    sizes = [(1, 64, 4096), (300, 777, 4096), (9000, 8192, 100), (64, 64, 1000), (64, 64, 1001), (5, 4096, 64)]
+    kinds: list[dict[str, Any]] = [
+        {"row_major_b": False},
+        {"row_major_a": False, "bias": "n"},
+        {"row_major_b": False, "batch": 3},
+    ]
+    problems = [Problem(*size, "bf16", "bf16", "bf16", **kind) for size in sizes for kind in kinds]
+    problems.append(Problem(512, 64, 64, "bf16", "bf16", "bf16", row_major_b=False, groups=4))
+    looked_at, told = set[int](), list[int]()
+    estimate = IterationCost.estimate
+
+    def look(config: Config, problem: Problem, at: target.Target) -> IterationCost[float]:
+        looked_at.add(id(problem))
+        return estimate(config, problem, at)
+
+    monkeypatch.setattr(IterationCost, "estimate", look)
+    found = best_seconds(tiles, [*problems, *(replace(p, m=64 * p.m) for p in problems)], chip, told.append)
+    assert len(looked_at) < len(problems) and told[-1] == 2 * len(problems)
+    assert found[: len(problems)].tolist() == [rank(tiles, p, chip)[0].seconds for p in problems]

@@ -106,7 +106,7 @@ class Correction:
         unit = self.scaled(rows)
         logs = np.clip(unit @ self.linear + ((unit @ self.products) * unit).sum(axis=1), -self.most, self.most)
         known = [c.is_generated and c.template in self.templates for c in configs]
-        return np.where(known, np.exp(logs), 1.0)
+        return np.where(np.tile(known, len(rows) // len(known)), np.exp(logs), 1.0)
 
 
 @cache
@@ -138,6 +138,8 @@ class Demand:
         from_lds: 1 where matrix instructions read LDS themselves, else 0.
         traffic: bytes that a program loads in one iteration.
         stages: blocks of K whose loads are in flight, plus the one being multiplied.
+        tiles: of C.
+        loop: K iterations of a tile.
     """
 
     axes: Floats
@@ -148,14 +150,17 @@ class Demand:
     from_lds: Floats
     traffic: Floats
     stages: Floats
+    tiles: Floats
+    loop: Floats
 
 
 def features(
     configs: Sequence[Config], problem: Problem, target: Target, demand: Demand, templates: Sequence[str]
 ) -> Floats:
     """Return the inputs of a correction, [n, features], in the order of `feature_names`."""
-    block_m, block_n, block_k, _, split, _, _ = np.maximum(demand.axes, 1)
-    waves = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch * split / target.compute_units
+    split = np.maximum(demand.axes[AXES.index("split_k")], 1)
+    waves, settings = demand.tiles * split / target.compute_units, _settings(configs, templates)
+    rows = len(demand.seconds)
     derived = [
         np.log2(waves),
         waves / np.ceil(waves),
@@ -163,14 +168,13 @@ def features(
         np.log2(demand.registers),
         demand.from_lds,
         np.log2(np.maximum(1, demand.stages - 1) * demand.traffic * np.maximum(1, demand.resident)),
-        np.log2(np.ceil(np.ceil(problem.k / block_k) / split)),
-        np.full(len(configs), problem.a.width),
-        np.full(len(configs), float(problem.scale_depth > 0)),
+        np.log2(np.ceil(demand.loop / split)),
+        np.full(rows, problem.a.width),
+        np.full(rows, float(problem.scale_depth > 0)),
     ]
     shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))
-    return np.hstack(
-        [shares, np.log2(np.maximum(demand.axes, 0.5)).T, np.stack(derived, axis=1), _settings(configs, templates)]
-    )
+    settings = np.tile(settings, (rows // len(configs), 1))
+    return np.hstack([shares, np.log2(np.maximum(demand.axes, 0.5)).T, np.stack(derived, axis=1), settings])
 
 
 def _settings(configs: Sequence[Config], templates: Sequence[str]) -> Floats:

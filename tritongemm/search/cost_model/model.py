@@ -7,22 +7,23 @@ Times are seconds unless a name says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import AXES, Config
+from tritongemm.core.config import Config
 from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import TERMS, Floats, Prediction, Predictions
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model import correction, occupancy
-from tritongemm.search.cost_model.correction import Demand
+from tritongemm.search.cost_model import correction
+from tritongemm.search.cost_model.launch_columns import LaunchColumns, ProgramColumns, cu_rate
 from tritongemm.search.cost_model.occupancy import SIMDS
-from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
-from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, waves
+from tritongemm.search.cost_model.tile_cost import alignments
+from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave
 from tritongemm.search.typical import typical
 
 # The barrier, the waits and the branch of one K iteration take so many clocks.
@@ -35,6 +36,10 @@ L2_LATENCY, LLC_LATENCY = 0.3, 0.8
 # more warps on a SIMD to take turns: the least, the gain of each warp, and the most.
 QUEUE_OVERLAP, PIPELINE_OVERLAP = 3.0, 5.0
 LEAST_OVERLAP, WARP_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
+# So many problems are predicted at once: few enough for their columns to stay in a core's caches.
+_AT_ONCE = 128
+_SIZES = attrgetter("m", "n", "k", "batch")
+_KIND = attrgetter(*(f.name for f in fields(Problem) if f.name not in ("m", "n", "k", "batch")))
 
 
 def rank(
@@ -57,19 +62,52 @@ def rank(
     given, problem = tuple(configs), typical(problem)
     if not given:
         return Predictions((), np.empty(0), np.empty((0, len(TERMS))))
-    batch = _Batch.gather(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))
-    terms, exact = _times(batch, problem, target, warm)
-    learned = None if warm else correction.fitted(target.name)
-    if learned and learned.covers(problem):
-        rows = correction.features(given, problem, target, batch.demand(terms, exact), learned.templates)
-        exact = exact * learned.factors(given, rows)
+    artifacts = [built.get(c) for c in given] if built else [None] * len(given)
+    launches = LaunchColumns.gather(given, problem, target, artifacts)
+    terms, exact = _seconds(launches, given, problem, target, warm)
     seconds = [round(s, 12) for s in exact.tolist()]  # to the picosecond, so that rounding errors decide nothing
 
-    areas, heights = -batch.block_m * batch.block_n, -batch.block_m
+    block_m, block_n = (launches.programs.axis(name) for name in ("block_m", "block_n"))
+    areas, heights = -block_m * block_n, -block_m
     # The attributes of configs in their order order them as configs are ordered, and sooner.
     keys = list(zip(seconds, areas.tolist(), heights.tolist(), (tuple(vars(c).values()) for c in given), strict=True))
     places = sorted(range(len(given)), key=keys.__getitem__)
     return Predictions(tuple(given[i] for i in places), np.array(seconds)[places], terms[places])
+
+
+def best_seconds(
+    configs: Sequence[Config], problems: Sequence[Problem], target: Target, tell: Callable[[int], None]
+) -> Floats:
+    """Return the predicted seconds of the fastest of a few configs for each of many problems, [problems].
+
+    They are those of `rank`, in a small part of its time: problems whose programs are the same, as they differ in sizes
+    alone, are computed together.
+
+    Args:
+        configs: which launch a program for each tile.
+        problems: what they compute, in any order.
+        target: the GPU's architecture.
+        tell: gets the number of problems that are done, many times a second.
+    """
+    found, usual = np.empty(len(problems)), [typical(problem) for problem in problems]
+    depths = {c.block_k for c in configs}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, p in enumerate(usual):
+        key = _KIND(p), p.batch > 1, alignments(p), *(p.k % depth == 0 for depth in depths)
+        alike.setdefault(key, []).append(place)
+    done = 0
+    for places in alike.values():
+        sample = usual[places[0]]
+        programs = ProgramColumns.gather(ConfigMemo(configs), sample, target, [None] * len(configs))
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            sizes = np.array([_SIZES(usual[place]) for place in some], np.float64).T
+            launches = LaunchColumns.of_sizes(programs.repeated(len(some)), sizes.repeat(len(configs), axis=1), target)
+            _, seconds = _seconds(launches, configs, sample, target, warm=False)
+            found[some] = seconds.reshape(len(some), -1).min(axis=1).round(12)
+            done += len(some)
+            tell(done)
+    return found
 
 
 def features(
@@ -83,9 +121,9 @@ def features(
         target: the GPU's architecture.
         templates: names of the templates that have a feature.
     """
-    batch = _Batch.gather(configs, problem, target, [None] * len(configs))
-    terms, seconds = _times(batch, problem, target, warm=False)
-    return seconds, correction.features(configs, problem, target, batch.demand(terms, seconds), templates)
+    launches = LaunchColumns.gather(configs, problem, target, [None] * len(configs))
+    terms, seconds = _times(launches, problem, target, warm=False)
+    return seconds, correction.features(configs, problem, target, launches.demand(terms, seconds), templates)
 
 
 def predict(
@@ -95,147 +133,43 @@ def predict(
     return rank([config], problem, target, {config: built} if built else None, warm)[0]
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Candidates as columns, an entry for each.
-
-    Attributes:
-        axes: values of `core.config.AXES`, [len(AXES), n].
-        stages: blocks of K whose loads are under way, and the one being multiplied.
-        registers: 32-bit registers that a thread wants.
-        from_lds: 1 where matrix instructions read LDS themselves, else 0.
-        iteration: one K iteration of one of their programs.
-        waves: first and last waves of their launches; last ones that do not differ have a count of 0.
-        spilled: bytes of scratch that a thread writes and reads each iteration.
-        reduce: seconds to add up shared tiles.
-        hidden: number of memory latencies that pass while the last kernel still ends.
-        late: 1 where an iteration asks for its next block of B after its matrix instructions, else 0.
-    """
-
-    axes: Floats
-    stages: Floats
-    registers: Floats
-    from_lds: Floats
-    iteration: IterationCost[Floats]
-    waves: tuple[Wave[Floats], Wave[Floats]]
-    spilled: Floats
-    reduce: Floats
-    hidden: Floats
-    late: Floats
-
-    @classmethod
-    def gather(
-        cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Artifact | None]
-    ) -> _Batch:
-        memo = ConfigMemo(configs)
-        wanted = memo.map(lambda c: occupancy.wanted_registers(c, problem, target))
-        fits = memo.map(lambda c, b, w: occupancy.programs_per_cu(c, problem, target, b, w), built, wanted)
-        launches = memo.map(lambda c, f: _launch(c, problem, target, f), fits)
-        last = Wave(*_columns([found[-1] for found, _ in launches]))
-        only_one = np.array([len(found) == 1 for found, _ in launches])
-        return cls(
-            memo.axes(*AXES),
-            np.array(memo.map(lambda c: occupancy.pipeline_stages(c, problem, target)), np.float64),
-            np.array(wanted, np.float64),
-            np.array(memo.map(lambda c: occupancy.async_matrix(c, target)), np.float64),
-            IterationCost(*_columns(memo.map(lambda c: IterationCost.estimate(c, problem, target)))),
-            (Wave(*_columns([found[0] for found, _ in launches])), replace(last, count=last.count * ~only_one)),
-            np.array(memo.map(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted), np.float64),
-            np.array([combined for _, combined in launches]),
-            np.array(memo.map(lambda c: _hidden(c, problem, target)), np.float64),
-            np.array(memo.map(lambda c: _late(c, problem, target)), np.float64),
-        )
-
-    def demand(self, terms: Floats, seconds: Floats) -> Demand:
-        """What features need, given the seconds of each of `TERMS` and of a launch."""
-        resident, traffic = self.waves[0].resident, self.iteration.traffic
-        return Demand(self.axes, terms, seconds, resident, self.registers, self.from_lds, traffic, self.stages)
-
-    def axis(self, name: str) -> Floats:
-        """The values of one of `core.config.AXES`, [n]."""
-        return np.asarray(self.axes[AXES.index(name)])
-
-    @property
-    def block_m(self) -> Floats:
-        """Rows of the tile."""
-        return self.axis("block_m")
-
-    @property
-    def block_n(self) -> Floats:
-        """Columns of the tile."""
-        return self.axis("block_n")
-
-    @property
-    def group_m(self) -> Floats:
-        """Rows of tiles that are walked together."""
-        return self.axis("group_m")
-
-    @property
-    def warps(self) -> Floats:
-        """Warps of a program."""
-        return self.axis("num_warps")
+def _seconds(
+    launches: LaunchColumns, configs: Sequence[Config], problem: Problem, target: Target, warm: bool
+) -> tuple[Floats, Floats]:
+    """As `_times`, with seconds that are corrected where tables of such problems were recorded."""
+    terms, seconds = _times(launches, problem, target, warm)
+    learned = None if warm else correction.fitted(target.name)
+    if learned and learned.covers(problem):
+        rows = correction.features(configs, problem, target, launches.demand(terms, seconds), learned.templates)
+        seconds = seconds * learned.factors(configs, rows)
+    return terms, seconds
 
 
-def _hidden(config: Config, problem: Problem, target: Target) -> int:
-    """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
-    if occupancy.without_matrix_units(config) and not occupancy.has_single_row(config):
-        return 0
-    return min(1, config.option("ahead")) + config.option("early")
-
-
-def _late(config: Config, problem: Problem, target: Target) -> bool:
-    """Whether an iteration asks for its next block of B after its matrix instructions, which then hide no latency.
-
-    So Triton 3.9 orders the loop where loads pass through registers and scales change along K (seen on gfx942); without
-    such scales all loads come first.
-    """
-    scaled = problem.scale_depth > 0 and not problem.microscaled and target.has("register_staging")
-    return scaled and config.is_generated and not occupancy.without_matrix_units(config)
-
-
-def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Wave[int], ...], float]:
-    """The waves of a launch, and the seconds to add up shared tiles."""
-    found = waves(config, problem, target, fits)
-    return found, combine_seconds(config, problem, target, _cu_rate(target), found[-1])
-
-
-def _columns(rows: Sequence[object]) -> Iterator[Floats]:
-    """A column for each attribute of the dataclass that all `rows` are of."""
-    known = {id(r): i for i, r in enumerate(rows)}
-    distinct = np.array([list(vars(rows[i]).values()) for i in known.values()], np.float64)
-    places = dict(zip(known, range(len(known)), strict=True))
-    return iter(distinct[[places[id(r)] for r in rows]].T)
-
-
-def _cu_rate(target: Target) -> float:
-    """Bytes per second that one compute unit can draw from its L2."""
-    return CU_BYTES_PER_CLOCK * target.clock_ghz * 1e9
-
-
-def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats]:
+def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats]:
     """Seconds of each of `TERMS`, [n, len(TERMS)], and of a launch, [n]."""
-    clock, cu_rate = target.clock_ghz * 1e9, _cu_rate(target)
-    iteration, scratch = batch.iteration, 2 * batch.spilled * batch.warps * target.wave_size / cu_rate
+    clock, rate = target.clock_ghz * 1e9, cu_rate(target)
+    programs, warps = launches.programs, launches.programs.warps
+    iteration, scratch = programs.iteration, 2 * programs.spilled * warps * target.wave_size / rate
     terms = dict.fromkeys(TERMS, np.zeros(len(scratch)))
     seconds = np.zeros(len(scratch))
-    latency, llc_felt, hbm_felt = _reach(batch, problem, target, warm)
-    for wave in batch.waves:
+    latency, llc_felt, hbm_felt = _reach(launches, problem, target, warm)
+    for wave in launches.waves:
         busy, resident = np.minimum(wave.programs, target.compute_units), wave.resident
         near = np.maximum(1.0, np.minimum(target.l2_neighbours, wave.programs / wave.shared))
-        drawn = _drawn(batch, problem, near, iteration.a, iteration.b) / near * busy / (target.l2_gbps * 1e9)
-        llc, hbm = _shared_seconds(batch, problem, target, wave)
+        drawn = _drawn(launches, problem, near, iteration.a, iteration.b) / near * busy / (target.l2_gbps * 1e9)
+        llc, hbm = _shared_seconds(launches, problem, target, wave)
         step = {
-            "matrix": np.maximum(1.0, resident * batch.warps / SIMDS) * iteration.matrix,
+            "matrix": np.maximum(1.0, resident * warps / SIMDS) * iteration.matrix,
             "lds": resident * iteration.lds,
-            "l2": resident * np.maximum(iteration.issue, np.maximum(iteration.traffic / cu_rate, drawn)),
+            "l2": resident * np.maximum(iteration.issue, np.maximum(iteration.traffic / rate, drawn)),
             "llc": llc * llc_felt,
             "hbm": hbm * hbm_felt,
-            "latency": (latency + iteration.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
+            "latency": (latency + iteration.traffic / rate) / np.maximum(1, programs.stages - 1) + SYNC_CLOCKS / clock,
             "scratch": resident * scratch,
         }
-        own = np.maximum(1.0, batch.warps / SIMDS) * iteration.matrix + iteration.lds
-        step["latency"] += np.where(batch.stages <= 1, step["matrix"] + step["lds"], batch.late * own)
-        warps_a_simd = resident * batch.warps / SIMDS
+        own = np.maximum(1.0, warps / SIMDS) * iteration.matrix + iteration.lds
+        step["latency"] += np.where(programs.stages <= 1, step["matrix"] + step["lds"], programs.late * own)
+        warps_a_simd = resident * warps / SIMDS
         traffic = np.maximum(np.maximum(step["l2"], step["llc"]), step["hbm"])
         load = _overlap(QUEUE_OVERLAP, traffic, step["latency"])
         turns = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WARP_OVERLAP * warps_a_simd)
@@ -244,26 +178,26 @@ def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple
         # Nothing is computed while the first tile is loaded, nothing is loaded while the last one is computed.
         ends = latency + traffic + np.maximum(step["matrix"], step["lds"]) + step["scratch"]
         width = np.where(wave.shared > 1, PARTIAL_BYTES, problem.c.bytes)
-        stored = resident * batch.block_m * batch.block_n * width
-        epilogue = latency + stored / np.minimum(cu_rate, 2 * target.hbm_gbps * 1e9 / busy)
+        stored = resident * programs.axis("block_m") * programs.axis("block_n") * width
+        epilogue = latency + stored / np.minimum(rate, 2 * target.hbm_gbps * 1e9 / busy)
         seconds = seconds + wave.count * ((wave.loop - 1) * step_seconds + ends + epilogue)
         for name, value in step.items():
             terms[name] = terms[name] + wave.count * wave.loop * value
         terms["epilogue"] = terms["epilogue"] + wave.count * epilogue
-    terms["reduce"] = batch.reduce
+    terms["reduce"] = launches.reduce
     terms["launch"] = terms["launch"] + target.launch_us * 1e-6
-    visible = terms["launch"] - batch.hidden * target.memory_ns * 1e-9
+    visible = terms["launch"] - programs.hidden * target.memory_ns * 1e-9
     return np.stack([terms[name] for name in TERMS], axis=1), seconds + terms["reduce"] + visible
 
 
-def _reach(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats, Floats]:
+def _reach(launches: LaunchColumns, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats, Floats]:
     """Seconds until a load arrives, and what share of their traffic last-level cache and memory feel."""
-    ones = np.ones(len(batch.warps))
+    ones = np.ones(len(launches.tiles))
     latency = target.memory_ns * 1e-9 * ones
     if not warm:
         return latency, ones, ones
-    dies = np.minimum(target.xcds, batch.waves[0].programs)
-    filled = sum(p.count * p.loop * _shared_seconds(batch, problem, target, p)[0] for p in batch.waves)
+    dies = np.minimum(target.xcds, launches.waves[0].programs)
+    filled = sum(p.count * p.loop * _shared_seconds(launches, problem, target, p)[0] for p in launches.waves)
     near = filled * target.llc_gbps * 1e9 / dies <= target.l2_bytes
     far = problem.bytes > target.llc_bytes
     felt = np.where(near, 0.0, ones)
@@ -276,14 +210,14 @@ def _overlap(power: Floats | float, one: Floats, other: Floats) -> Floats:
     return np.asarray(longest * ((one / longest) ** power + (other / longest) ** power) ** (1 / power))
 
 
-def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
+def _drawn(launches: LaunchColumns, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
     """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once.
 
     Tiles of different products of a batch have only an operand in common that all products share.
     """
-    rows, columns = np.ceil(problem.m / batch.block_m), np.ceil(problem.n / batch.block_n)
+    rows, columns = launches.rows, launches.columns
     inside = np.minimum(tiles, rows * columns) if problem.batch > 1 else tiles
-    tall = np.minimum(np.minimum(batch.group_m, rows), inside)
+    tall = np.minimum(np.minimum(launches.programs.axis("group_m"), rows), inside)
     wide = inside / tall
     taller = np.minimum(rows, tall * wide / columns)
     tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
@@ -291,14 +225,16 @@ def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats)
     return np.asarray(products["a"] * tall * a + products["b"] * wide * b)
 
 
-def _shared_seconds(batch: _Batch, problem: Problem, target: Target, wave: Wave[Floats]) -> tuple[Floats, Floats]:
+def _shared_seconds(
+    launches: LaunchColumns, problem: Problem, target: Target, wave: Wave[Floats]
+) -> tuple[Floats, Floats]:
     """Seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
 
     Programs on one die, neighbours in launch order, share its L2; those of all dies share the last-level cache.
     """
-    far = batch.iteration.far_a, batch.iteration.far_b
+    far = launches.programs.iteration.far_a, launches.programs.iteration.far_b
     tiles = wave.programs / wave.shared
     dies = np.minimum(target.xcds, wave.programs)
-    llc = dies * wave.shared * _drawn(batch, problem, np.maximum(1.0, tiles / dies), *far)
-    hbm = wave.shared * _drawn(batch, problem, np.maximum(1.0, tiles), *far)
+    llc = dies * wave.shared * _drawn(launches, problem, np.maximum(1.0, tiles / dies), *far)
+    hbm = wave.shared * _drawn(launches, problem, np.maximum(1.0, tiles), *far)
     return llc / (target.llc_gbps * 1e9), hbm / (target.hbm_gbps * 1e9)

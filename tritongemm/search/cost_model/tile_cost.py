@@ -94,7 +94,7 @@ class IterationCost(Generic[Number]):
             lds = a * split.along_n * across_a + b * split.along_m * across_b + a + b
         run_a = int((config.block_k if problem.row_major_a else config.block_m) * problem.a.width)
         run_b = int((config.block_n if problem.row_major_b else config.block_k) * problem.b.width)
-        row_a, row_b = _rows(problem)
+        row_a, row_b = alignments(problem)
         vector_a, vector_b = gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
         return IterationCost(
             a=a * _lines(row_a, run_a) * LINE_BYTES / run_a,
@@ -127,10 +127,10 @@ def _matrix_flops(problem: Problem, target: Target) -> float:
     return 1e12 * (target.tflops(slower) if target.supports(slower) else rates.get("fp16", min(rates.values())))
 
 
-def _rows(problem: Problem) -> tuple[int, int]:
-    """Bytes from one stored row of A and of B to the next."""
+def alignments(problem: Problem) -> tuple[int, int]:
+    """Bytes, a line at most, of which the stored rows of A and of B are multiples; no cost depends on more of them."""
     lead_a, lead_b, _ = problem.leads
-    return int(lead_a * problem.a.width), int(lead_b * problem.b.width)
+    return gcd(int(lead_a * problem.a.width), LINE_BYTES), gcd(int(lead_b * problem.b.width), LINE_BYTES)
 
 
 def _across(side: int, width: float, target: Target) -> float:
@@ -145,11 +145,11 @@ def _across(side: int, width: float, target: Target) -> float:
 
 def _lines(row: int, run: int) -> float:
     """Lines that `run` bytes touch on average: one starts at any multiple of what rows, runs and lines share."""
-    return (run + LINE_BYTES - gcd(row, run, LINE_BYTES)) / LINE_BYTES
+    return (run + LINE_BYTES - gcd(row, run)) / LINE_BYTES
 
 
 def _request(row: int, target: Target) -> int:
-    return target.request_bytes * (1 if row % LINE_BYTES == 0 else 2)
+    return target.request_bytes * (1 if row == LINE_BYTES else 2)
 
 
 def spilled_bytes(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
@@ -167,5 +167,5 @@ def _excess_registers(config: Config, problem: Problem, target: Target, need: in
         return held  # an asynchronous instruction needs all of its accumulators at once, so all are spilled each time
     waiting = occupancy.staging_registers(config, problem, target)
     need += waiting // 2 if problem.k % config.block_k else 0
-    need += waiting if any(row % VECTOR_BYTES for row in _rows(problem)) else 0
+    need += waiting if any(row % VECTOR_BYTES for row in alignments(problem)) else 0
     return max(0, need - limit)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Generic, TypeVar
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Floats
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import without_matrix_units
 
 Number = TypeVar("Number", int, NDArray[np.float64])
 # A partial sum has so many bytes: split-K and stream-K add up in fp32.
@@ -38,6 +39,18 @@ class Wave(Generic[Number]):
     loop: Number
     shared: Number
 
+    def where(self, condition: NDArray[np.bool_], other: Wave[Floats]) -> Wave[Floats]:
+        """The columns of this one where a condition holds, elsewhere those of another one."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Wave(*(np.where(condition, mine, theirs) for mine, theirs in pairs))
+
+    def with_rows(self, places: Sequence[int], others: Wave[Floats]) -> Wave[Floats]:
+        """The columns of this one with those of another one at some places."""
+        changed = {name: np.array(column, np.float64) for name, column in vars(self).items()}
+        for name, column in changed.items():
+            column[places] = vars(others)[name]
+        return Wave(**changed)
+
 
 def count_tiles(config: Config, problem: Problem) -> int:
     """Return the number of tiles of C over the whole batch."""
@@ -51,20 +64,34 @@ def persistent_programs(config: Config, target: Target) -> int:
     return given or (target.compute_units if search_facts(config.template).one_a_unit(config) else 0)
 
 
-def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Wave[int], ...]:
-    """Return the waves of one launch on compute units that hold `fits` programs each."""
+def tile_waves(
+    tiles: Floats, loop: Floats, split: Floats, fits: Floats, units: int, refilled: Floats
+) -> tuple[Wave[Floats], Wave[Floats]]:
+    """Return the whole waves of launches with a program for each tile, and the last ones; those of no program count 0.
+
+    Args:
+        tiles: of C.
+        loop: K iterations of a tile.
+        split: programs that share a tile.
+        fits: programs that a compute unit holds.
+        units: compute units.
+        refilled: 1 where programs are small, and of many one begins as soon as another ends; else 0.
+    """
+    programs, loop, at_once = tiles * split, np.ceil(loop / split), units * fits
+    whole, rest = np.divmod(programs, at_once)
+    flows, alone = (refilled > 0) & (programs > at_once), whole == 0
+    full = Wave(np.where(flows, programs / at_once, whole), fits, at_once, loop, split)
+    part = Wave(np.ones(len(rest)), np.ceil(rest / units), rest, loop, split)
+    last = part.where(rest > 0, full)
+    return part.where(alone, full), replace(last, count=((rest > 0) & ~alone & ~flows).astype(np.float64))
+
+
+def persistent_waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Wave[int], ...]:
+    """Return the waves of a persistent grid on compute units that hold `fits` programs each; none for other grids."""
     units, tiles, loop = target.compute_units, count_tiles(config, problem), ceil(problem.k / config.block_k)
     programs = persistent_programs(config, target)
     if not programs:
-        tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
-        if (
-            without_matrix_units(config) and tiles > units * fits
-        ):  # many small programs, of which one begins as soon as another ends
-            return (Wave(tiles / (units * fits), fits, units * fits, loop, shared),)
-        whole, rest = divmod(tiles, units * fits)
-        full = Wave(whole, fits, units * fits, loop, shared)
-        last = Wave(1, ceil(rest / units), rest, loop, shared)
-        return (full,) * (whole > 0) + (last,) * (rest > 0)
+        return ()
     resident = max(1, min(fits, ceil(programs / units)))
     whole, rest = divmod(tiles, programs)
     if config.option("share_more") and whole and rest:
@@ -91,16 +118,24 @@ def _programs_a_tile(tiles: int, loop: int, programs: int) -> int:
     return min(loop, ceil(programs / tiles))
 
 
-def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, last: Wave[int]) -> float:
-    """Return the seconds to add up the tiles that several programs of the `last` wave share; 0 if none is shared.
+def combine_seconds(
+    tiles: Floats, split: Floats, tile_seconds: Floats, polled: Floats, last: Wave[Floats], target: Target
+) -> Floats:
+    """Return the seconds to add up the tiles that several programs of the `last` wave share; 0 where none is shared.
 
     Each partial sum except the owner's goes out to memory and becomes visible to the whole device, which costs as much
     as the end of a kernel, unless the partial sums themselves show that they have arrived; then one program reads them,
     waiting for each.
+
+    Args:
+        tiles: of C.
+        split: programs that share a tile by the config.
+        tile_seconds: in which one compute unit draws a tile's partial sums.
+        polled: 1 where partial sums show that they have arrived, else 0.
+        last: the last waves.
+        target: the GPU's architecture.
     """
-    if last.shared <= 1:
-        return 0.0
-    latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
-    owned = ceil(count_tiles(config, problem) / target.compute_units) if config.split_k > 1 else 1
-    told = 0.0 if config.option("poll") else target.launch_us * 1e-6
-    return told + owned * (latency + transfer + last.shared * (latency + transfer))
+    each = target.memory_ns * 1e-9 + tile_seconds
+    owned = np.where(split > 1, np.ceil(tiles / target.compute_units), 1.0)
+    told = np.where(polled > 0, 0.0, target.launch_us * 1e-6)
+    return np.where(last.shared <= 1, 0.0, told + owned * (each + last.shared * each))

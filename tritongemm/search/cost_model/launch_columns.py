@@ -1,0 +1,197 @@
+"""Launches of candidates as columns of numbers, from which the model computes the times of thousands at once.
+
+Part of `tritongemm.search.cost_model.model`. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.config_memo import ConfigMemo
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Floats
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model import occupancy
+from tritongemm.search.cost_model.correction import Demand
+from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
+from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, persistent_waves, tile_waves
+
+
+@dataclass(frozen=True)
+class ProgramColumns:
+    """The programs of candidates as columns, an entry for each: what is the same for problems of any size.
+
+    Attributes:
+        axes: values of `core.config.AXES`, [len(AXES), n].
+        stages: blocks of K whose loads are under way, and the one being multiplied.
+        registers: 32-bit registers that a thread wants.
+        fits: programs that a compute unit holds.
+        from_lds: 1 where matrix instructions read LDS themselves, else 0.
+        iteration: one K iteration of a program.
+        spilled: bytes of scratch that a thread writes and reads each iteration.
+        hidden: number of memory latencies that pass while the last kernel still ends.
+        late: 1 where an iteration asks for its next block of B after its matrix instructions, else 0.
+        refilled: 1 where programs are small, and of many one begins as soon as another ends; else 0.
+        polled: 1 where partial sums show that they have arrived, else 0.
+    """
+
+    axes: Floats
+    stages: Floats
+    registers: Floats
+    fits: Floats
+    from_lds: Floats
+    iteration: IterationCost[Floats]
+    spilled: Floats
+    hidden: Floats
+    late: Floats
+    refilled: Floats
+    polled: Floats
+
+    @classmethod
+    def gather(
+        cls, memo: ConfigMemo, problem: Problem, target: Target, built: Sequence[Artifact | None]
+    ) -> ProgramColumns:
+        """The programs of a memo's configs."""
+
+        def column(function: Callable[..., float], *more: Sequence[Any]) -> Floats:
+            return np.array(memo.map(function, *more), np.float64)
+
+        wanted = memo.map(lambda c: occupancy.wanted_registers(c, problem, target))
+        return cls(
+            memo.axes(*AXES),
+            column(lambda c: occupancy.pipeline_stages(c, problem, target)),
+            np.array(wanted, np.float64),
+            column(lambda c, b, w: occupancy.programs_per_cu(c, problem, target, b, w), built, wanted),
+            column(lambda c: occupancy.async_matrix(c, target)),
+            IterationCost(*_columns(memo.map(lambda c: IterationCost.estimate(c, problem, target)))),
+            column(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted),
+            column(lambda c: _hidden(c, problem, target)),
+            column(lambda c: _late(c, problem, target)),
+            column(occupancy.without_matrix_units),
+            column(lambda c: c.option("poll")),
+        )
+
+    def repeated(self, count: int) -> ProgramColumns:
+        """All of these again and again."""
+
+        def again(columns: Floats) -> Floats:
+            return np.tile(columns, count)
+
+        values = {name: again(one) for name, one in vars(self).items() if name != "iteration"}
+        return ProgramColumns(iteration=IterationCost(*map(again, vars(self.iteration).values())), **values)
+
+    def axis(self, name: str) -> Floats:
+        """The values of one of `core.config.AXES`, [n]."""
+        return np.asarray(self.axes[AXES.index(name)])
+
+    @property
+    def warps(self) -> Floats:
+        """Warps of a program."""
+        return self.axis("num_warps")
+
+
+@dataclass(frozen=True)
+class LaunchColumns:
+    """Launches of programs as columns, an entry for each.
+
+    Attributes:
+        programs: that are launched.
+        rows, columns: tiles of one C along M and along N.
+        tiles: of C over the whole batch.
+        loop: K iterations of a tile.
+        waves: first and last waves; last ones that do not differ have a count of 0.
+        reduce: seconds to add up shared tiles.
+    """
+
+    programs: ProgramColumns
+    rows: Floats
+    columns: Floats
+    tiles: Floats
+    loop: Floats
+    waves: tuple[Wave[Floats], Wave[Floats]]
+    reduce: Floats
+
+    @classmethod
+    def gather(
+        cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Artifact | None]
+    ) -> LaunchColumns:
+        """Launches of configs for one problem."""
+        memo = ConfigMemo(configs)
+        programs = ProgramColumns.gather(memo, problem, target, built)
+        fits = programs.fits.astype(int).tolist()
+        found = memo.map(lambda c, f: persistent_waves(c, problem, target, f), fits)
+        return cls.of_sizes(programs, np.array([[problem.m], [problem.n], [problem.k], [problem.batch]]), target, found)
+
+    @classmethod
+    def of_sizes(
+        cls, programs: ProgramColumns, sizes: Floats, target: Target, persistent: Sequence[tuple[Wave[int], ...]] = ()
+    ) -> LaunchColumns:
+        """Launches for problems of which M, N, K and the batch are columns of `sizes`, [4, 1] for one that all compute.
+
+        Args:
+            programs: one for each problem.
+            sizes: of the problems.
+            target: the GPU's architecture.
+            persistent: waves of each program's launch, for one whose grid does not grow with the problem.
+        """
+        (m, n, k, batch), axis = sizes, programs.axis
+        rows, columns = np.ceil(m / axis("block_m")), np.ceil(n / axis("block_n"))
+        tiles, loop = rows * columns * batch, np.ceil(k / axis("block_k"))
+        split = np.maximum(1, axis("split_k"))
+        first, last = tile_waves(tiles, loop, split, programs.fits, target.compute_units, programs.refilled)
+        places = [place for place, found in enumerate(persistent) if found]
+        if places:
+            found = [persistent[place] for place in places]
+            one = np.array([len(waves) == 1 for waves in found])
+            ends = Wave(*_columns([waves[-1] for waves in found]))
+            first = first.with_rows(places, Wave(*_columns([waves[0] for waves in found])))
+            last = last.with_rows(places, replace(ends, count=ends.count * ~one))
+        drawn = axis("block_m") * axis("block_n") * PARTIAL_BYTES / cu_rate(target)
+        return cls(
+            programs, rows, columns, tiles, loop, (first, last),
+            combine_seconds(tiles, split, drawn, programs.polled, last, target),
+        )  # fmt: skip
+
+    def demand(self, terms: Floats, seconds: Floats) -> Demand:
+        """What features need, given the seconds of each of `TERMS` and of a launch."""
+        p = self.programs
+        return Demand(
+            p.axes, terms, seconds, self.waves[0].resident, p.registers, p.from_lds, p.iteration.traffic, p.stages,
+            self.tiles, self.loop,
+        )  # fmt: skip
+
+
+def _hidden(config: Config, problem: Problem, target: Target) -> int:
+    """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
+    if occupancy.without_matrix_units(config) and not occupancy.has_single_row(config):
+        return 0
+    return min(1, config.option("ahead")) + config.option("early")
+
+
+def _late(config: Config, problem: Problem, target: Target) -> bool:
+    """Whether an iteration asks for its next block of B after its matrix instructions, which then hide no latency.
+
+    So Triton 3.9 orders the loop where loads pass through registers and scales change along K (seen on gfx942); without
+    such scales all loads come first.
+    """
+    scaled = problem.scale_depth > 0 and not problem.microscaled and target.has("register_staging")
+    return scaled and config.is_generated and not occupancy.without_matrix_units(config)
+
+
+def _columns(rows: Sequence[object]) -> Iterator[Floats]:
+    """A column for each attribute of the dataclass that all `rows` are of."""
+    known = {id(r): i for i, r in enumerate(rows)}
+    distinct = np.array([list(vars(rows[i]).values()) for i in known.values()], np.float64)
+    places = dict(zip(known, range(len(known)), strict=True))
+    return iter(distinct[[places[id(r)] for r in rows]].T)
+
+
+def cu_rate(target: Target) -> float:
+    """Bytes per second that one compute unit can draw from its L2."""
+    return CU_BYTES_PER_CLOCK * target.clock_ghz * 1e9

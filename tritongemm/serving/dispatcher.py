@@ -28,7 +28,14 @@ from tritongemm.serving.calls import CallOperands, are_transposed, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
-from tritongemm.serving.loaded_tables import LoadedTable, announce, combined_digest, read_table
+from tritongemm.serving.loaded_tables import (
+    LoadedTable,
+    LoadReport,
+    announce,
+    combined_digest,
+    read_table,
+    why_weight_is_idle,
+)
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.served_problems import ExpertWeights, coinciding
 from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype, torch_linear
@@ -169,15 +176,14 @@ class Dispatcher:
 
         return tuple(sorted(registry.every(KernelSource), key=lambda source: (source.rank, source.name)))
 
-    def load(self, source: str | os.PathLike[str] | Iterable[Record]) -> int:
+    def load(self, source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
         """Add records, and load those of the current GPU; see `api.load`."""
         table = read_table(source)
         with self._lock:
             self._add(table)
-            if torch.cuda.is_available():
-                self.device(torch.cuda.current_device())
+            device = self.device(torch.cuda.current_device()) if torch.cuda.is_available() else None
             self.calls = CallTable()
-        return len(table.records)
+        return LoadReport(table, device)
 
     def add_configured(self) -> str:
         """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
@@ -302,6 +308,14 @@ class Dispatcher:
         where = answers.resolution.where or ("" if isinstance(row, Support) else row.where)
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
+
+    def layer_weights(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of the weights [N, K] of linear layers that have a record."""
+        return frozenset().union(*(table.layer_weights for table in self._tables))
+
+    def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:
+        """Why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""
+        return why_weight_is_idle(self._tables, weight, self.device_kernels(index))
 
     def device_kernels(self, index: int) -> DeviceKernels | None:
         """As `device`; None for a CPU."""

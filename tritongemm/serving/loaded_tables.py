@@ -18,7 +18,15 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.record_source import read_source
-from tritongemm.serving.served_problems import ExpertWeights, expert_weights, is_layer, is_product, is_scaled, is_served
+from tritongemm.serving.served_problems import (
+    ExpertWeights,
+    expert_weights,
+    is_layer,
+    is_product,
+    is_scaled,
+    is_served,
+    why_unserved,
+)
 from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:
@@ -36,14 +44,16 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal.
-        rows: those of linear layers, with or without scales, of batches and of groups, which calls can ask for.
+        rows: those of products, with or without scales, of batches and of groups, which calls can ask for.
         library: that the rows are from; None for a file or records.
+        unserved: records of products that no call can ask for.
     """
 
     name: str
     digest: str
     rows: tuple[SourceRow, ...]
     library: KernelLibrary | None = None
+    unserved: tuple[Record, ...] = ()
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -55,6 +65,12 @@ class LoadedTable:
         """(N, K) of the weights without scales that have a record."""
         problems = (row.record.problem for row in self.rows)
         return frozenset((problem.n, problem.k) for problem in problems if is_product(problem))
+
+    @property
+    def layer_weights(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of those weights that have a record of a linear layer's own memory layout."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((p.n, p.k) for p in problems if is_layer(p))
 
     @property
     def weights_by_layout(self) -> frozenset[tuple[int, int]]:
@@ -93,7 +109,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
         from tritongemm.serving.library_rows import read_library
 
         library, rows = read_library(Path(source))
-        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows), library)
+        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], *_split(rows, library))
     rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""
@@ -101,11 +117,35 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
             content = Path(source).read_bytes()
     else:
         name, content = "records", repr([row.record for row in rows]).encode()
-    return LoadedTable(name, _digest(content), _served(rows))
+    return LoadedTable(name, _digest(content), *_split(rows))
 
 
-def _served(rows: Iterable[SourceRow]) -> tuple[SourceRow, ...]:
-    return tuple(row for row in rows if is_served(row.record.problem))
+def _split(
+    rows: Sequence[SourceRow], library: KernelLibrary | None = None
+) -> tuple[tuple[SourceRow, ...], KernelLibrary | None, tuple[Record, ...]]:
+    """The fields of a table after its digest: the rows that calls can ask for, the library, the other records."""
+    served = tuple(row for row in rows if is_served(row.record.problem))
+    return served, library, tuple(row.record for row in rows if not is_served(row.record.problem))
+
+
+class LoadReport(int):
+    """How many records `load` took; printed, how many of them serve this process's GPU, and why the others do not."""
+
+    _text: str
+
+    def __new__(cls, table: LoadedTable, device: DeviceKernels | None) -> LoadReport:
+        """The report of a table on a GPU; None for no GPU."""
+        report = super().__new__(cls, len(table.rows))
+        report._text = _tell_rows([table], device)
+        return report
+
+    def __repr__(self) -> str:
+        return self._text
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:
@@ -129,21 +169,50 @@ def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: i
 
 def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
     """Which files were loaded, their hashes, how many of their rows a GPU can use, and why it can't use the others."""
-    here, rows = device.device, [row for table in tables for row in table.rows]
+    rows = [row for table in tables for row in table.rows]
     files = ", ".join(f"{printable(table.name)} (sha256 {table.digest})" for table in tables)
-    reasons = [_why_stale(row.record, device) for row in rows]
-    stale = Counter(reason for reason in reasons if reason)
-    others = "".join(f"; {count} {reason}" for reason, count in stale.most_common())
     installed = settings.version("triton")
-    compiled = [row.record for row, why in zip(rows, reasons, strict=True) if not why and row.code is None]
+    compiled = [row.record for row in rows if row.code is None and not why_idle(row.record, device)]
     checked = sum(record.toolchain.get("triton") != installed for record in compiled)
     again = f"; {checked} of those that serve were made by another Triton than {installed}" if checked else ""
-    usable = f"{len(rows) - stale.total()} of {len(rows)} rows serve"
-    return f"{files}: {usable} {here.torch_device} ({here.arch}, {here.compute_units} compute units){others}{again}"
+    return f"{files}: {_tell_rows(tables, device)}{again}"
 
 
-def _why_stale(record: Record, device: DeviceKernels) -> str:
-    """Why a record does not serve a GPU; "" where it does."""
+def _tell_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
+    """How many rows of tables serve a GPU, and why the others do not, each reason with its count."""
+    reasons = [why_idle(row.record, device) for table in tables for row in table.rows]
+    reasons += [why_unserved(record.problem) for table in tables for record in table.unserved]
+    idle = Counter(reason for reason in reasons if reason)
+    if device is None:
+        where = "rows serve, as no GPU is here"
+    else:
+        here = device.device
+        where = f"rows serve {here.torch_device} ({here.arch}, {here.compute_units} compute units)"
+    others = "".join(f"; {count} {reason}" for reason, count in idle.most_common())
+    return f"{len(reasons) - idle.total()} of {len(reasons)} {where}{others}"
+
+
+def why_weight_is_idle(tables: Sequence[LoadedTable], weight: tuple[int, int], device: DeviceKernels | None) -> str:
+    """Why no row of tables serves a linear layer on a GPU, behind the number of such layers; "" where one does.
+
+    Args:
+        tables: all that were loaded.
+        weight: N and K of the layer.
+        device: the GPU and its kernels; None for no GPU.
+    """
+    if device is None:
+        return "on no GPU, so that PyTorch computes them"
+    records = (record for table in tables for record in table.records if is_layer(record.problem))
+    reasons = Counter(why_idle(one, device) for one in records if (one.problem.n, one.problem.k) == weight)
+    return "" if "" in reasons else f"with rows that are {reasons.most_common(1)[0][0]}" if reasons else "without a row"
+
+
+def why_idle(record: Record, device: DeviceKernels | None) -> str:
+    """Why a record does not serve a GPU, behind the number of such rows; "" where it does. None stands for no GPU."""
+    if device is None:
+        units = f", {record.compute_units} compute units" if record.compute_units else ""
+        target = f"for {printable(record.target or 'no target named')}{units}"
+        return f"predicted, not measured, {target}" if record.predicted else target
     here = device.device
     if record.target != here.arch:
         return f"for {printable(record.target or 'no target named')}"

@@ -98,11 +98,14 @@ class Patch:
         return [(layer, former) for layer, former in self._layers.values() if _is_served(type(layer))]
 
     def __str__(self) -> str:
+        idle = Counter(filter(None, map(_why_idle, (layer for layer, _ in self._layers.values()))))
         reasons = Counter(self.left.values())
         groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
         remarks = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
+        remarks += "".join(f"; {count} patched, but {reason}" for reason, count in idle.most_common())
         remarks += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
-        return f"{len(self.patched)} of {len(self.patched) + len(self.left)} {self._kinds} are served{remarks}"
+        total = len(self.patched) + len(self.left)
+        return f"{len(self._layers) - idle.total()} of {total} {self._kinds} are served{remarks}"
 
 
 def patch(
@@ -148,6 +151,7 @@ def patch(
     else:
         load(source)
     dispatcher = default_dispatcher()
+    weights = dispatcher.layer_weights()
     served: dict[str, tuple[nn.Module, type[nn.Module]]] = {}
     left: dict[str, str] = {}
     kinds: dict[str, type[nn.Module]] = {}
@@ -161,7 +165,7 @@ def patch(
         elif isinstance(module, served_experts.ServedExperts):
             reason, kind = "served already", former
         elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
-            reason, kind = _why_left(module, dispatcher.weights), ServedLinear
+            reason, kind = _why_left(module, weights, dispatcher.weights), ServedLinear
         else:
             continue
         if reason:
@@ -190,12 +194,27 @@ def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[t
     return groups
 
 
+def _why_idle(layer: nn.Module) -> str:
+    """Why no row serves a patched layer where it is now, behind the number of such layers; "" where one does."""
+    weight = next(layer.parameters())
+    if weight.is_cuda and not isinstance(layer, ServedLinear):
+        return ""
+    n, k = weight.shape[:2]
+    return default_dispatcher().why_layer_is_idle((n, k), weight.get_device())
+
+
 def _is_served(kind: type[nn.Module]) -> bool:
     return issubclass(kind, ServedLinear | served_experts.ServedExperts) or kind.__name__ == served_fp8.SERVED
 
 
-def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]]) -> str:
-    """Why a module that computes a linear layer is not served; "" where it can be."""
+def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]], every: frozenset[tuple[int, int]]) -> str:
+    """Why a module that computes a linear layer is not served; "" where it can be.
+
+    Args:
+        module: the layer.
+        weights: (N, K) of linear layers that have a row.
+        every: the same, with rows of other memory layouts.
+    """
     kind = type(module)
     if _is_served(kind):
         return "served already"
@@ -206,4 +225,5 @@ def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]]) -> str:
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:
         return f"its weight is a {type(module.weight.data).__name__}"
     n, k = module.weight.shape
-    return "" if (n, k) in weights else f"no row for N={n}, K={k}"
+    other = ", but one with a row-major B or a column-major A (tune with -col_b)" if (n, k) in every else ""
+    return "" if (n, k) in weights else f"no row for N={n}, K={k}{other}"

@@ -72,3 +72,14 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
 def is_served(problem: Problem) -> bool:
     """Whether any call at run time can ask for a problem."""
     return is_product(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
+
+
+def why_unserved(problem: Problem) -> str:
+    """Why no call asks for a problem, behind the number of such rows; "" where one does."""
+    if is_served(problem):
+        return ""
+    if problem.bias == "m":
+        return "with a bias along M, which no call has"
+    if problem.scale_a is not None and (problem.layout, problem.order_b) != ("TN", PLAIN):
+        return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
+    return "of products that no call computes"

@@ -129,7 +129,7 @@ def run():
     def first():
         ready.wait()
         try:
-            told.append(tritongemm.load({str(tmp_path / "tuned.yaml")!r}))
+            told.append(int(tritongemm.load({str(tmp_path / "tuned.yaml")!r})))
         except BaseException as error:
             told.append(repr(error))
     threads = [threading.Thread(target=first) for _ in range(4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.support.linear_layers import StandInKernel, problem, record, stand_in
 from tritongemm.core.errors import InputError
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.serving import loaded_tables, rank_agreement
 from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.dispatcher import Dispatcher
@@ -32,19 +35,39 @@ def test_a_line_tells_the_file_and_what_it_serves(tmp_path: Path) -> None:
         record(problem(5, 32, 64), target="gfx942", compute_units=304),
         record(problem(6, 32, 64), timer="model"),
         record(problem(7, 32, 64)),
+        record(problem(8, 32, 64, bias="m")),
     ]
     file.write_text(results_format().write(kinds), encoding="utf-8")
     table = loaded_tables.read_table(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     assert table.digest == digest == loaded_tables.combined_digest([table]) and table.weights == {(32, 64)}
+    assert len(table.rows) == 7 and table.unserved == (kinds[7],)
     device = stand_in_kernels(RecordTable(table.records), {kinds[6].problem: Support("wrong")})
     line = loaded_tables.describe([table], device)
-    assert line.startswith(f"{file} (sha256 {digest}): 2 of 7 rows serve cpu (sm90, 132 compute units); 2 for gfx942; ")
-    for part in ("; 1 for 78 compute units", "; 1 predicted, not measured", "; 1 refused when loaded"):
+    assert line.startswith(f"{file} (sha256 {digest}): 2 of 8 rows serve cpu (sm90, 132 compute units); 2 for gfx942; ")
+    said = loaded_tables.LoadReport(table, device)
+    assert said == 7 and line.startswith(f"{file} (sha256 {digest}): {said};") and pickle.loads(pickle.dumps(said)) == 7
+    for part in (
+        "; 1 with a bias along M, which no call has",
+        "; 1 for 78 compute units",
+        "; 1 predicted, not measured",
+        "; 1 refused when loaded",
+    ):
         assert part in line
     assert "; 1 of those that serve were made by another Triton than " in line and "\n" not in line
     other = loaded_tables.read_table(kinds[:1])
     assert other.name == "records" and len({digest, other.digest, loaded_tables.combined_digest([table, other])}) == 3
+
+
+def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    a8w8 = registry.get(Family, "a8w8").problem(5, 32, 64, "int8", "int8", "bf16", row_major_b=True)
+    rows = [record(problem(m, 32, 64), compute_units=132) for m in (1, 2)]
+    said = Dispatcher().load([*rows, record(problem(3, 32, 64), timer="model"), record(a8w8)])
+    assert said + 1 == 4 and f"{said}" == (
+        "0 of 4 rows serve, as no GPU is here; 2 for sm90, 132 compute units; 1 predicted, not measured, for sm90; "
+        "1 of layout TT with scales, which scaled_mm takes in TN (tune with -col_b)"
+    )
 
 
 def test_it_is_logged_once_a_device(

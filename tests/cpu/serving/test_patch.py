@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tritongemm
-from tests.support.linear_layers import problem, record
+from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
 from tritongemm.core.record import Record
+from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.patch import ServedLinear
 
@@ -61,11 +63,30 @@ def test_says_what_is_served_and_what_is_left(records: list[Record]) -> None:
         "adapter": f"of class {__name__}.LoraLinear",
         "other": f"of class {__name__}.QuantisedLinear",
     }
-    assert str(patch).startswith("3 of 6 linear layers are served; 1 left: no row for N=64, K=96; 1 left: of class")
+    assert str(patch).startswith(
+        "0 of 6 linear layers are served; 3 patched, but on no GPU, so that PyTorch computes them; "
+        "1 left: no row for N=64, K=96; 1 left: of class"
+    )
     assert set(tritongemm.patch(model).left.values()) >= {"served already"}
     patch.undo()
     patch.undo()
+    assert str(patch).startswith("0 of 6 linear layers are served; 1 left")
     assert not any(isinstance(module, ServedLinear) for module in model.modules())
+
+
+def test_only_layers_whose_rows_serve_the_gpu_are_called_served(
+    records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in for a GPU is where tensors of a CPU are."""
+    turned = replace(records[0].problem, n=64, k=96, bias="none", row_major_b=True)
+    tritongemm.load([*records, record(turned), record(problem(1, 32, 32), target="gfx942")])
+    dispatcher = default_dispatcher()
+    dispatcher._devices[-1] = stand_in_kernels(dispatcher._records, {r.problem: StandInKernel() for r in records})
+    patch = tritongemm.patch(nn.ModuleList([nn.Linear(64, 96), nn.Linear(32, 32), nn.Linear(96, 64)]), join=False)
+    assert str(patch) == (
+        "1 of 3 linear layers are served; 1 patched, but with rows that are for gfx942; "
+        "1 left: no row for N=64, K=96, but one with a row-major B or a column-major A (tune with -col_b)"
+    )
 
 
 def test_layers_that_others_changed_are_left(records: list[Record]) -> None:

@@ -96,7 +96,7 @@ def test_experts_with_rows_are_served_until_that_is_undone() -> None:
     wanted = model["bf16"](*given).float()
     patched = tritongemm.patch(model, [*rows(), *rows(True)])
     assert patched.patched == ("bf16", "fp8") and patched.left == {"other": "no row for N=8, K=8"}
-    assert str(patched).startswith("2 of 3 linear layers and mixtures of experts are served; 1 left")
+    assert str(patched).startswith("0 of 3 linear layers and mixtures of experts are served; 2 patched, but on no GPU")
     assert tritongemm.patch(model).left["fp8"] == "served already"
     assert model.state_dict().keys() == before.keys()
     torch.testing.assert_close(model["bf16"](*given).float(), wanted, rtol=0.05, atol=0.1)

@@ -118,7 +118,7 @@ def main(path: str) -> None:
     import tritongemm
 
     host = stand_in(pytest.MonkeyPatch())
-    print("rows", tritongemm.load(path))
+    print("rows", int(tritongemm.load(path)))
     for m in (3, 16, 40):
         x, w = torch.randn(m, 64), torch.randn(48, 64)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)

@@ -231,7 +231,7 @@ def main(path: str, device: str = "cpu", fp8: str = "float8_e4m3fn") -> None:
     import tritongemm
 
     launched = stand_in(pytest.MonkeyPatch()) if device == "cpu" else []
-    print("rows", tritongemm.load(path))
+    print("rows", int(tritongemm.load(path)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name, call, exact in calls(device, fp8):

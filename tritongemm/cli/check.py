@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import arguments, door, options, session
+from tritongemm.cli import arguments, door, options, session, tuned_rows
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
@@ -121,6 +121,8 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
     if rows:
         print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
     door.tell_alike((f"damaged: {line}" for line in source.damaged), verbose)
+    for line in tuned_rows.list_calls([one.claim.record for one in found], every=False):
+        door.tell(line)
     counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})
     listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, door, options, tuned_rows
 from tritongemm.core.errors import OutputError
 from tritongemm.export.kernel_manifest import export
 from tritongemm.formats import Defaults
-from tritongemm.runtime import machine
 from tritongemm.workloads import sizes
 
 
@@ -22,11 +21,12 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument("results", type=arguments.path, metavar="FILE", help="results of python -m tritongemm.tune")
     p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
                    help="folder for kernels.csv and the code objects")  # fmt: skip
+    default = "this machine's GPU; without one what all rows are of, else gfx942"
     p.add_argument(
         "--target",
         type=options.architecture,
         metavar="ARCH",
-        help="write only results for this target (default: this machine's GPU, or gfx942)",
+        help=f"write only results for this target (default: {default})",
     )
     arguments.add_verbose(p)
     args = p.parse_args(options.normalised(argv))
@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
         found.require_undamaged()
     try:
         held = {id(row.record): row for row in found.rows}
-        paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
+        here = tuned_rows.find_machine(args.target, (record.target for record in records))
+        paths, refused = export(records, Path(args.output), here)
     except OSError as error:
         raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
     reasons = [damaged.reason for damaged in found.damaged]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, door, options, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
@@ -86,6 +86,8 @@ def _build(args: argparse.Namespace) -> int:
     door.tell_alike(published.tell_missing(), args.verbose)
     if not published.built.entries:
         raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
+    for line in tuned_rows.list_calls(records, every=False):
+        door.tell(line)
     _tell_written(output, published.contents, published.conflicts, args.verbose)
     return door.WRONG if damaged or published.built.left_out else door.DONE
 

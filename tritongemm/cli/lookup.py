@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, door, options, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.printable import printable
@@ -15,13 +15,14 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.runtime import machine
+from tritongemm.export.library import storage
+from tritongemm.formats import Defaults
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import winners
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.served_problems import is_served
+from tritongemm.serving.served_problems import is_served, other_layouts, tell_calls
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes
 
@@ -30,24 +31,32 @@ from tritongemm.workloads import sizes
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
     args = _parser().parse_args(options.normalised(argv))
-    rows = [row for table in merge([read_table(Path(file)) for file in args.files]) for row in table.rows]
-    target = _target(args.target, rows)
+    tables = merge([read_table(Path(file)) for file in args.files])
+    rows = [row for table in tables for row in table.rows]
+    records = [*(row.record for row in rows), *(record for table in tables for record in table.unserved)]
+    target = tuned_rows.find_machine(args.target, (record.target for record in records)).target
     device = replace(target, compute_units=args.compute_units or target.compute_units)
     problem = _problem(args, target)
     found = _find(rows, problem, device)
-    lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(*found, problem, device)
+    lines = _describe(*found, problem, device) if not isinstance(found, Support) else [f"fallback: {found}"]
     for line in lines:
         print(printable(line))
+    if isinstance(found, Support):
+        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(rows, problem, device)]:
+            print(printable(line))
     return door.WRONG if isinstance(found, Support) else door.DONE
 
 
 def _parser() -> argparse.ArgumentParser:
     p = arguments.Parser(
         prog="python -m tritongemm.lookup",
-        description="Print which row of tuned files serves x [M, K] @ w [N, K].T; no GPU is needed.",
+        description="Print which row of tuned files serves x [M, K] @ w [N, K].T, or x @ b; no GPU is needed.",
     )
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
-    options.problem_options(p.add_argument_group("the call; w is column-major, as a linear layer's weight is"))
+    call = p.add_argument_group("the call; B is column-major, as a linear layer's weight is, without -row_b")
+    options.problem_options(call)
+    help_text = "B is stored row-major, as in x @ b with b [K, N]"
+    call.add_argument("-row_b", "--row-b", dest="col_b", action="store_false", help=help_text)
     p.set_defaults(col_b=True)
     g = p.add_argument_group("the device")
     known = ", ".join(target_files.target_names())
@@ -57,15 +66,6 @@ def _parser() -> argparse.ArgumentParser:
         "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
     )
     return p
-
-
-def _target(name: str | None, rows: Sequence[SourceRow]) -> Target:
-    """The architecture that is asked for, that of this machine's GPU, or the one that all rows are of."""
-    here = machine.find_machine(name)
-    of_rows = {row.record.target for row in rows}
-    if name or here.devices or len(of_rows) != 1 or not of_rows <= set(target_files.target_names()):
-        return here.target
-    return target_files.load_target(of_rows.pop())
 
 
 def _problem(args: argparse.Namespace, target: Target) -> Problem:
@@ -86,6 +86,29 @@ def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[
         return ("near", near) if near else row
     launchable = _is_served(row.record)
     return (kind_of(row.record, problem.m), row) if launchable else Support(f"{row.where}: {launchable}")
+
+
+def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Iterator[str]:
+    """The rows of a call in other tools' files that name kernels which nothing here runs."""
+    for path in (file for file in files if not storage.is_library(Path(file))):
+        for row in sizes.from_results(Path(path), Defaults()).rows:
+            if row.foreign and row.problem == problem and row.target in ("", device.name):
+                units = f", on {row.compute_units} compute units" if row.compute_units else ""
+                yield f"{row.where(path)} names {row.foreign}, which nothing here runs{units}"
+
+
+def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target) -> Iterator[str]:
+    """The devices that all rows of a product are of, where none is of the device; without any, their layouts."""
+    table = RecordTable(rows)
+    known = table.devices_of(problem)
+    for other in () if known else other_layouts(problem):
+        if table.devices_of(other):
+            yield f"rows of this N x K are of layout {other.layout}, which serves {tell_calls(other)}"
+    if any(isinstance(table.find_row(problem, *one), SourceRow) for one in known):
+        return  # the reason names these devices
+    if known and not {(device.name, units) for units in (0, device.compute_units)} & {*known}:
+        named = (f"{name or 'no target named'}, {units or 'any number of'} compute units" for name, units in known)
+        yield f"all rows of this N x K are of {'; '.join(named)}"
 
 
 def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow | None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables
+from tritongemm.cli import computable_rows, door, model_options, options, servers, session, tables, tuned_rows
 from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.errors import InputError, TritonGemmError, UntunableRowsWarning
@@ -59,15 +59,19 @@ def _run_on(
     if args.print_sizes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntunableRowsWarning)  # each such row is printed
-            asked = _asked_rows(args, machine)
-        return computable_rows.print_selected(asked, machine.target, args, reporter)
+            sizes_asked = _asked_rows(args, machine)
+        return computable_rows.print_selected(sizes_asked, machine.target, args, reporter)
+    stored = args.compare_wo_tuning or args.benchmark
+    asked = _asked_rows(args, machine) if stored and not machine.devices else None
+    if asked is not None:
+        machine = tuned_rows.find_machine(args.target, (row.target for row in asked.rows))
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
-        asked = _asked_rows(args, machine)
+        asked = asked or _asked_rows(args, machine)
         rows: Sequence[FormatRow] = asked.rows
         reporter.say_alike(f"left out: {row.reason}" for row in asked.damaged)
-        if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
+        if not stored:  # there a row that can't be computed costs itself alone
             rows = computable_rows.select(rows, machine.target, args, reporter)
         remarks = [machine.why]
         libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, remarks.append)
@@ -78,7 +82,7 @@ def _run_on(
             reporter.say(f"{name} does not race: {reason}")
         suffix = f"_{args.server}" if args.server else ""
         output = Path(args.output or f"output/tuning_results_{machine.target.name}{suffix}.yaml")
-        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output, args.to)
+        told_file = None if stored else ToldFile.find(output, args.to)
         if told_file is not None:
             told_file.check()
             rows, output = _wanted(rows, told_file, args, machine, reporter), told_file.results
@@ -86,7 +90,7 @@ def _run_on(
             others = [Path(path) for path in (args.gemm_size_file, args.workload, args.output) if path is not None]
             candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *others])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
-        if args.compare_wo_tuning or args.benchmark:
+        if stored:
             again, file = Revalidation(tools.evaluators[0], tools.pool, reporter), args.gemm_size_file
             status = (
                 _verify(again, rows, file, reporter)
@@ -267,12 +271,20 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         if counts:
             reporter.say(f"trials: {counts}")
         _print_quality(wanted, store, reporter)
-        if any(store.record(p) for p in problems):
-            modules = any(winner_path(p, folder).exists() for p in problems)
-            reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
+        _say_results(problems, run, reporter, bool(args.server))
         session.finish_candidates(wanted, run, args.keep)
         reporter.say_alike(f"failed: {problem.key}: {reason}" for problem, reason in failures.items())
     return door.WRONG if failures else door.DONE
+
+
+def _say_results(problems: Sequence[Problem], run: TuningRun, reporter: Reporter, for_server: bool) -> None:
+    """Say where the results are and, unless they are for a server's own kernel, which calls they serve."""
+    done, folder = [r for r in map(run.store.record, problems) if r is not None], run.options.folder
+    if done:
+        modules = any(winner_path(p, folder).exists() for p in problems)
+        reporter.say(f"results: {run.store.path}" + (f"; winners as modules: {folder}" if modules else ""))
+    for line in () if for_server else tuned_rows.list_calls(done):
+        reporter.say(line)
 
 
 def _report_untunable(rows: Sequence[DamagedRow], reporter: Reporter) -> int:

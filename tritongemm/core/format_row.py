@@ -35,6 +35,7 @@ class FormatRow:
         callers: modules that called it.
         subject: what a row of another tool's file says by its columns, where results are told in rows of the same
             words; empty elsewhere.
+        foreign: the kernel that a row of another tool's file names and that nothing here runs, in words; "" for none.
         optional: the file is for several targets, of which each passes over the rows that another one alone computes.
     """
 
@@ -49,6 +50,7 @@ class FormatRow:
     operation: str = ""
     callers: tuple[str, ...] = ()
     subject: Mapping[str, str] = field(default_factory=dict, compare=False)
+    foreign: str = field(default="", compare=False)
     optional: bool = field(default=False, compare=False)
 
     def where(self, path: str) -> str:

@@ -72,7 +72,10 @@ class CellReader:
         record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
         if record is not None and (kept := _kept(cells)):
             record = replace(record, notes={_KEPT: kept})
-        return FormatRow(problem, config, record, line.number, line.row, target, units, optional=True)
+        name = "" if config else cells.text("kernelName")
+        which = cells.text("libtype")
+        foreign = f"AITER's own kernel ({printable(f'libtype {which}' if which else name, _SHOWN)})" if name else ""
+        return FormatRow(problem, config, record, line.number, line.row, target, units, foreign=foreign, optional=True)
 
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")

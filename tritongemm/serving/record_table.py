@@ -15,6 +15,7 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.serving.served_problems import other_layouts, tell_calls
 from tritongemm.serving.source_row import SourceRow, padded_ms
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units
@@ -71,14 +72,17 @@ class RecordTable:
             arch: the device's architecture, which is its target's name.
             compute_units: how many the device has.
         """
+        row = self._find_row(problem, arch, compute_units)
+        return row or Support(self._why_none(problem, arch, compute_units))
+
+    def _find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | None:
         devices = ((arch, compute_units), (arch, 0))
         found, ranges = self._by_problem.get(problem, {}), self._ranges.get(_any_m(problem), {})
         for device in devices:
             row = found.get(device) or _find_range(ranges.get(device, []), problem.m)
             if row is not None:
                 return row
-        padded = next(self._padded_rows(problem, devices), None)
-        return padded or Support(self._why_none(problem, arch, compute_units))
+        return next(self._padded_rows(problem, devices), None)
 
     def _padded_rows(self, problem: Problem, devices: Sequence[_Device]) -> Iterator[SourceRow]:
         """The rows of AITER's files that AITER would take for a problem of another M, the first first."""
@@ -99,7 +103,14 @@ class RecordTable:
         if held:
             spans = f"{min(r.m_from for r in held)} to {max(r.problem.m for r in held)}"
             return f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one"
-        return f"{problem.key} was never tuned for {arch}"
+        known = (p for p in other_layouts(problem) if self._find_row(p, arch, compute_units))
+        also = "".join(f"; {other.key} was, which serves {tell_calls(other)}" for other in known)
+        return f"{problem.key} was never tuned for {arch}{also}"
+
+    def devices_of(self, problem: Problem) -> list[tuple[str, int]]:
+        """Targets and compute units that the rows of a product are of, whatever their M."""
+        records = [row.record for row in self._by_product.get(_product(problem), [])]
+        return sorted({(record.target, record.compute_units) for record in records})
 
     def near_rows(self, problem: Problem, arch: str, compute_units: int) -> list[SourceRow]:
         """The rows of a product at any M that serve a device: those of its M and more, then of less, the nearest first.

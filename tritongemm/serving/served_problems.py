@@ -31,6 +31,12 @@ def is_product(problem: Problem) -> bool:
     return is_layer(replace(problem, row_major_a=True, row_major_b=False))
 
 
+def other_layouts(problem: Problem) -> list[Problem]:
+    """The problem with A and B in each other memory layout that `mm` can ask for."""
+    every = (replace(problem, row_major_a=a, row_major_b=b) for a in (True, False) for b in (False, True))
+    return [other for other in every if other != problem and is_product(other)]
+
+
 def coinciding(problem: Problem) -> Iterator[Problem]:
     """The problem, then those whose operands are the same memory: a matrix of one row or column has either order."""
     of_a = {problem.row_major_a: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
@@ -83,3 +89,19 @@ def why_unserved(problem: Problem) -> str:
     if problem.scale_a is not None and (problem.layout, problem.order_b) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
     return "of products that no call computes"
+
+
+def tell_calls(problem: Problem) -> str:
+    """Which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
+    if reason := why_unserved(problem):
+        return f"no call: they are {reason}"
+    if problem.kind == "grouped":
+        return "grouped_mm, and fused_moe where both of its products have rows"
+    if problem.kind == "batched":
+        return "bmm(a, b)" if problem.scale_a is None else "scaled_bmm(a, b, scale_a, scale_b)"
+    if problem.scale_a is not None:
+        return "scaled_mm(a, w, scale_a, scale_w) with w [N, K], and linear_fp8 of such weights"
+    of_x = "" if problem.row_major_a else ", x the transposed view of a [K, M] matrix"
+    if problem.row_major_b:
+        return f"mm(x, b.t()) and, inside serve(), x @ b with b [K, N]{of_x}; for linear layers tune with -col_b"
+    return f"mm(x, w) and linear layers, with w [N, K]{of_x}"

@@ -68,6 +68,39 @@ def test_without_a_gpu_the_device_is_that_of_all_rows(
     )
 
 
+def test_rows_of_another_layout_are_named_and_can_be_asked_for(
+    tmp_path: Path, without_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As sizes that flags name are tuned without more; the architecture is theirs."""
+    found = tmp_path / "rows.yaml"
+    tuned = replace(problem(16, 32, 64), row_major_b=True)
+    found.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
+    serves = "serves mm(x, b.t()) and, inside serve(), x @ b with b [K, N]; for linear layers tune with -col_b"
+    words = (str(found), *SIZE[:-2])
+    near = "fallback: 16x32x64_bf16_TN was never tuned for sm90; 16x32x64_bf16_TT was, which " + serves
+    layout = "rows of this N x K are of layout TT, which " + serves
+    assert run(capsys, *words, "-m", "16") == (1, [near, layout])
+    assert run(capsys, *words, "-m", "17")[1] == ["fallback: 17x32x64_bf16_TN was never tuned for sm90", layout]
+    assert run(capsys, *words, "-m", "16", "-row_b")[1][0] == "exact: 16x32x64_bf16_TT on sm90, 132 compute units"
+    found.write_text(results_format().write([record(replace(tuned, bias="m"))]), encoding="utf-8")
+    assert run(capsys, *words, "-m", "16") == (1, ["fallback: 16x32x64_bf16_TN was never tuned for sm90"])
+
+
+def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv = tmp_path / "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
+    rows = [
+        "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+        "gfx942,80,1,1536,4096,triton,0,0,7.5,_gemm_a8w8_blockscale_kernel,1,1,0.0",
+        "gfx942,80,512,1536,4096,asm,0,0,7.5,_ZN5aiter43fp8gemm_bf16_blockscale_BpreShuffle_128x128E,1,1,0.0",
+    ]
+    csv.write_text("\n".join(rows), encoding="utf-8")
+    family = ("--family", "a8w8_blockscale_bpreshuffle", "--target", "gfx942", "--compute_units", "304")
+    status, lines = run(capsys, str(csv), "-m", "1", "-n", "1536", "-k", "4096", *family)
+    assert status == 1 and len(lines) == 3 and lines[0].endswith("was never tuned for gfx942")
+    assert lines[1].startswith(f"{csv}: row 1 (line 2) names AITER's own kernel (libtype triton), which nothing here ")
+    assert lines[2] == "all rows of this N x K are of gfx942, 80 compute units"
+
+
 def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv = tmp_path / "bf16_tuned_gemm.csv"
     csv.write_text(

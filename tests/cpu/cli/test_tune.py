@@ -93,6 +93,7 @@ def test_it_says_what_it_does(tuned: Tuned) -> None:
     assert "16x16x16_fp16_TT:" in tuned.out and " kept" in tuned.out and " removed " in tuned.out
     assert "trials: 12 ok" in tuned.out, "three screened and one checked for each size"
     assert f"results: {tuned.results}" in tuned.out
+    assert "measured on a GPU they serve mm(x, b.t()) and, inside serve(), x @ b with b [K, N]; for" in tuned.out
 
 
 def test_it_keeps_modules(tuned: Tuned) -> None:

@@ -1,0 +1,48 @@
+"""What commands take from tuned rows: the architecture that all are of, and which calls they serve, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from tritongemm.core.record import Record
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serving.served_problems import is_layer, is_product, is_served, tell_calls
+
+
+def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
+    """The machine of a command that reads rows: a named architecture, this GPU, or what all rows are of.
+
+    Args:
+        name: of an architecture; None where the command names none.
+        targets: names of the architectures that the rows are of.
+
+    Raises:
+        TargetError: there is no architecture of this name.
+    """
+    here, known = machine.find_machine(name), {*targets}
+    if name or here.devices or len(known) != 1 or not known <= {*target_files.target_names()}:
+        return here
+    return machine.find_machine(known.pop())
+
+
+def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
+    """A line for each kind of calls that records serve.
+
+    Args:
+        records: results of one command.
+        every: whether those that linear layers and products with scales use are told too.
+    """
+    kinds = Counter((tell_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
+    for (calls, predicted), count in kinds.items():
+        which = "these results" if count == len(records) else f"{count} of {len(records)} results"
+        unless = "are predictions, which serve no call; measured on a GPU they" if predicted else ""
+        yield " ".join(filter(None, (which, unless, "serve", calls)))
+
+
+def _is_other(record: Record) -> bool:
+    """Whether a record is of another memory layout than a linear layer's, or serves no call."""
+    problem = record.problem
+    return not is_served(problem) or (is_product(problem) and not is_layer(problem))

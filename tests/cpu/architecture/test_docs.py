@@ -106,7 +106,7 @@ def test_every_option_and_variable_is_told() -> None:
     reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
     cli = ROOT / "tritongemm/cli"
     options = set[str]().union(*(doc_pages.parser_options(file) for file in cli.glob("*.py")))
-    second_names = {"--col-a", "--col-b", "--dtype-a", "--dtype-b", "--dtype-c", "--o"}
+    second_names = {"--col-a", "--col-b", "--row-b", "--dtype-a", "--dtype-b", "--dtype-c", "--o"}
     assert options - reported - second_names == set()
     variables = {m.text for m in doc_pages.mentioned_variables("commands", text)} | {"XDG_CACHE_HOME"}
     assert _variables() <= variables

@@ -123,12 +123,23 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
 
 
 @pytest.mark.skipif(not settings.version("triton").startswith("3.9."), reason="Triton 3.9's LLVM loses the wait")
-def test_a_binary_with_a_lost_wait_is_refused() -> None:
-    """On gfx950, in the loop of scales along K, where rows of A begin at no multiple of 4 bytes."""
-    block_scaled = registry.get(Family, "a8w8_blockscale")
-    problem = block_scaled.problem(188, 17, 545, "int8", "int8", "bf16", row_major_b=False)
-    config = Config("tile", 64, 16, 128, num_warps=2, options=(("matrix_instr_nonkdim", 16),))
-    refused, code, _ = TRITON.compile(TRITON.compile_job(config, problem, target_files.load_target("gfx950")))
+@pytest.mark.parametrize(
+    ("family", "size", "dtype", "batch", "config"),
+    [
+        ("a8w8_blockscale", (188, 17, 545), "int8", 1, Config("tile", 64, 16, 128, num_warps=2)),
+        ("dense", (17, 219, 2048), "bf16", 3, Config("tile", 16, 64, 32, split_k=6, num_warps=8)),
+    ],
+)
+def test_a_binary_with_a_lost_wait_is_refused(
+    family: str, size: tuple[int, int, int], dtype: str, batch: int, config: Config
+) -> None:
+    """On gfx950, where threads write operands into LDS at a loop's end: a wait for nothing is left, or one for loads.
+
+    Rows of A begin at no multiple of 4 bytes in the one, and a thread has a single number of it in the other.
+    """
+    problem = registry.get(Family, family).problem(*size, dtype, dtype, "bf16", row_major_b=False, batch=batch)
+    fixed = replace(config, options=(("matrix_instr_nonkdim", 16), ("xcds", 8)))
+    refused, code, _ = TRITON.compile(TRITON.compile_job(fixed, problem, target_files.load_target("gfx950")))
     assert (refused.status, code) == ("compile_failed", b"")
     assert refused.failed_trial().reason == "LDS stores may not have landed at a barrier: the compiler lost a wait"
 

@@ -22,8 +22,10 @@ def assembly(*steps: str) -> str:
         ((STORE, MEET), True),
         ((MEET, STORE), False),
         ((STORE, ALL, MEET), False),
-        ((STORE, "s_waitcnt vmcnt(0)", MEET), True),
+        ((STORE, "s_waitcnt vmcnt(0)", "s_barrier"), True),
+        ((STORE, "s_waitcnt vmcnt(0) lgkmcnt(0)", "s_barrier"), False),
         ((STORE, "s_barrier"), False),  # waves take turns
+        ((STORE, "s_waitcnt vmcnt(0)", "v_nop", "s_barrier"), False),
         ((STORE, NOTHING, ALL, "s_barrier"), False),
         (("ds_add_u32 v1, v2", MEET), True),
         # A wait that leaves some under way, after so many loads or more, or after fewer.

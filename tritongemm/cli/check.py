@@ -119,7 +119,7 @@ def _read(path: Path) -> _Source:
 def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bool) -> None:
     rows = [_row(one) for one in found]
     if rows:
-        print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
+        print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
     door.tell_alike((f"damaged: {line}" for line in source.damaged), verbose)
     for line in tuned_rows.list_calls([one.claim.record for one in found], every=False):
         door.tell(line)

@@ -79,7 +79,7 @@ def _parser() -> arguments.Parser:
                    help="output file; its existing rows for other problems are kept")  # fmt: skip
     p.add_argument("--to", default="", metavar="NAME", help="format of OUT (default: by its contents or its name)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
+                   help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
     arguments.add_verbose(p)
     return p
 

@@ -88,7 +88,7 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
     g.add_argument("--family", type=options.family, metavar="NAME",
         help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
         "and K alone is of, as of tune")  # fmt: skip
-    g.add_argument("--indtype", choices=_DTYPES, help="type of A and B for all sizes")
+    g.add_argument("--indtype", choices=_DTYPES, help="type of A and B for all sizes (default: the file's)")
     g.add_argument("--outdtype", choices=_DTYPES, help="type of C for all sizes (default: that of --indtype)")
     g.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
     g.add_argument(

@@ -154,7 +154,7 @@ def _list(args: argparse.Namespace) -> int:
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
-            print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
+            print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
     return door.WRONG if damaged else door.DONE
 
 

@@ -84,9 +84,12 @@ def _parser() -> arguments.Parser:
     strategies = registry.names(Strategy)
     p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="search strategy (default %(default)s)")
     p.add_argument("--population", type=arguments.whole(1, 1_000_000), metavar="N",
-                   help="configs per generation, for a strategy with generations")  # fmt: skip
+                   help="configs per generation, if the strategy has generations (default: its own)")  # fmt: skip
     p.add_argument(
-        "--generations", type=arguments.whole(1, 1_000_000), metavar="N", help="maximum number of generations"
+        "--generations",
+        type=arguments.whole(1, 1_000_000),
+        metavar="N",
+        help="maximum number of generations (default: the strategy's own)",
     )
     p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm.tune")
     p.add_argument("--libtype", metavar="B,…", help="as of tritongemm.tune")

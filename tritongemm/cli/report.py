@@ -88,7 +88,7 @@ def _parser() -> arguments.Parser:
                    help="sizes with call counts, weights of the uplift (default: a campaign's, or 1 each)")  # fmt: skip
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that do not name one, such as AITER's with only M, N and K")  # fmt: skip
+                   help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
     arguments.add_verbose(p)
     return p
 

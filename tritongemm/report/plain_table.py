@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from rich.cells import cell_len
 
 _INDENT = "  "
+
+
+def terminal_width() -> float:
+    """The columns of the terminal that is the standard output; without bound where that is a file or a pipe."""
+    return os.get_terminal_size(sys.stdout.fileno()).columns or inf if sys.stdout.isatty() else inf
 
 
 def align(

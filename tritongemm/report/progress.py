@@ -15,11 +15,11 @@ KEPT = "kept"  # the total of this stage is that of the configs that pruning kep
 _COMPILE_SECONDS = 2.0  # of a core for a config of a size of 4096; some share a binary
 _WORTH_SAYING_SECONDS = 60.0
 _COUNTED = {  # what the steps of a stage are, of those that a person counts
-    "final": "{} of {} sizes",
-    "table": "{} of {} tables over M",
-    "layers": "{} of {} layers",
-    "verify": "{} of {} results verified",
-    "time": "{} of {} results timed",
+    "final": ("size", ""),
+    "table": ("table", " over M"),
+    "layers": ("layer", ""),
+    "verify": ("result", " verified"),
+    "time": ("result", " timed"),
 }
 _BENEATH = {"plan": "planned", "compile": "compiled", "screen": "screened"}
 # This share of the time of sizes goes into their searches, the rest into their races.
@@ -108,7 +108,11 @@ class Progress:
 
     def _count(self, name: str) -> str:
         stage = self._stages[name]
-        return _COUNTED.get(name, f"{_BENEATH.get(name)} {{}} of {{}}").format(f"{stage.done:,}", f"{stage.total:,}")
+        count = f"{stage.done:,} of {stage.total:,}"
+        if name in _BENEATH:
+            return f"{_BENEATH[name]} {count}"
+        noun, rest = _COUNTED[name]
+        return f"{count} {noun}{'s' if stage.total > 1 else ''}{rest}"
 
     def _gain(self) -> Iterator[str]:
         if self._logs:

@@ -55,14 +55,14 @@ def test_sizes_the_gain_and_the_time_left(clock: list[float]) -> None:
     run.stage("final", 1)
     run.trial(Trial(OURS, "ok", samples=(2e-6,), timer="events"))
     run.trial(Trial(OURS, "ok", samples=(3e-6,), timer="events"))
-    assert run.line() == "0 of 1 sizes, best 2.00 us so far (planned 0 of 1)", "another run begins anew"
+    assert run.line() == "0 of 1 size, best 2.00 us so far (planned 0 of 1)", "another run begins anew"
 
 
 def test_the_limit_of_the_run_ends_it_sooner(clock: list[float]) -> None:
     run = begun(1, 100, seconds=30.0)
     run.step(SEARCH, 5)
     clock[0] += 20.0
-    assert run.line() == "0 of 1 sizes, about 10 s left"
+    assert run.line() == "0 of 1 size, about 10 s left"
 
 
 def test_other_stages_count_what_they_work_on(clock: list[float]) -> None:

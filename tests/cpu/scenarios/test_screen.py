@@ -25,7 +25,7 @@ KEYS = [f"{m}x16x16_fp16_TT" for m in (16, 8, 5)]
 LIST = "".join(f"- {{M: {m}, N: 16, K: 16}}\n" for m in (16, 8, 5))
 # The line of progress is drawn as often as can be, so that it is there whenever something is printed.
 PROGRAM = f"""
-import importlib
+import importlib, sys
 from tests.support.evaluators import passed
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report import status_line
@@ -35,6 +35,7 @@ for command in {COMMANDS!r}:
     name, *words = command.split()
     print("$", name, flush=True)
     importlib.import_module("tritongemm.cli." + name).main(words)
+print("$ streams", type(sys.stdout).__name__, type(sys.stderr).__name__)
 """
 
 
@@ -45,7 +46,8 @@ def test_every_row_is_on_the_screen_once(tmp_path: Path, columns: int) -> None:
     status, lines = terminal.run(["-c", PROGRAM], tmp_path, columns)
     shown = "\n".join(lines)
     assert status == 0, shown
-    tuned, verified, retimed, compiled, table, summary, checked = (
+    assert "$ streams TextIOWrapper TextIOWrapper" in lines, "those of the program are back"
+    tuned, verified, retimed, compiled, table, summary, checked, _ = (
         text.splitlines() for text in re.split(r"^\$ .*$", shown, flags=re.MULTILINE)[1:]
     )
     for section in (tuned, verified, retimed, compiled, checked):

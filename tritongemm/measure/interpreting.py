@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from tritongemm.codegen import modules
+from tritongemm.codegen.geometry import geometry
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -19,7 +20,7 @@ from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.search.cost_model import waves
+from tritongemm.search.cost_model.waves import count_tiles
 
 
 def reduced(problem: Problem, config: Config) -> Problem:
@@ -66,13 +67,16 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
         small: the reduced problem.
         target: facts of the device.
     """
-    most = waves.persistent_programs(config, target)
-    if not most:
+    most = config.option("num_sms") or config.option("per_unit", 1) * target.compute_units
+    grids = [geometry(config, problem, units).grid for units in (1, target.compute_units)]
+    if grids[0] == grids[1] and not config.option("num_sms"):
         return config, target
-    tiles, few_tiles = waves.count_tiles(config, problem), waves.count_tiles(config, small)
+    tiles, few_tiles = count_tiles(config, problem), count_tiles(config, small)
     if tiles > most:
         alike = (n for n in range(2, few_tiles) if (few_tiles % n == 0) is (tiles % most == 0))
         programs = next(alike, max(1, few_tiles - 1))
+    elif small.groups > 1:  # which have more tiles than these
+        return config, target
     else:
         programs = few_tiles + 1
     options = tuple((name, programs if name == "num_sms" else value) for name, value in config.options)

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.interpreted import errors
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -77,22 +75,3 @@ def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: Wor
     beyond = text.replace(start, f"{start}    tl.store(c_ptr + N - 1, tl.load(a_ptr + K))\n")
     with pytest.raises(WorkerDied, match="SIGSEGV"):
         list(interpreter.ask(InterpreterJob(problem, config, beyond), 60))
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(15.0).view(3, 5),
-        torch.arange(15.0).view(3, 5).T,
-        torch.arange(63).view(7, 9)[:, 2:5],
-        torch.arange(5.0).expand(3, 5),
-        torch.zeros(0, 4),
-        torch.tensor(3),
-        torch.ones(4096, dtype=torch.float8_e4m3fn),
-    ],
-)
-def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor) -> None:
-    copy = guarded(tensor)
-    assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
-    assert torch.equal(copy.float(), tensor.float())
-    assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()

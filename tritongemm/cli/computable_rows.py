@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tritongemm.cli import door
+from tritongemm.cli import door, tables
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow, ResultsFile
 from tritongemm.core.target import Target
@@ -67,7 +67,7 @@ def print_selected(asked: ResultsFile, target: Target, args: argparse.Namespace,
     """
     complaints = [(row, _complaint(row, target, args)) for row in asked.rows]
     kept = [row for row, complaint in complaints if not complaint]
-    print_sizes(reporter, kept)
+    print_sizes(reporter, tables.list_planned(kept, args, reporter))
     refused = [*filter(None, (complaint for _, complaint in complaints)), *(r.reason for r in asked.untunable)]
     door.tell_alike((f"refused: {complaint}" for complaint in refused), args.verbose)
     if not _may_lack_rows(args) and any(why and not _is_for_another_target(row) for row, why in complaints):

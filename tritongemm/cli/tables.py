@@ -35,6 +35,22 @@ def list_searched(spans: Sequence[MSpan]) -> list[Problem]:
     return [span.at(m) for span in spans for m in span.searched()]
 
 
+def list_planned(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Reporter) -> list[FormatRow]:
+    """The rows of a command's sizes or, where it asks for tables over M, of the sizes that are searched for them.
+
+    Their counts are of the calls at exactly their M; a size at another M has the callers of its product.
+    """
+    spans = read_spans(rows, args, reporter)
+    if not spans:
+        return list(rows)
+    every = [*rows, *(joined.row for joined in join_rows(rows))]
+    known = {row.problem: row for row in every}
+    callers = {row.problem.at(1): row.callers for row in every}
+    searched, measured = list_searched(spans), len(list_measured(spans))
+    reporter.say(f"{len(spans)} tables over M: these sizes are searched, {measured - len(searched)} more are measured")
+    return [known.get(p) or FormatRow(p, count=0.0, callers=callers.get(p.at(1), ())) for p in searched]
+
+
 def search_budgets(spans: Sequence[MSpan]) -> dict[Problem, int]:
     """Most configs tried at the searched M that no call is known to have, whose kernels race again at other M."""
     return {span.at(m): SEARCH_BUDGET for span in spans for m in span.searched() if m not in span.wanted}

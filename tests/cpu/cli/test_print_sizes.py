@@ -43,8 +43,24 @@ def test_a_row_that_the_target_can_not_compute_is_refused(capsys: pytest.Capture
 def test_a_workload_is_tuned_without_such_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main(["--workload", "sizes.yaml", "--target", "gfx942", "--print_sizes"]) == 0
     sizes, said = listed(capsys)
-    assert sizes == ["16", "18"] and said[0] == "2 sizes" and said[1].startswith(f"refused: sizes.yaml: {REASON}")
-    assert len(said) == 2
+    assert sizes == ["1", "16", "1", "16", "18"] and said[1] == "5 sizes"
+    assert said[2].startswith(f"refused: sizes.yaml: {REASON}") and len(said) == 3
+
+
+def test_a_workloads_sizes_are_those_of_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of the product that computes layers with one input; calls are counted at their own M."""
+    of_each = "M: 5, K: 64, rowMajorB: N"
+    rows = [f"{{{of_each}, N: 64, count: 7, callers: [a.q_proj]}}"]
+    rows += [f"{{{of_each}, N: 32, count: 14, callers: [a.k_proj, a.v_proj]}}"]
+    Path("sizes.yaml").write_text("".join(f"- {row}\n" for row in rows))
+    assert tune.main(["--workload", "sizes.yaml", "--target", "gfx942", "--print_sizes"]) == 0
+    out, err = capsys.readouterr()
+    found = [line.split()[1:6] for line in out.splitlines()[1:]]
+    assert [row[:4] for row in found] == [
+        [m, n, "64", count] for n in ("64", "32", "128") for m, count in (("1", "0"), ("5", "14" if n == "32" else "7"))
+    ]
+    assert out.splitlines()[-1].endswith("a.q_proj, a.k_proj, a.v_proj") and "joined: " in err
+    assert "3 tables over M: these sizes are searched, " in err and "6 sizes" in err
 
 
 def test_a_target_that_computes_all_refuses_nothing(capsys: pytest.CaptureFixture[str]) -> None:

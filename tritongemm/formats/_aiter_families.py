@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
@@ -197,7 +197,7 @@ def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tup
     return tuple(named or ([] if wanted in ("", Defaults.family) else asked) or found)
 
 
-def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFamily:
+def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str = "") -> CsvFamily:
     """The family of a file, by what the user says, or by its name, of those that its columns can be of.
 
     A file of sizes may have columns beside its family's, which AITER's tuners pass over too.
@@ -206,12 +206,16 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFami
         path: of the file.
         columns: its first line.
         wanted: AITER's name of a family, or ours; the default family says nothing.
+        dtype: what the user says that A is; with M, N and K alone it is a product without scales.
 
     Raises:
         InputError: nothing tells which one it is, or the user's word or the name is wrong; lists the choices.
     """
     found, wider = fitting(columns), _containing(columns)
     says, named = wanted not in ("", Defaults.family), _named_in(path, FAMILIES)
+    plain = FAMILIES[0]
+    if {*own_names(_named(columns))} == {*SIZES} and (wanted == plain.name or (dtype and not says and not named)):
+        return replace(plain, keys=SIZES, dtype="" if dtype else plain.name)
     for those in (found, wider):
         asked = [one for one in those if wanted in (one.name, one.ours, one.shuffled)] if says else []
         fits = asked if says else [one for one in those if one in named]
@@ -232,5 +236,5 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFami
         return found[0]
     raise InputError(
         f"{path}: the columns {names} are those of several families; name one with --family, or in the file's name: "
-        f"{choices}"
+        f"{choices}; or, of products without scales, the type with -dtype_a, such as bf16"
     )

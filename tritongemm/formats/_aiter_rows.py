@@ -86,13 +86,15 @@ class CellReader:
         scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
         if scaled and (shuffled or not family.scaled):
             cells.fail("scaleAB is True: one scale for all of A and of B is known here with plain B of the family bf16")
+        usual = "bf16" if family.dtype or "q_dtype_w" in family.keys else ""
         given: dict[str, Any] = {
             "family": family.scaled if scaled else family.shuffled if family.shuffled and shuffled else family.ours,
             "dtype_a": dtype,
-            "dtype_c": cells.text("outdtype") or ("bf16" if family.dtype or "q_dtype_w" in family.keys else ""),
+            "dtype_b": self._defaults.dtype_b or "",
+            "dtype_c": cells.text("outdtype") or self._defaults.dtype_c or usual,
             "row_major_a": True,
             "row_major_b": False,
-            "bias": "n" if cells.flag("bias") else "none",
+            "bias": ("n" if cells.flag("bias") else "none") if cells.text("bias") else self._defaults.bias,
             "batch": cells.whole("B", 1, 1),
             **({"scales": scales} if (scales := _ONE_SCALE if scaled else family.scales) else {}),
         }

@@ -73,7 +73,7 @@ class AiterCsv(Format):
         """
         table = CsvTable.parse(path, text)
         header.check(path, text, table.columns)
-        family = family_of_file(path, table.columns, defaults.family)
+        family = family_of_file(path, table.columns, defaults.family, defaults.dtype_a or "")
         _remark(path, family, table)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []

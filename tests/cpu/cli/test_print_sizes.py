@@ -103,3 +103,22 @@ def test_a_file_without_sizes_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     Path("bf16_untuned_gemm.csv").write_text("M,N,K,bias,dtype,outdtype\n")
     assert tune.main(["--gemm_size_file", "bf16_untuned_gemm.csv", "--print_sizes"]) == 2
     assert capsys.readouterr().err == ("error: bf16_untuned_gemm.csv contains no sizes; write one line per size\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("--family dense -dtype_a bf16", "16x16x16_bf16_TN"),
+        ("-dtype_a fp16 -dtype_c fp32 --bias-vector n", "16x16x16_fp16-fp16-fp32_TN_biasn"),
+        ("--family bf16", "16x16x16_bf16_TN"),
+        ("--family a8w8_blockscale", "16x16x16_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+        ("--family dense", "or, of products without scales, the type with -dtype_a, such as bf16"),
+    ],
+)
+def test_a_csv_of_m_n_and_k_alone_has_the_types_that_are_named(
+    words: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("s.csv").write_text("M,N,K\n16,16,16\n")
+    tune.main(["--gemm_size_file", "s.csv", "--target", "sm90", "--print_sizes", *words.split()])
+    out, err = capsys.readouterr()
+    assert key in out + err

@@ -1,6 +1,6 @@
-"""What is known of each architecture of models, by the name of its class: its biases, experts and attention.
+"""What is known of the commonest architectures without transformers, by class: biases, experts, attention.
 
-Keys are those of a model's config.json. `model_layers` works out the products that follow.
+Keys are those of a model's config.json. `known_weights` lists the weights that follow.
 """
 
 from __future__ import annotations
@@ -17,28 +17,22 @@ class Experts:
     """The mixture of experts of an architecture, by the names of its keys.
 
     Attributes:
-        number: how many there are in a layer.
         width: of the hidden part of one.
         router: name of the layer that chooses among them.
-        router_bias: whether that adds a bias.
+        bias: whether that and the experts' products add biases.
         shared_width: width of the expert that all tokens pass, 0 without one.
         shared: name of that expert.
         shared_gate: whether a layer weighs that expert's result.
         has_experts: whether a layer, by its number, has experts instead of a plain MLP.
-        chosen: key of how many of them a token goes to.
-        listed: name of their products; "" where they add biases, which grouped products do not.
     """
 
-    number: str
     width: str
-    router: str = "mlp.gate"
-    router_bias: bool = False
+    router: str = "gate"
+    bias: bool = False
     shared_width: Callable[[ModelConfig], int] = lambda config: 0
-    shared: str = "mlp.shared_experts"
+    shared: str = "shared_experts"
     shared_gate: bool = False
     has_experts: Callable[[ModelConfig, int], bool] = lambda config, layer: True
-    chosen: str = "num_experts_per_tok"
-    listed: str = "mlp.experts"
 
 
 @dataclass(frozen=True)
@@ -52,6 +46,7 @@ class Architecture:
         experts: its mixture of experts, if it has one.
         latent: whether its attention keeps k and v compressed (MLA).
         usual: values of keys that its files leave out.
+        nested: model_type of a text_config that it may have.
     """
 
     qkv_bias: bool | str = False
@@ -60,6 +55,7 @@ class Architecture:
     experts: Experts | None = None
     latent: bool = False
     usual: Mapping[str, Any] = field(default_factory=dict)
+    nested: str = ""
 
 
 def _qwen_has_experts(config: ModelConfig, layer: int) -> bool:
@@ -77,22 +73,22 @@ def _deepseek_shared_width(config: ModelConfig) -> int:
 
 _LLAMA = Architecture("attention_bias", "attention_bias", "mlp_bias")
 _QWEN2 = Architecture(qkv_bias=True)
-_MISTRAL = Architecture()
+_MISTRAL = Architecture(nested="mistral")
 _GEMMA = Architecture("attention_bias", "attention_bias", usual={"head_dim": 256})
 # Files of Gemma 3 that reads images leave out what is so in all the code's classes.
 _GEMMA3 = Architecture(
     "attention_bias",
     "attention_bias",
     usual={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
+    nested="gemma3_text",
 )
 _QWEN_EXPERTS = {"decoder_sparse_step": 1}
 _QWEN2_MOE = Architecture(
     qkv_bias="qkv_bias",
     experts=Experts(
-        "num_experts",
         "moe_intermediate_size",
         shared_width=lambda config: config.count("shared_expert_intermediate_size"),
-        shared="mlp.shared_expert",
+        shared="shared_expert",
         shared_gate=True,
         has_experts=_qwen_has_experts,
     ),
@@ -100,14 +96,13 @@ _QWEN2_MOE = Architecture(
 )
 _QWEN3_MOE = Architecture(
     "attention_bias",
-    experts=Experts("num_experts", "moe_intermediate_size", has_experts=_qwen_has_experts),
+    experts=Experts("moe_intermediate_size", has_experts=_qwen_has_experts),
     usual=_QWEN_EXPERTS,
 )
 _DEEPSEEK = Architecture(
     "attention_bias",
     "attention_bias",
     experts=Experts(
-        "n_routed_experts",
         "moe_intermediate_size",
         shared_width=_deepseek_shared_width,
         has_experts=_deepseek_has_experts,
@@ -115,15 +110,11 @@ _DEEPSEEK = Architecture(
     latent=True,
     usual={"moe_layer_freq": 1},
 )
-_MIXTRAL = Architecture(
-    experts=Experts(
-        "num_local_experts", "intermediate_size", "block_sparse_moe.gate", listed="block_sparse_moe.experts"
-    )
-)
+_MIXTRAL = Architecture(experts=Experts("intermediate_size"))
 _GPT_OSS = Architecture(
     "attention_bias",
     "attention_bias",
-    experts=Experts("num_local_experts", "intermediate_size", "mlp.router", router_bias=True, listed=""),
+    experts=Experts("intermediate_size", "router", bias=True),
     usual={"attention_bias": True, "head_dim": 64},
 )
 

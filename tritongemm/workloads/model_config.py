@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tritongemm.core import values as kinds
 from tritongemm.core.errors import InputError
 from tritongemm.core.reading import RepeatedKeyError, keys_once, read_bytes
-from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind, require
+from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind
 
 FILE = "config.json"
 NESTED = "text_config"
 MOST_LAYERS = 10_000  # They are looked at one by one.
+CAPTURE = "or record the sizes of a run with python -m tritongemm.capture"
 _OTHER_PARTS = ("vision_config", "audio_config")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Names of keys that change which products a model has; numbers of experts that a token goes to are not among them.
+_CHANGES_SHAPES = re.compile(
+    r"(?!.*_per_tok)(.*experts.*|.*lora_rank|.*moe_.*intermediate.*|linear_.*|mamba_.*|ssm_.*|layer_types|hybrid_.*|"
+    r"index_.*|layers_block_type|.*shared_expert.*)"
+)
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layer_types of one shape
 
 _POSITIVE = FieldKind(f"a whole number from 1 to {MOST}", lambda v: _is_whole(v) and 1 <= v <= MOST)
 _COUNT = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v) and 0 <= v <= MOST)
 _COUNTS = FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_whole, v)))
-_NAMES = FieldKind("a list of names", lambda v: isinstance(v, list) and all(map(TEXT.holds, v)))
+NAMES = FieldKind("a list of names", lambda v: isinstance(v, list) and all(map(TEXT.holds, v)))
 
 
 def _is_whole(value: object) -> bool:
@@ -42,12 +52,14 @@ class ModelConfig:
         values: by key; null stands for a key that is missing.
         whole_model: the values of the file's first level.
         usual: values of keys that files of such models leave out, as the model's code has them.
+        read: keys that were read.
     """
 
     path: Path
     values: Mapping[str, Any]
     whole_model: Mapping[str, Any]
     usual: Mapping[str, Any]
+    read: set[str] = field(default_factory=set, compare=False)
 
     def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
         """The config with other values for keys that the file leaves out."""
@@ -57,7 +69,7 @@ class ModelConfig:
     def architectures(self) -> Sequence[str]:
         """Names of the classes that can run the model."""
         names = self.whole_model.get("architectures")
-        self._require(_NAMES, "architectures", names if names is not None else [])
+        self.require(NAMES, "architectures", names if names is not None else [])
         return names or []
 
     @property
@@ -66,40 +78,63 @@ class ModelConfig:
         for values in (self.whole_model, self.values):
             for key in ("torch_dtype", "dtype"):
                 if values.get(key) is not None:
-                    self._require(TEXT, key, values[key])
+                    self.require(TEXT, key, values[key])
                     return str(values[key])
         return ""
 
     @property
-    def quantisation(self) -> str:
-        """How the weights are quantised, e.g. ``fp8``; "" where they are not."""
+    def nested_type(self) -> str:
+        """The model_type of a text part that is nested; "" where there is none, or the file does not say."""
+        return str(self.values.get("model_type") or "") if self.values is not self.whole_model else ""
+
+    @property
+    def quantisation(self) -> Mapping[str, Any]:
+        """What the file says of quantised weights; empty where they are not."""
         found = self.whole_model.get("quantization_config")
-        if found is None:
-            return ""
-        self._require(MAP, "quantization_config", found)
-        return str(found.get("quant_method") or "in some way")
+        return dict(self.require(MAP, "quantization_config", {} if found is None else found))
 
-    @property
-    def quantised_blocks(self) -> list[int]:
-        """Rows and columns of a weight that share a scale factor; empty where that is not so, or not said."""
-        found = self.whole_model.get("quantization_config") or {}
-        if not self.quantisation or found.get("weight_block_size") is None:
-            return []
-        self._require(_COUNTS, "weight_block_size", found["weight_block_size"])
-        return list(found["weight_block_size"])
+    def describe_other_parts(self) -> list[str]:
+        """A remark for each part beside the text's."""
+        parts = [key.removesuffix("_config") for key in _OTHER_PARTS if self.whole_model.get(key)]
+        return [f"the {part} part of the model is not listed" for part in parts]
 
-    @property
-    def unquantised(self) -> list[str]:
-        """Names, or parts of names, of modules whose weights are not quantised."""
-        found = (self.whole_model.get("quantization_config") or {}) if self.quantisation else {}
-        names = found.get("modules_to_not_convert") or found.get("ignored_layers") or []
-        self._require(_NAMES, "modules_to_not_convert", names)
-        return list(names)
+    def experts(self, some: bool) -> int:
+        """How many experts a layer has, by any of the names of that number; 0 for none.
 
-    @property
-    def other_parts(self) -> list[str]:
-        """Names of the parts beside the text's."""
-        return [key.removesuffix("_config") for key in _OTHER_PARTS if self.whole_model.get(key)]
+        Args:
+            some: whether the architecture has experts.
+
+        Raises:
+            InputError: it has, and the file does not say how many.
+        """
+        found = {self.count(key) for key in _EXPERTS if self.has(key)} if some else {0}
+        if len(found) != 1:
+            said = "says in several ways" if found else "does not say"
+            raise InputError(f"{self.path}: the file {said} how many experts there are ({', '.join(_EXPERTS)})")
+        return found.pop()
+
+    def require_used(self, known: set[str]) -> None:
+        """Refuse a file with a key that changes shapes and was not read.
+
+        Args:
+            known: keys that are used besides those read here.
+
+        Raises:
+            InputError: there is one.
+        """
+        for key, value in {**self.whole_model, **self.values}.items():
+            if key in known or key in self.read or not _CHANGES_SHAPES.fullmatch(key):
+                continue
+            kinds = set(map(str, value)) if isinstance(value, list) else set()
+            if (
+                kinds - _ATTENTION
+                if key == "layer_types"
+                else value and not isinstance(value, bool | str) and value != 1
+            ):
+                raise InputError(
+                    f"{self.path}: {key} = {reprlib.repr(value)} changes the sizes in a way that is not known of "
+                    f"{self._name}; {CAPTURE}"
+                )
 
     def has(self, key: str) -> bool:
         """Whether there is a value."""
@@ -137,24 +172,6 @@ class ModelConfig:
         """
         return list(self._typed(_COUNTS, key)) if self.has(key) else []
 
-    def share(self, key: str, tp: int) -> int:
-        """The part of a number that each of `tp` GPUs has.
-
-        Raises:
-            InputError: it can't be divided so.
-        """
-        return self.divide(key, self.whole(key), tp)
-
-    def divide(self, what: str, number: int, tp: int) -> int:
-        """A number divided by the GPUs that share it.
-
-        Raises:
-            InputError: there is a remainder.
-        """
-        if number % tp:
-            raise InputError(f"{self.path}: {what} is {number}, which {tp} GPUs can't share; choose another --tp")
-        return number // tp
-
     @property
     def layers(self) -> int:
         """How many layers the model has."""
@@ -164,6 +181,7 @@ class ModelConfig:
         return number
 
     def _find(self, key: str) -> Any:
+        self.read.add(key)
         value = self.values.get(key)
         return self.usual.get(key) if value is None else value
 
@@ -172,15 +190,20 @@ class ModelConfig:
         if value is None:
             where = f" in {NESTED}" if self.values is not self.whole_model else ""
             raise InputError(f"{self.path}: there is no {key}{where}, which the sizes of {self._name} follow from")
-        return self._require(kind, key, value)
+        return self.require(kind, key, value)
 
     @property
     def _name(self) -> str:
         return ", ".join(self.architectures)
 
-    def _require(self, kind: FieldKind, key: str, value: Any) -> Any:
+    def require(self, kind: FieldKind, key: str, value: Any) -> Any:
+        """The value, where it is of a kind.
+
+        Raises:
+            InputError: it is not.
+        """
         try:
-            require({key: value}, {key: kind})
+            kinds.require({key: value}, {key: kind})
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
         return value

@@ -9,15 +9,12 @@ from pathlib import Path
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
 from tritongemm.workloads.model_config import ModelConfig, read_config
 from tritongemm.workloads.model_layers import ModelLayer, list_layers
+from tritongemm.workloads.model_quantisation import read_quantisation
 
-_BLOCKS = [SCALED_BLOCK, SCALED_BLOCK]  # of a weight, which share a scale factor in `_BLOCK_FAMILY`
-_BLOCK_FAMILY = "a8w8_blockscale"
-_FP8 = "fp8"
 DEFAULT_TOKENS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
 
@@ -48,39 +45,37 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
         InputError: the file can't be read, its architecture is not known, or a value is missing or wrong.
     """
     config = read_config(place)
-    found = list_layers(config, tp)
-    in_blocks = _is_in_blocks(config, defaults)
+    quantised = read_quantisation(config)
+    found = list_layers(config, tp, quantised.keeps)
+    # What the user says goes before what the file says.
+    is_ours = quantised.family and defaults.family == Defaults.family and defaults.dtype_a is None
     plain = _in_dtypes_of(config, defaults)
-    scaled = _in_dtypes_of(config, replace(defaults, family=_BLOCK_FAMILY)) if in_blocks else plain
+    scaled = plain
+    if is_ours:
+        as_file = replace(defaults, family=quantised.family, scales=quantised.scales, dtype_a=quantised.dtype)
+        scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
-    for layer in found.layers:
-        of_layer = scaled if _is_quantised(config, layer) else plain
+    layers = {replace(one, bias=False): n for one, n in found.layers.items()} if every_bias else found.layers
+    for layer, count in layers.items():
+        of_layer = plain if layer.kept else scaled
         for bias in ("none", "n") if every_bias and layer.groups == 1 else ("n" if layer.bias else "none",):
             for m in tokens:
-                row = _make_row(config, layer, m, replace(of_layer, bias=bias, row_major_a=True, row_major_b=False))
+                own = replace(of_layer, bias=bias, row_major_a=True, row_major_b=False)
+                row = _make_row(config, layer, count, m, own)
                 rows[row.problem] = _joined(rows.get(row.problem), row)
-    remarks = [f"{config.path}: {text}" for text in found.left_out]
-    if in_blocks:
-        left = ", ".join(layer.name for layer in found.layers if not _is_quantised(config, layer))
-        remarks.append(f"{config.path}: its weights are fp8 in blocks, family {_BLOCK_FAMILY}, but for {left}")
-    elif config.quantisation:
+    remarks = list(found.left_out)
+    if is_ours:
+        kept = ", ".join(dict.fromkeys(layer.name for layer in found.layers if layer.kept))
+        scales = f" --scales {quantised.scales}" if quantised.scales else ""
         remarks.append(
-            f"{config.path}: its weights are quantised ({config.quantisation}): the sizes are right, but what "
-            "multiplies them is named with --family and -dtype_a"
+            f"its weights are {quantised.dtype} ({quantised.method}), family {quantised.family}{scales}, but for {kept}"
         )
-    return ModelSizes(tuple(rows.values()), tuple(remarks))
-
-
-def _is_in_blocks(config: ModelConfig, defaults: Defaults) -> bool:
-    """Whether the weights are fp8 with a scale for each block, and the user says nothing else."""
-    said = defaults.family != Defaults.family or defaults.dtype_a is not None
-    return not said and config.quantisation == _FP8 and config.quantised_blocks == _BLOCKS
-
-
-def _is_quantised(config: ModelConfig, layer: ModelLayer) -> bool:
-    """Whether a layer's weight is, as far as the names say that the file leaves out."""
-    last = layer.name.rpartition(".")[2]
-    return layer.quantised and not any(name.rpartition(".")[2] == last for name in config.unquantised)
+    elif quantised.method:
+        remarks.append(
+            f"its weights are quantised ({quantised.method}): the sizes are right, but what multiplies them is named "
+            "with --family and -dtype_a"
+        )
+    return ModelSizes(tuple(rows.values()), tuple(f"{config.path}: {text}" for text in remarks))
 
 
 def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
@@ -101,17 +96,18 @@ def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
     return replace(defaults, dtype_c=name) if scaled else replace(defaults, dtype_a=name)
 
 
-def _make_row(config: ModelConfig, layer: ModelLayer, m: int, defaults: Defaults) -> FormatRow:
+def _make_row(config: ModelConfig, layer: ModelLayer, count: int, m: int, defaults: Defaults) -> FormatRow:
     try:
         problem = make_problem(defaults, m * layer.chosen, layer.n, layer.k, {"groups": layer.groups})
     except InputError as error:
         raise InputError(f"{config.path}: {layer.name}: {error}") from None
     operation = "linear" if layer.groups == 1 else "grouped_mm"
-    return FormatRow(problem, count=layer.count, operation=operation, callers=(layer.name,))
+    return FormatRow(problem, count=count, operation=operation, callers=(layer.name,))
 
 
 def _joined(first: FormatRow | None, second: FormatRow) -> FormatRow:
     """Two layers of equal sizes as one row."""
-    if first is None or first.callers == second.callers:
+    if first is None:
         return second
-    return replace(first, count=first.count + second.count, callers=(*first.callers, *second.callers))
+    callers = tuple(dict.fromkeys((*first.callers, *second.callers)))
+    return replace(first, count=first.count + second.count, callers=callers)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.model_configs import without_transformers  # noqa: F401
 from tritongemm.cli import options, tune
 from tritongemm.search_spaces.loader import load_target
 

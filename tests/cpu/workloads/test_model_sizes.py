@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.model_configs import without_transformers  # noqa: F401
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.serving.served_problems import is_layer, layer_problem
@@ -182,7 +183,7 @@ def test_deepseek_without_a_compressed_q(tmp_path: Path) -> None:
 
 def test_mixtures_of_experts(tmp_path: Path) -> None:
     mixtral = layers_of(tmp_path, MIXTRAL, 2)
-    assert mixtral["block_sparse_moe.gate"] == (8, 4096, 32, "none") and "mlp.gate_up_proj" not in mixtral
+    assert mixtral["mlp.gate"] == (8, 4096, 32, "none") and "mlp.gate_up_proj" not in mixtral
     qwen = layers_of(tmp_path, QWEN15_MOE | {"shared_expert_intermediate_size": 20480})
     assert qwen["mlp.gate"] == (60, 2048, 11, "none"), "every second layer, but for the one that is named"
     assert qwen["mlp.gate_up_proj"] == (11264, 2048, 13, "none")
@@ -219,8 +220,10 @@ def test_what_is_multiplied(tmp_path: Path) -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "config.json: "),
         ('{"vocab_size": 1, "vocab_size": 2}', "the key 'vocab_size' is there twice"),
-        ({}, "architectures names none; the sizes of these are known: .*LlamaForCausalLM"),
-        ({"architectures": ["BertModel"]}, "names 'BertModel'; the sizes of these are known: DeepseekV2ForCausalLM,"),
+        ({}, "architectures names none; without the package transformers these are known: .*LlamaForCausalLM"),
+        ({"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
+         "names 'Qwen3_5MoeForConditionalGeneration'; without the package transformers these are known: DeepseekV2.*"
+         r"pip install 'tritongemm\[models\]' .* tritongemm.capture"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of names"),
         ({"architectures": [[]]}, "architectures must be a list of names"),
         (LLAMA_70B | {"hidden_size": None}, "there is no hidden_size, which the sizes of LlamaForCausalLM follow from"),
@@ -237,10 +240,16 @@ def test_what_is_multiplied(tmp_path: Path) -> None:
         (LLAMA_70B | {"torch_dtype": None}, "there is neither torch_dtype nor dtype; name one with -dtype_a"),
         (LLAMA_70B | {"quantization_config": []}, "quantization_config must be a map"),
         (GEMMA3_4B | {"text_config": 3}, "text_config must be a map, not 3"),
-        (GEMMA3_4B | {"text_config": {}}, "there is no hidden_size in text_config"),
+        (GEMMA3_4B | {"text_config": {}}, "there is no num_hidden_layers in text_config"),
         (QWEN15_MOE | {"mlp_only_layers": "1"}, "mlp_only_layers must be a list of whole numbers"),
         (QWEN15_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number from 1"),
         (DEEPSEEK_V3 | {"v_head_dim": None}, "there is no v_head_dim"),
+        (QWEN15_MOE | {"num_experts": None}, "does not say how many experts there are"),
+        (MIXTRAL | {"num_experts": 16}, "says in several ways how many experts there are"),
+        (LLAMA_70B | {"num_local_experts": 8}, "num_local_experts = 8 changes the sizes in a way that is not"),
+        (LLAMA_70B | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes"),
+        (LLAMA_70B | {"layer_types": ["full_attention", "linear_attention"]}, "layer_types = .* changes the sizes"),
+        (GEMMA3_4B | {"text_config": {"model_type": "mistral4"}}, "of model_type 'mistral4', which is not known"),
     ],
 )  # fmt: skip
 def test_what_a_file_may_do_wrong(tmp_path: Path, config: object, complaint: str) -> None:
@@ -250,11 +259,11 @@ def test_what_a_file_may_do_wrong(tmp_path: Path, config: object, complaint: str
 
 
 def test_gpus_that_can_not_share_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="num_attention_heads is 64, which 3 GPUs can't share; choose another --tp"):
+    with pytest.raises(InputError, match="qkv_proj has 64 heads, which 3 GPUs can't share; choose another --tp"):
         sizes_of(tmp_path, LLAMA_70B, 3)
-    with pytest.raises(InputError, match="num_key_value_heads is 6, which 4 GPUs"):
+    with pytest.raises(InputError, match="has 6 heads, which 4 GPUs"):
         sizes_of(tmp_path, LLAMA_70B | {"num_key_value_heads": 6}, 4)
-    with pytest.raises(InputError, match="the width of mlp is 28671, which 2 GPUs"):
+    with pytest.raises(InputError, match="gate_up_proj has 28671 columns, which 2 GPUs"):
         sizes_of(tmp_path, LLAMA_70B | {"intermediate_size": 28671}, 2)
 
 

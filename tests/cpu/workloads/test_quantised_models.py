@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.model_configs import without_transformers  # noqa: F401
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
 from tritongemm.workloads.model_sizes import ModelSizes, from_model
@@ -41,16 +42,80 @@ def test_layers_of_a_model_in_blocks_are_of_that_family(tmp_path: Path) -> None:
     fp8 = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"
     assert keys["self_attn.fused_qkv_a_proj"] == f"16x2112x7168_{fp8}"
     assert keys["mlp.gate"] == "16x256x7168_bf16_TN" and keys["lm_head"] == "16x16160x7168_bf16_TN"
-    (remark,) = (text for text in found.remarks if "in blocks" in text)
-    assert remark.endswith("family a8w8_blockscale, but for layers.*.mlp.gate, lm_head")
+    assert found.remarks[-1].endswith("fp8 (fp8), family a8w8_blockscale, but for layers.*.mlp.gate, lm_head")
 
 
 def test_a_layer_that_the_file_leaves_out_is_not_quantised(tmp_path: Path) -> None:
-    left_out = DEEPSEEK_V3["quantization_config"] | {"modules_to_not_convert": ["model.layers.0.self_attn.o_proj"]}
+    """It counts for itself, and is not joined with quantised ones."""
+    names = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.up_proj"]
+    left_out = DEEPSEEK_V3["quantization_config"] | {"modules_to_not_convert": names}
     found = sizes_of(tmp_path, DEEPSEEK_V3 | {"quantization_config": left_out})
-    families = {row.callers[0]: row.problem.family for row in found.rows}
-    assert families["layers.*.self_attn.o_proj"] == "dense"
-    assert families["layers.*.self_attn.q_b_proj"] == "a8w8_blockscale"
+    counts = {(row.callers[0].removeprefix("layers.*."), row.problem.family): row.count for row in found.rows}
+    assert counts["self_attn.o_proj", "dense"] == 1 and counts["self_attn.o_proj", "a8w8_blockscale"] == 60
+    assert counts["mlp.gate_up_proj", "a8w8_blockscale"] == 2
+    assert counts["mlp.up_proj", "dense"] == counts["mlp.gate_proj", "a8w8_blockscale"] == 1
+
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 16,
+    "num_hidden_layers": 2, "num_key_value_heads": 8, "torch_dtype": "bfloat16", "vocab_size": 1000,
+}  # fmt: skip
+
+
+def compressed(kind: str, strategies: tuple[str, str], **changes: Any) -> dict[str, Any]:
+    """The quantization_config of compressed-tensors."""
+    weights = {"num_bits": 8, "type": kind, "strategy": strategies[0], "symmetric": True, "block_structure": None}
+    inputs = {"num_bits": 8, "type": kind, "strategy": strategies[1], "symmetric": True, "dynamic": True}
+    if strategies[0] == "block":
+        weights["block_structure"], inputs["group_size"] = [128, 128], 128
+    group = {"weights": weights | changes, "input_activations": inputs, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor"
+
+
+@pytest.mark.parametrize(
+    ("quantised", "key"),
+    [
+        (compressed("float", ("block", "group")), f"{FP8}_blockscale"),
+        (compressed("float", ("channel", "token")), FP8),
+        (compressed("float", ("tensor", "tensor")), BY_TENSOR),
+        (compressed("int", ("channel", "token")), "int8-int8-bf16_TN_a8w8"),
+        (compressed("int", ("block", "group")), "bf16_TN"),
+        (compressed("float", ("block", "group"), block_structure=[64, 64]), "bf16_TN"),
+        (compressed("float", ("channel", "token"), num_bits=4), "bf16_TN"),
+        (compressed("int", ("channel", "token"), symmetric=False), "bf16_TN"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, BY_TENSOR),
+        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, BY_TENSOR),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "bf16_TN"),
+        ({"quant_method": "fbgemm_fp8"}, FP8),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, BY_TENSOR),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "bf16_TN"),
+    ],
+)
+def test_quantised_as_tools_write_it(tmp_path: Path, quantised: dict[str, Any], key: str) -> None:
+    found = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
+    keys = {row.callers[0]: row.problem.key.partition("_")[2] for row in found.rows}
+    assert keys.pop("lm_head") == "bf16_TN" and set(keys.values()) == {key}
+    assert ("the sizes are right, but" in found.remarks[-1]) == (key == "bf16_TN")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"]
+)
+def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str) -> None:
+    quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
+    rows = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised}).rows
+    assert {"self_attn" in row.callers[0] for row in rows if row.problem.family == "dense"} == {True, False}
+    assert not any("self_attn" in row.callers[0] for row in rows if row.problem.family == "a8w8")
+
+
+@pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:" + "x" * 300, "*" * 50, "re:["])
+def test_an_expression_can_not_stop_the_run(tmp_path: Path, pattern: str) -> None:
+    quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
+    with pytest.raises(InputError, match="quantization_config ignores"):
+        sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
 
 
 @pytest.mark.parametrize("said", [Defaults("bf16"), Defaults(family="a8w8")])
@@ -63,8 +128,8 @@ def test_the_users_word_goes_before_the_files(tmp_path: Path, said: Defaults) ->
 def test_blocks_of_other_sizes_are_named(tmp_path: Path) -> None:
     config = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]}}
     assert any("quantised (fp8)" in text for text in sizes_of(tmp_path, config).remarks)
-    wrong = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "weight_block_size": "128"}}
-    with pytest.raises(InputError, match="weight_block_size must be a list of whole numbers"):
+    wrong = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}}
+    with pytest.raises(InputError, match="modules_to_not_convert must be a list of names"):
         sizes_of(tmp_path, wrong)
 
 

@@ -79,7 +79,7 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
         ) from None
     text = model.config.get_text_config(decoder=True)
     config.require_used(_known_keys(text) | _known_keys(model.config))
-    found = _Reader(model, text).read()
+    found = _WeightReader(model, text).read()
     return found if whole else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
 
 
@@ -141,7 +141,7 @@ def _known_keys(config: Any) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _WeightReader:
     """Reads weights from a model of transformers.
 
     Attributes:
@@ -233,7 +233,7 @@ class _Reader:
         """Weights of experts that are one parameter of three dimensions each."""
         groups = min(shape[0] for shape in shapes.values())  # A router may know of experts that have no weights.
         first, down = shapes.get("gate_up_proj") or shapes.get("up_proj"), shapes.get("down_proj")
-        turned = getattr(module, "is_transposed", None)
+        turned = vars(module).get("is_transposed")
         if turned is None:
             turned = bool(first and down and first[2] != down[1] and first[1] == down[2])
         chosen = groups if "shared" in name else self._chosen(name)

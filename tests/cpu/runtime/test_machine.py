@@ -51,8 +51,34 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
     assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
 
 
-def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
+ON_THE_GPU, ELSEWHERE = "--profiler events", "--target gfx942"
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy", "budget", "seconds"),
+    [
+        (ON_THE_GPU, "guided", 0, 0.0),
+        (f"{ON_THE_GPU} --budget 7", "guided", 7, 0.0),
+        (f"{ON_THE_GPU} --budget 1.5s", "guided", 0, 1.5),
+        (f"{ON_THE_GPU} --strategy guided --generate_only", "guided", 0, 0.0),
+        (f"{ON_THE_GPU} --compile_only", "exhaustive", 64, 0.0),
+        (ELSEWHERE, "exhaustive", 64, 0.0),
+        (f"{ELSEWHERE} --budget 0", "exhaustive", 0, 0.0),
+        (f"{ELSEWHERE} --budget 90s", "exhaustive", 0, 90.0),
+        (f"{ELSEWHERE} --strategy exhaustive", "exhaustive", 0, 0.0),
+        (f"{ELSEWHERE} --generate_only", "exhaustive", 0, 0.0),
+    ],
+)
+def test_what_is_tried(
+    two_gpus: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    strategy: str,
+    budget: int,
+    seconds: float,
+) -> None:
+    """A guided search where something is timed; else the best predicted, of which a user may have more or all."""
     plans: list[TuningOptions] = []
 
     def noted(self: Any, problems: object) -> dict[Problem, str]:
@@ -60,27 +86,9 @@ def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pyt
         return {}
 
     monkeypatch.setattr(TuningRun, "tune", noted)
-    argv = [
-        *SIZE,
-        "--libtype",
-        "triton",
-        "--profiler",
-        "events",
-        "--num_threads",
-        "1",
-        "-o",
-        str(tmp_path / "out.yaml"),
-    ]
-    for more in (
-        (),
-        ("--compile_only",),
-        ("--strategy", "guided", "--generate_only"),
-        ("--budget", "7"),
-        ("--budget", "1.5s"),
-    ):
-        assert tune.main([*argv, *more]) == 0
-    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
-    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
+    argv = [*SIZE, "--libtype", "triton", "--num_threads", "1", "-o", str(tmp_path / "out.yaml"), *words.split()]
+    assert tune.main(argv) == 0
+    assert [(p.strategy, p.budget, p.seconds) for p in plans] == [(strategy, budget, seconds)]
 
 
 def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

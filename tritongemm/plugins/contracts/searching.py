@@ -58,7 +58,13 @@ class Strategy(Plugin, abstract=True):
     independent: ClassVar[bool] = False
 
     def most_configs(self, kept: int, budget: int, population: int) -> int:
-        """Return how many of `kept` configs a search tries at most, given a budget and a population as in `search`."""
+        """Return how many of `kept` configs a search tries at most, beside those whose kernels are built already.
+
+        Args:
+            kept: configs left after pruning.
+            budget: as of `search`.
+            population: as of `SearchPlan`.
+        """
         return min(kept, budget or kept)
 
     @abstractmethod

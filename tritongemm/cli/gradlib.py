@@ -10,15 +10,15 @@ import argparse
 import csv
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options, tune
+from tritongemm.cli import arguments, door, options, tune, tuned_comparison
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
-from tritongemm.formats import format_of, read_text
+from tritongemm.formats import format_of, read_exactly, read_text
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 
@@ -28,6 +28,7 @@ _BF16 = "bf16"
 _FORMAT = "aiter"  # plug-in of formats/
 _AITERS_NAMES = {"dense": _BF16, "dense_bpreshuffle": _BF16, "a4w4_bpreshuffle": "a4w4_blockscale"}  # of our families
 _TUNED = f"{_BF16}_tuned_gemm.csv"
+_LEAST_PERCENT = 3.0  # by which a new row must be faster, as in AITER's tuners
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -37,6 +38,14 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.untune_file is None and args.model_dir is None and args.family is not None:
         args.untune_file = _file_name(args.family, "untuned")
+    if args.run_config is not None:
+        return _run_config(args)
+    for option, needed in (
+        ("update_improved", args.update_improved),
+        ("min_improvement_pct", args.min_improvement_pct),
+    ):
+        if needed and not args.compare:
+            raise InputError(f"--{option} needs --compare, which times the rows that are there and the new ones")
     output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
     # A file of any name is AITER's where the user says the family.
     to = _FORMAT if args.family is not None and args.tune_file is not None else ""
@@ -46,10 +55,46 @@ def main(argv: Sequence[str]) -> int:
             f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
             f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
         )
-    status: int = tune.main([*_words(args, output), *(["--to", to] if to else [])])
-    if args.sort:
+    target = _candidate_of(output) if args.compare else output
+    status: int = tune.main([*_words(args, target), *(["--to", to] if to else [])])
+    if args.compare and status in (door.DONE, door.WRONG):
+        least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
+        tuned_comparison.compare(_measuring_words(args, target), output, target, least, args.update_improved, to)
+    if args.sort and (args.update_improved or not args.compare):
         told_file.arrange()
     return status
+
+
+def _run_config(args: argparse.Namespace) -> int:
+    """Time what a file of tuned configs names, or what PyTorch runs at sizes.
+
+    Raises:
+        InputError: no file is named.
+    """
+    tuned = args.run_config is not True
+    source = args.run_config if tuned else args.untune_file
+    if source is None:
+        raise InputError("--run_config times the rows of the file behind it, or the sizes of -i; name either")
+    words = _measuring_words(args, Path(source))
+    return door.DONE if tuned_comparison.run_config(words, Path(source), tuned) else door.WRONG
+
+
+def _candidate_of(output: Path) -> Path:
+    """The file of a run whose rows are compared before they go into the output: as that is now.
+
+    Raises:
+        InputError: there is no GPU that could time anything.
+        OutputError: the place is taken, or can't be written.
+    """
+    if not machine.count_devices():
+        raise InputError("--compare times rows on a GPU, and there is none; leave it out to predict")
+    candidate = output.with_name(f"{output.stem}_candidate{output.suffix}")
+    files.check_place(candidate, _names_sizes, "a file of tuned configs", "move it")
+    if text := read_exactly(output):
+        files.atomic_write(candidate, text)
+    else:
+        candidate.unlink(missing_ok=True)
+    return candidate
 
 
 def _parser() -> arguments.Parser:
@@ -133,6 +178,18 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time limit of a compile or a candidate in seconds, as of tune",
     )
+    g.add_argument("--run_config", type=arguments.path, nargs="?", const=True, metavar="CSV",
+        help="tune nothing: time what the rows of CSV name beside PyTorch; without CSV what PyTorch runs at the sizes "
+        "of -i")  # fmt: skip
+    g.add_argument("--compare", action="store_true",
+        help="time the new rows and those that the output has, and leave it as it is: new rows are in a file of "
+        "candidates beside it")  # fmt: skip
+    g.add_argument("--update_improved", action="store_true",
+        help="with --compare, put new rows into the output that are better, or the only ones that run")  # fmt: skip
+    g.add_argument("--min_improvement_pct", type=arguments.number(0, 100), metavar="P",
+        help=f"with --compare, by how many percent a new row must be faster (default {_LEAST_PERCENT:g})")  # fmt: skip
+    g.add_argument("--shape_grouped", action="store_true",
+        help="accepted: the race that decides for a size is always on one GPU")  # fmt: skip
     g.add_argument("-v", "--verbose", action="store_true", help="print the outcome of each candidate")
 
 
@@ -173,32 +230,34 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
     if of_model and args.model_dir is None:
         raise InputError(f"--{of_model[0]} needs --model_dir; -i names a file of sizes instead")
-    words = [
-        "-o",
-        str(output),
-        "--errRatio",
-        str(args.errRatio),
-        "--warmup",
-        str(args.warmup),
-        "--iters",
-        str(args.iters),
-    ]
-    words += _sizes_of_model(args) if args.untune_file is None else ["--gemm_size_file", str(_sizes_file(args, output))]
+    sizes = None if args.untune_file is None else _sizes_file(args, output)
+    words = ["-o", str(output), *_measuring_words(args, sizes), *(_sizes_of_model(args) if sizes is None else [])]
+    libtype = None if args.libtype == "all" else args.libtype
+    words += _given({"--profile_file": args.profile_file, "--libtype": libtype, "--budget": args.budget})
+    words += ["--no_resume"] if args.all else []
+    # The tuners of AITER's other families try no splits unless they are told to.
+    unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
+    return [*words, "--max_split", "1"] if unsplit else words
+
+
+def _measuring_words(args: argparse.Namespace, source: Path | None) -> list[str]:
+    """How `tune` times, and what a file is of."""
     given = {
-        "--profile_file": args.profile_file,
-        "--libtype": None if args.libtype == "all" else args.libtype,
+        "--gemm_size_file": source,
+        "--errRatio": args.errRatio,
+        "--warmup": args.warmup,
+        "--iters": args.iters,
         "--family": args.family,
-        "--budget": args.budget,
         "--timeout": args.timeout,
         "--target": args.target,
         "--ngpus": args.mp or machine.count_devices() or None,
     }
-    words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    flags = {"--no_resume": args.all, "--verbose": args.verbose}
-    words += [name for name, is_given in flags.items() if is_given]
-    # The tuners of AITER's other families try no splits unless they are told to.
-    unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
-    return [*words, "--max_split", "1"] if unsplit else words
+    return [*_given(given), *(["--verbose"] if args.verbose else [])]
+
+
+def _given(options_: Mapping[str, object]) -> list[str]:
+    """The words of those options that have a value."""
+    return [word for name, value in options_.items() if value is not None for word in (name, str(value))]
 
 
 def _sizes_of_model(args: argparse.Namespace) -> list[str]:
@@ -210,8 +269,7 @@ def _sizes_of_model(args: argparse.Namespace) -> list[str]:
         "-dtype_a": _DTYPES.get(args.indtype),
         "-dtype_c": _DTYPES.get(args.outdtype or args.indtype),
     }
-    words = [word for name, value in given.items() if value is not None for word in (name, value)]
-    return [*words, "--all_bias"] if args.all_bias else words
+    return [*_given(given), *(["--all_bias"] if args.all_bias else [])]
 
 
 def _sizes_file(args: argparse.Namespace, output: Path) -> Path:

@@ -242,10 +242,8 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
     assert isinstance(reporter, Reporter)
     wanted = [p for p in problems if store.record(p) is None]
     if len(wanted) < len(problems):
-        reporter.say(
-            f"{len(problems) - len(wanted)} of {len(problems)} sizes are in {store.path} already (--no-resume measures "
-            "them anew)"
-        )
+        count = f"{len(problems) - len(wanted)} of {len(problems)} sizes"
+        reporter.say(f"{count} are in {store.path} already; --no-resume (in gradlib --all) measures them anew")
 
     def write_others() -> None:
         if told_file is not None and not run.options.stop:

@@ -76,7 +76,9 @@ class OfflineEvaluator(Evaluator):
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates in predicted order until one passes; nothing is timed, and there is no baseline."""
         trials: list[Trial] = []
-        predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts]
+        timeless = [a for a in artifacts if not a.config.block_m]  # a library's own choice, which says no tile
+        trials += self.verify(problem, timeless)
+        predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts if artifact.config.block_m]
         for seconds, artifact in sorted(predicted, key=lambda pair: pair[0]):
             (trial,) = self.verify(problem, [artifact])
             trials.append(replace(trial, samples=(seconds,), timer=PREDICTED))

@@ -184,7 +184,9 @@ def test_a_family_that_there_is_not_is_the_complaint(words: list[str], capsys: p
         gradlib.main(["--family", "a4w4"])
     said = capsys.readouterr().err
     assert not words and "no family is called 'a4w4'; there are: a4w4_blockscale, " in said
-    assert "; names from other tools' files: bf16, batched_a8w8, batched_bf16, fmoe (" in said
+    assert (
+        "; names from other tools' files: bf16, batched_a8w8, batched_a8w8_blockscale_mxscale, batched_bf16, " in said
+    )
 
 
 @pytest.mark.usefixtures("without_gpu")

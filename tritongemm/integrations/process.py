@@ -39,8 +39,8 @@ def start_serving() -> str:
 
 
 def serves_weight(w: Tensor) -> bool:
-    """Whether a record has a weight's N and K."""
-    return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().weights
+    """Whether a record of a linear layer has a weight's N and K."""
+    return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights
 
 
 def serves_blocks(w: Tensor, scale: Tensor) -> bool:

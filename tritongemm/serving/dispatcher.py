@@ -146,6 +146,7 @@ class Dispatcher:
     Attributes:
         calls: ready calls of the present thread. Another object takes its place when records are added.
         weights: (N, K) of the weights that have a record.
+        layer_weights: those of them that have a record of a linear layer's own memory layout.
         weights_by_layout: those of them that have a record for x or w a transposed view, in which calls may differ.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
@@ -155,6 +156,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.calls = CallTable()
         self.weights: frozenset[tuple[int, int]] = frozenset()
+        self.layer_weights: frozenset[tuple[int, int]] = frozenset()
         self.weights_by_layout: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
@@ -205,6 +207,7 @@ class Dispatcher:
         self._tables += tables
         self._times_added += 1
         self.weights = self.weights.union(*(table.weights for table in tables))
+        self.layer_weights = self.layer_weights.union(*(table.layer_weights for table in tables))
         self.weights_by_layout = self.weights_by_layout.union(*(table.weights_by_layout for table in tables))
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.scaled_weights = self.scaled_weights.union(*(table.scaled_weights for table in tables))
@@ -308,10 +311,6 @@ class Dispatcher:
         where = answers.resolution.where or ("" if isinstance(row, Support) else row.where)
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
-
-    def layer_weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the weights [N, K] of linear layers that have a record."""
-        return frozenset().union(*(table.layer_weights for table in self._tables))
 
     def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:
         """Why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tritongemm.core.record import Record
 from tritongemm.serving import served_experts, served_fp8
 from tritongemm.serving.api import default_dispatcher, load, mm
+from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
 
 _compiling = torch.compiler.is_compiling
@@ -151,7 +152,6 @@ def patch(
     else:
         load(source)
     dispatcher = default_dispatcher()
-    weights = dispatcher.layer_weights()
     served: dict[str, tuple[nn.Module, type[nn.Module]]] = {}
     left: dict[str, str] = {}
     kinds: dict[str, type[nn.Module]] = {}
@@ -165,7 +165,7 @@ def patch(
         elif isinstance(module, served_experts.ServedExperts):
             reason, kind = "served already", former
         elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
-            reason, kind = _why_left(module, weights, dispatcher.weights), ServedLinear
+            reason, kind = _why_left(module, dispatcher), ServedLinear
         else:
             continue
         if reason:
@@ -207,14 +207,8 @@ def _is_served(kind: type[nn.Module]) -> bool:
     return issubclass(kind, ServedLinear | served_experts.ServedExperts) or kind.__name__ == served_fp8.SERVED
 
 
-def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]], every: frozenset[tuple[int, int]]) -> str:
-    """Why a module that computes a linear layer is not served; "" where it can be.
-
-    Args:
-        module: the layer.
-        weights: (N, K) of linear layers that have a row.
-        every: the same, with rows of other memory layouts.
-    """
+def _why_left(module: nn.Module, dispatcher: Dispatcher) -> str:
+    """Why a module that computes a linear layer is not served; "" where it can be."""
     kind = type(module)
     if _is_served(kind):
         return "served already"
@@ -225,5 +219,9 @@ def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]], every: fro
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:
         return f"its weight is a {type(module.weight.data).__name__}"
     n, k = module.weight.shape
-    other = ", but one with a row-major B or a column-major A (tune with -col_b)" if (n, k) in every else ""
-    return "" if (n, k) in weights else f"no row for N={n}, K={k}{other}"
+    if (n, k) in dispatcher.layer_weights:
+        return ""
+    other = (
+        ", but one with a row-major B or a column-major A (tune with -col_b)" if (n, k) in dispatcher.weights else ""
+    )
+    return f"no row for N={n}, K={k}{other}"

@@ -50,7 +50,7 @@ class Campaign(ABC):
         """
 
 
-def _refused(error: TritonGemmError) -> Outcome:
+def refused(error: TritonGemmError) -> Outcome:
     """The outcome of an error that is told to a user."""
     text = str(error)
     if not text.strip() or len(text) > _MOST_MESSAGE:
@@ -88,7 +88,7 @@ class DamagedJournals(Campaign):
             with take(path) as store:
                 found = {problem: store.record(problem) for problem in _PROBLEMS}
         except (OutputError, InputError) as error:
-            return _refused(error)
+            return refused(error)
         others = [one for one in _records(path) if one not in expected.values()]
         if found != expected or others:
             raise TortureFailure(f"the results are not what was measured: {found} {others}")
@@ -142,7 +142,7 @@ def read_back(path: Path) -> Outcome:
             warnings.simplefilter("ignore")
             found = _records(path)
     except TritonGemmError as error:
-        return _refused(error)
+        return refused(error)
     if not found:
         return Outcome.HARMLESS
     path.write_text(results_format().write(found), encoding="utf-8")
@@ -220,7 +220,7 @@ class DamagedManifests(Campaign):
                 if not row.path.is_relative_to(folder):
                     raise TortureFailure(f"a manifest names {row.path}, outside its folder")
         except TritonGemmError as error:
-            return _refused(error)
+            return refused(error)
         return Outcome.HARMLESS
 
 

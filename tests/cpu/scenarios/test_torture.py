@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.torture import __main__ as torture
 from tests.torture.campaigns import IN_PROCESS, Campaign
+from tests.torture.file_campaigns import FILES
 from tests.torture.whole_commands import WITH_PROCESSES
 
 READS = 60  # tries of a campaign that only reads files
+PAGES = 12  # of one that draws a page each time
 # Tries of a campaign that starts commands, which take seconds each; the kill is of one that has just begun to work.
 STARTS = {"hostile command lines": (0, 1, 2, 3), "hostile results": (0, 1), "kills": (38,)}
 
 
-@pytest.mark.parametrize("campaign", IN_PROCESS, ids=lambda c: c.name)
+@pytest.mark.parametrize("campaign", (*IN_PROCESS, *FILES), ids=lambda c: c.name)
 def test_damaged_files_are_refused_or_recovered(campaign: Campaign, tmp_path: Path) -> None:
     """Each try raises where something else comes of it than a message, or what was there before."""
     (tmp_path / "base").mkdir()
@@ -24,10 +27,19 @@ def test_damaged_files_are_refused_or_recovered(campaign: Campaign, tmp_path: Pa
     outcomes = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in range(READS):
+        for seed in range(PAGES if campaign is FILES[-1] else READS):
             (tmp_path / str(seed)).mkdir()
             outcomes.add(campaign.attempt(random.Random(seed), tmp_path / str(seed)))
     assert len(outcomes) > 1, "some damage shows, and some does not"
+
+
+def test_a_run_is_repeated_try_by_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """By what it prints, whatever time it is given; minutes end one that has a first number alone."""
+    assert torture.main(["0.0001", "--campaign", "damaged manifests", "--seed", "7"]) == 0
+    *table, again = capsys.readouterr().out.splitlines()
+    assert again == "the same run again: --seed 7:1:0" and "| damaged manifests | 100 |" in table[2]
+    assert torture.main(["0", "--campaign", "damaged manifests", *again.split()[-2:]]) == 0
+    assert capsys.readouterr().out.splitlines() == [*table, again]
 
 
 @pytest.fixture(scope="module")

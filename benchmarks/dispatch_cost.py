@@ -43,7 +43,7 @@ CONFIGS = {
     "tma": (384, Config("tma", 64, 64, 64, 1, 1, 4, 3)),
     "persistent": (512, Config("persistent", 64, 64, 64, 1, 1, 4, 3)),
 }
-NEVER, LOST, ALGORITHM, RANGE = 128, 192, 448, 576  # other N
+NEVER, LOST, ALGORITHM, RANGE, ROW_MAJOR = 128, 192, 448, 576, 704  # other N
 LINEAR = " by linear"  # what stands beside a contender: `linear`, or PyTorch's function of the same kind
 SCALED = 640  # N of products with scales
 
@@ -145,8 +145,10 @@ def main() -> None:
     records = [record(n, config, bias) for n, config in configs.values() for bias in kinds]
     records += [record(ALGORITHM, algorithm(ALGORITHM, bias), bias, libraries[0].name) for bias in kinds]
     records += [record(LOST, CONFIGS["tile"][1], bias, "torch") for bias in kinds]
-    for one in [record(RANGE, CONFIGS["tile"][1], bias) for bias in kinds]:
-        records.append(replace(one, problem=replace(one.problem, m=2 * M), m_from=1))
+    for bias in kinds:
+        ranged, row_major = (record(n, CONFIGS["tile"][1], bias) for n in (RANGE, ROW_MAJOR))
+        records.append(replace(ranged, problem=replace(ranged.problem, m=2 * M), m_from=1))
+        records.append(replace(row_major, problem=replace(row_major.problem, row_major_b=True)))
     start = time.perf_counter()
     tritongemm.load(records)
     seconds = time.perf_counter() - start
@@ -155,6 +157,7 @@ def main() -> None:
 
     def add(name: str, n: int, says: str, dtype: torch.dtype = torch.bfloat16, m: int = M, k: int = K) -> None:
         xs, ws = ([tensor(rows, k, dtype=dtype) for _ in range(64)] for rows in (m, n))
+        ws = [w.t().contiguous().t() for w in ws] if n == ROW_MAJOR else ws
         bias, x, w = tensor(n, dtype=dtype), xs[0], ws[0]
         said = tritongemm.explain(x, w)
         if not said.startswith(says):
@@ -167,6 +170,7 @@ def main() -> None:
     for name, (n, config) in configs.items():
         add(name, n, f"exact: {config.name}")
     add("tile, range of M", RANGE, "range: ")
+    add("tile, B row-major", ROW_MAJOR, "exact: ")
     library = "cuBLASLt" if vendor == "nvidia" else "hipBLASLt"
     add(f"{library}'s algorithm", ALGORITHM, f"exact: {libraries[0].name}.")
     add("library won", LOST, "library")

@@ -23,6 +23,8 @@ from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader
 
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+# With two stages LLVM of Triton 3.9 loses a wait on gfx950, where rows begin at odd multiples of 2 bytes.
+ONE_STAGE = SPLIT.replace("__s2__", "__s1__")
 PIPELINED = "tile__bm32__bn32__bk64__gm2__sk1__w4__s2__xcds8"
 GEMV = "gemv__bm2__bn8__bk128__gm1__sk2__w4__s2"
 
@@ -92,7 +94,7 @@ def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
     ("config", "size", "options"),
     [
         (SPLIT, (33, 40, 77), ["-col_b", "--bias-vector", "n"]),
-        (SPLIT, (17, 40, 77), ["-col_a", "-dtype_a", "bf16", "--shared", "b"]),
+        (ONE_STAGE, (17, 40, 77), ["-col_a", "-dtype_a", "bf16", "--shared", "b"]),
         (PIPELINED, (33, 72, 200), ["-dtype_a", "bf16", "-col_b", "--bias-vector", "m", "--shared", "a"]),
         (GEMV, (1, 33, 300), ["-col_b"]),
         (PIPELINED, (33, 40, 77), ["--family", "a8w8", "-dtype_a", "int8", "-col_b", "--bias-vector", "n"]),

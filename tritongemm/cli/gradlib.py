@@ -21,6 +21,7 @@ from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import format_of, read_exactly, read_text
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
+from tritongemm.workloads import sizes
 
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _COLUMN_DTYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
             f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
         )
-    target = _candidate_of(output) if args.compare else output
+    target = _candidate_of(output, args) if args.compare else output
     status: int = tune.main([*_words(args, target), *(["--to", to] if to else [])])
     if args.compare and status in (door.DONE, door.WRONG):
         least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
@@ -79,15 +80,21 @@ def _run_config(args: argparse.Namespace) -> int:
     return door.DONE if tuned_comparison.run_config(words, Path(source), tuned) else door.WRONG
 
 
-def _candidate_of(output: Path) -> Path:
+def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
     """The file of a run whose rows are compared before they go into the output: as that is now.
 
     Raises:
-        InputError: there is no GPU that could time anything.
+        InputError: there is no GPU that could time anything, or rows are of two products.
         OutputError: the place is taken, or can't be written.
     """
     if not machine.count_devices():
         raise InputError("--compare times rows on a GPU, and there is none; leave it out to predict")
+    if args.untune_file is not None:
+        with warnings.catch_warnings():  # the run, which reads the sizes again, warns
+            warnings.simplefilter("ignore")
+            found = sizes.from_results(Path(args.untune_file), Defaults(family=args.family or DEFAULT_FAMILY))
+        if any(row.subject for row in found.rows):
+            raise InputError("--compare is of single products, and rows of layers are of two; leave it out")
     candidate = output.with_name(f"{output.stem}_candidate{output.suffix}")
     files.check_place(candidate, _names_sizes, "a file of tuned configs", "move it")
     if text := read_exactly(output):
@@ -230,8 +237,8 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
     if of_model and args.model_dir is None:
         raise InputError(f"--{of_model[0]} needs --model_dir; -i names a file of sizes instead")
-    sizes = None if args.untune_file is None else _sizes_file(args, output)
-    words = ["-o", str(output), *_measuring_words(args, sizes), *(_sizes_of_model(args) if sizes is None else [])]
+    source = None if args.untune_file is None else _sizes_file(args, output)
+    words = ["-o", str(output), *_measuring_words(args, source), *(_sizes_of_model(args) if source is None else [])]
     libtype = None if args.libtype == "all" else args.libtype
     words += _given({"--profile_file": args.profile_file, "--libtype": libtype, "--budget": args.budget})
     words += ["--no_resume"] if args.all else []

@@ -140,3 +140,11 @@ def test_what_can_not_be_compared(
     monkeypatch.setattr(machine, "count_devices", lambda: 0)
     assert gradlib.main(words.split()) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_layers_with_experts_are_not_compared(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    row = "16,256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
+    Path("untuned_fmoe.csv").write_text(f"{head}\n{row}\n")
+    assert gradlib.main(["-i", "untuned_fmoe.csv", "--compare"]) == 2
+    assert "--compare is of single products" in capsys.readouterr().err

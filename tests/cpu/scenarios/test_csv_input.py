@@ -54,7 +54,7 @@ REFUSED = {
         f"{HEADER[:-2]}\n{FIRST}\n",
         ": line 1 has the unknown column 'bpreshuff'; did you mean 'bpreshuffle'?",
     ),
-    "names in small letters": (f"{HEADER.lower()}\n{FIRST}\n", ": line 1 has the unknown column 'm'; did you mean 'M'"),
+    "names in small letters": (f"{HEADER.lower()}\n{FIRST}\n", ": line 1 has the unknown column 'scaleab'; did you"),
     "no names": (f"{FIRST}\n{SECOND}\n", ": line 1 has values in place of the names of columns; begin the file with"),
     "a title": (f"\nsizes\n{HEADER}\n{FIRST}\n", ": line 2 does not name the columns, but line 3 does; remove"),
     "no column K": (f"M,N,bias,dtype\n16,64,{KIND[:20]}\n", ": line 1 names no column K; a row needs M, N and K"),

@@ -111,6 +111,8 @@ def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice:
             fresh.unlink(missing_ok=True)  # it may have been swept already
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
+    except ValueError as error:
+        raise OutputError(f"{str(path)!r} is a name that no file can have: {error}; {advice}") from error
     if fault:
         raise OutputError(f"{path} {fault}; {advice}")
 

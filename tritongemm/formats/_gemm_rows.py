@@ -66,6 +66,8 @@ THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm
 OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_WORKLOAD, *_OUR_RESULT)
 KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_WORKLOAD, *_OUR_RESULT)
 
+_MOST_CALLS = 10**18  # as many as a capture writes digits; sums of their times are finite
+
 _CONFIG_KEYS = dict.fromkeys((*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT))
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
@@ -115,6 +117,8 @@ class RowReader:
         count = entry.number("count")
         if count == 0:
             entry.fail("count must be above 0; remove a row that nobody calls")
+        if count is not None and count > _MOST_CALLS:
+            entry.fail(f"count must be at most {_MOST_CALLS}, not {count:g}")
         return FormatRow(
             problem, config, record, entry.line, entry.row, entry.text("target"),
             count=1.0 if count is None else count, operation=entry.text("operation"), callers=entry.names("callers"),

@@ -44,6 +44,7 @@ def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
     ("text", "written"),
     [
         ("'count': 0", "count must be above 0"),
+        ("'count': 1.0e+300", "count must be at most 1000000000000000000, not 1e"),
         ("'count': -1", "count must be a number of at least 0"),
         ("'count': .nan", "count must be a number of at least 0"),
         ("'count': [1]", "count must be a number of at least 0"),

@@ -41,7 +41,7 @@ class Capture:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._paths = (Path(path).expanduser().absolute(),)
+        self._paths = (Path(os.path.expanduser(path)).absolute(),)
 
     def __enter__(self) -> None:
         """Start the capture."""

@@ -223,6 +223,12 @@ def test_a_place_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("print(1)\n", encoding="utf-8")
     with pytest.raises(OutputError, match="is not a list of sizes"), tritongemm.capture(tmp_path / "app.py"):
         pass
+    for name in ("a" * 5000, "a\0b", "a\ud800"):
+        with (
+            pytest.raises(OutputError, match=r"can't be written|no file can have"),
+            tritongemm.capture(tmp_path / name),
+        ):
+            pass
 
 
 def test_compiled_graphs_are_counted_at_their_true_sizes(path: Path) -> None:

@@ -207,7 +207,8 @@ def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceR
     ]
     if not rows:
         found.require_undamaged()
-        raise InputError(f"{path}: holds sizes but no tuned result; tune it first")
+        foreign = next((f"; row {row.number} names {row.foreign}" for row in found.rows if row.foreign), "")
+        raise InputError(f"{path}: holds sizes but no tuned result{foreign}; tune it first")
     if found.damaged:
         warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=stacklevel)
     return rows

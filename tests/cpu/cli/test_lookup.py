@@ -99,6 +99,11 @@ def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest
     assert status == 1 and len(lines) == 3 and lines[0].endswith("was never tuned for gfx942")
     assert lines[1].startswith(f"{csv}: row 1 (line 2) names AITER's own kernel (libtype triton), which nothing here ")
     assert lines[2] == "all rows of this N x K are of gfx942, 80 compute units"
+    csv.write_text("\n".join(rows[:2]), encoding="utf-8")
+    status, (line,) = run(capsys, str(csv), "-m", "1", "-n", "1536", "-k", "4096", *family)
+    assert status == 2 and line.endswith(
+        "holds sizes but no tuned result; row 1 names AITER's own kernel (libtype triton); tune it first"
+    )
 
 
 def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,7 +153,7 @@ class GpuEvaluator(Evaluator):
         process: works on the device; None for a process on this host.
     """
 
-    verification = "two launches of each at its own size, all of C compared with float64"
+    verification = "all of C, of two launches at the size itself, with float64"
 
     def __init__(
         self,

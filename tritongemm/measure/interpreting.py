@@ -1,4 +1,4 @@
-"""The check of a kernel on a machine without a GPU: two launches in Triton's interpreter, on a reduced problem."""
+"""The check of a kernel on a machine without a GPU: launches in Triton's interpreter, on a reduced problem."""
 
 from __future__ import annotations
 
@@ -84,6 +84,12 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
     return replace(config, options=options), replace(target, compute_units=units)
 
 
+def count_launches(config: Config, problem: Problem) -> int:
+    """Return the launches of a check: two where one leaves counters or a workspace behind for the next, else one."""
+    sizes = geometry(config, problem, 1)
+    return 2 if sizes.workspace_bytes or sizes.semaphore_bytes else 1
+
+
 @dataclass(frozen=True)
 class InterpreterJob:
     """A request to check a kernel in the interpreter.
@@ -109,11 +115,10 @@ class Interpreter:
         self._torch, self._triton = torch, triton
 
     def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
-        """Yield once: the larger error of two launches, and the largest error that rounding in float32 causes.
+        """Yield once: the largest error of its launches, and the largest error that rounding in float32 causes.
 
-        The second launch is of other operands, some of which are not finite, and in the opposite order of programs. It
-        finds the workspace and the counters that the first has left; counters that are not zero count as an infinite
-        error.
+        In the last launch some operands are not finite. A second one runs the programs in the opposite order, on the
+        workspace and the counters that the first has left; counters that are not zero count as an infinite error.
         """
         module = modules.run_text(job.text, "generated")
         module.teach_interpreter()
@@ -125,19 +130,18 @@ class Interpreter:
         c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
         # One that waits for others waits for those that were started before it.
         waits = module.config(job.config.name)[3].get("POLL") == 1
-        errors = []
-        for change, backwards in ((float32_check.enlarge, False), (float32_check.make_infinite, not waits)):
-            change(problem, operands)
+        float32_check.enlarge(problem, operands)
+        errors, launches = [], count_launches(job.config, problem)
+        for launch in range(launches):
+            if launch == launches - 1:
+                float32_check.make_infinite(problem, operands)
             for buffer in (c, *(partial for partial, _ in memory)):
                 poison(buffer)
-            with _order_of_programs(backwards):
+            with _order_of_programs(backwards=launch > 0 and not waits):
                 module.launch(job.config.name, c=c, **operands)
-            exact, magnitude = (
-                family.reference(problem, operands),
-                float32_check.magnitudes(problem, family, operands),
-            )
-            found, right = written(problem, c, exact)
-            errors.append(float32_check.deviation(found, right, written(problem, magnitude, exact)[0]))
+            exact = family.reference(problem, operands)
+            magnitude, _ = written(problem, float32_check.magnitudes(problem, family, operands), exact)
+            errors.append(float32_check.deviation(*written(problem, c, exact), magnitude))
             errors += [float("inf") for _, counters in memory if counters.any()]
         yield max(errors), float32_check.tolerance(problem)
 

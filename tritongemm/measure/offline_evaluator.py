@@ -17,7 +17,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
-from tritongemm.measure.interpreting import InterpreterJob, reduced, with_fewer_programs
+from tritongemm.measure.interpreting import InterpreterJob, count_launches, reduced, with_fewer_programs
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
@@ -41,9 +41,9 @@ class OfflineEvaluator(Evaluator):
     """
 
     verification = (
-        "two launches of each in Triton's interpreter, one after the other, at the smaller size shown, compared with "
-        "float64 as closely as float32 allows; races between programs, what the compiler makes of a kernel, the whole "
-        "size and time need a GPU"
+        "in Triton's interpreter at the smaller size shown, with float64 as closely as float32 allows; kernels with "
+        "counters are launched twice; races between programs, what a compiler makes of a kernel, the whole size and "
+        "time need a GPU"
     )
 
     def __init__(self, target: Target, timeout_s: float) -> None:
@@ -93,7 +93,8 @@ class OfflineEvaluator(Evaluator):
     def describe(self, problem: Problem, config: Config) -> str:
         """Describe in a few words how a result is verified."""
         small = reduced(problem, config)
-        return f"2 launches in the interpreter at {small.m}x{small.n}x{small.k}"
+        launches = "2 launches" if count_launches(config, small) == 2 else "1 launch"
+        return f"{launches} in the interpreter at {small.m}x{small.n}x{small.k}"
 
     def close(self) -> None:
         """End the interpreter's process."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Four times the rounding of one addition; the error of K additions grows with the square root of K.
 ERROR_OF_AN_ADDITION = 2.0**-22
 LARGE = 300.0  # larger than random numbers are by far
+FEWEST = 4  # rows or columns of which one may be infinite, so that most others are not
 
 
 def tolerance(problem: Problem) -> float:
@@ -63,7 +64,7 @@ def make_infinite(problem: Problem, operands: Operands) -> None:
     places = (("a", problem.m, (1, -1), float("inf")), ("b", problem.n, (0, problem.n // 2), float("nan")))
     for name, extent, place, value in places:
         spec = problem.operands.get(f"scale_{name}")
-        if extent == 1:
+        if extent < FEWEST:
             continue
         if problem.operands[name].dtype.bytes > 1 and not problem.operands[name].dtype.is_integer:
             _put(operands[name], place, value)

@@ -9,16 +9,22 @@ from typing import Any
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows with one value of each axis, such that each two values of different axes share a row; always the same."""
-    rows = list(product(*map(range, map(len, axes))))
-    missing = {pair for row in rows for pair in _pairs(row)}
+    rows = covering(list(product(*map(range, map(len, axes)))))
+    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in rows]
+
+
+def covering(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Some of these rows, such that each two values that share a row share one of them; always the same."""
+    pairs = {row: _pairs(row) for row in rows}
+    missing = set().union(*pairs.values())
     kept = []
     while missing:
-        best = max(rows, key=lambda row: len(missing & _pairs(row)))  # the first of those that add most
-        missing -= _pairs(best)
-        kept.append(tuple(axis[i] for axis, i in zip(axes, best, strict=True)))
+        best = max(pairs, key=lambda row: len(missing & pairs[row]))  # the first of those that add most
+        missing -= pairs[best]
+        kept.append(best)
     return kept
 
 
-def _pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+def _pairs(row: tuple[Any, ...]) -> set[tuple[tuple[int, Any], ...]]:
     """The pairs of places and values in a row."""
     return set(combinations(enumerate(row), 2))

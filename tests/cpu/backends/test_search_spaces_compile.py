@@ -1,0 +1,144 @@
+"""Triton's front end accepts the kernel of every config that a search may try: one that it refuses is a fault of ours.
+
+The steps behind the front end take a hundred times longer, and find other faults: they are left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import islice, product
+from typing import Any
+
+import pytest
+
+from tests.support.covering import covering
+from tritongemm.backends.triton import assembly_edits, compiling
+from tritongemm.codegen import geometry
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import GRANULARITIES
+from tritongemm.core.target import Target
+from tritongemm.formats import Defaults, make_problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+
+TRITON = registry.get(KernelBackend, "triton")
+FAMILIES = [name for family in registry.every(Family) for name in (family.name, *family.variants)]
+LAYOUTS = ("TN", "TT", "NN", "NT")
+KINDS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "batched": {"batch": 3},
+    "contiguous": {"groups": 4},
+    "masked": {"groups": 4, "group_form": "masked", "room": 1024},
+}
+SIZES = ((1, 512, 4096), (165, 219, 522), (1024, 1024, 4096))
+MOST_SPLITS = 3  # more are more of the same
+PARTS = 6  # into which the problems of a target are divided
+SAMPLE = 3000  # problems among which those are chosen that cover all pairs of their properties
+
+
+class FrontEndPassed(Exception):
+    """The front end has made what the first step after it would take."""
+
+
+@pytest.fixture(autouse=True)
+def front_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's compiler ends where its front end is done."""
+
+    def stop(*_: object) -> None:
+        raise FrontEndPassed
+
+    def change(stages: dict[str, Any]) -> None:
+        stages |= dict.fromkeys(stages, stop)
+
+    monkeypatch.setattr(compiling, "_CHECKS", {"amd": change, "nvidia": change})
+    monkeypatch.setattr(assembly_edits, "add_edits", change)
+
+
+def refusal(config: Config, problem: Problem, target: Target) -> str:
+    """Why the front end refuses a config's kernel; "" where it does not."""
+    try:
+        return TRITON.compile(TRITON.compile_job(config, problem, target))[0].reason
+    except FrontEndPassed:
+        return ""
+
+
+@cache
+def problems(target: Target) -> list[Problem]:
+    """Of all that the families and the search space compute on a target, such as have every two properties together."""
+    dtypes = [d for d in DTYPES if "fnuz" not in d or target.fp8 == "fnuz"]
+    named = product(FAMILIES, dtypes, ("", *GRANULARITIES))
+    forms = [form for form in named if problem_of(target, *form, "TN", "none", "one", SIZES[-1])]
+    rows = [(*form, *rest) for form in forms for rest in product(LAYOUTS, ("none", "n", "m"), KINDS, SIZES)]
+    possible = (row for row in random.Random(0).sample(rows, len(rows)) if problem_of(target, *row))
+    chosen = covering(list(islice(possible, SAMPLE)))
+    assert {row[:2] for row in chosen} == {form[:2] for form in forms}
+    return [found for row in chosen if (found := problem_of(target, *row))]
+
+
+def problem_of(
+    target: Target, family: str, dtype: str, scales: str, layout: str, bias: str, kind: str, size: tuple[int, int, int]
+) -> Problem | None:
+    """The problem with these properties, or None where there is none, or no kernel for it on a target."""
+    rows_a, rows_b = (side == "T" for side in layout)
+    given = {"row_major_a": rows_a, "row_major_b": rows_b, "bias": bias, "scales": scales, **KINDS[kind]}
+    try:
+        found = make_problem(Defaults(dtype, dtype, family=family, **given), *size)
+    except InputError:
+        return None
+    known = registry.get(Family, found.family).supports(found, target) and TRITON.supports(found, target)
+    return found if known else None
+
+
+def configs(problem: Problem, target: Target, most: int | None) -> Iterator[Config]:
+    """Of the configs that pruning leaves, for each template such as have every two values of their axes together.
+
+    The first of them have most of those; there are at most so many of each template.
+    """
+    by_template: dict[str, dict[tuple[Any, ...], Config]] = {}
+    for config in prune.prune(space(problem, target), problem, target).kept:
+        constants = geometry.constants(config, problem) | {"CONFIG": "", "SPLIT_K": min(config.split_k, MOST_SPLITS)}
+        by_template.setdefault(config.template, {}).setdefault((*constants.values(), config.num_warps), config)
+    for found in by_template.values():
+        yield from (found[row] for row in covering(list(found))[:most])
+
+
+def refusals(problems: Iterable[Problem], target: Target, most: int | None = None) -> dict[str, str]:
+    """One config and its problem for each reason of a refusal; of each template's configs at most the first so many."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        chosen = list(configs(problem, target, most))
+        assert chosen, problem.key
+        for config in chosen:
+            if reason := refusal(config, problem, target):
+                found.setdefault(reason, f"{config.name} of {problem.key}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "given"),
+    [
+        ("gfx942", "a8w8", {"dtype_a": "int8", "bias": "m"}),
+        ("gfx950", "a4w4_blockscale", {"groups": 4}),
+        ("sm90", "a8w8_blockscale", {"scales": "group"}),
+    ],
+)
+def test_the_front_end_accepts_the_first_of_each_template(target: str, family: str, given: dict[str, Any]) -> None:
+    facts = target_files.load_target(target)
+    defaults = Defaults(family=family, row_major_b=False, fp8_encoding=facts.fp8, **given)
+    assert refusals([make_problem(defaults, 1024, 1024, 4096)], facts, 6) == {}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "sm90", "sm100"])
+def test_the_front_end_accepts_all(target: str, part: int) -> None:
+    facts = target_files.load_target(target)
+    assert refusals(problems(facts)[part::PARTS], facts) == {}

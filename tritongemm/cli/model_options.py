@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
 
 from tritongemm.cli import arguments
-from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
 
@@ -22,7 +20,8 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
         "--model-dir",
         type=arguments.path,
         metavar="DIR",
-        help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them",
+        help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them; or of a "
+        "downloaded model by its name at Hugging Face, as meta-llama/Llama-3.1-8B",
     )
     g.add_argument(
         "--tp", type=arguments.whole(1, _MOST_GPUS), metavar="N", help="GPUs that share each layer (default 1)"
@@ -83,8 +82,6 @@ def read_model(args: argparse.Namespace, defaults: Defaults) -> ModelSizes:
     Raises:
         InputError: its config.json can't be used.
     """
-    if not os.path.exists(args.model_dir):
-        raise InputError(f"--model_dir {args.model_dir}: no such folder; name the one that has the model's config.json")
     tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]
     times = args.batch_size or 1
     unique = list(dict.fromkeys(m * times for m in tokens))

@@ -84,6 +84,12 @@ def default_cache_folder() -> Path:
         ) from None
 
 
+def hub_folder() -> Path:
+    """Folder of the models that Hugging Face's client has downloaded, by its own variables."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")))
+
+
 def cache_trust() -> tuple[str, ...]:
     """Users whose compiled kernels are used too; ``group`` is the group of the folder."""
     names = os.environ.get("TRITONGEMM_CACHE_TRUST", "").split(",")

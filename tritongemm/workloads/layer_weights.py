@@ -26,7 +26,7 @@ _JOINED: Final = {
     ("in_proj_b", "in_proj_a"): "in_proj_ba",
 }
 # What models put before the path of a module in the language model.
-OUTER_NAMES: Final = re.compile(r"^((model|language_model|text_model|decoder|transformer|backbone)\.)+")
+OUTER_NAMES: Final = re.compile(r"^((thinker|model|language_model|text_model|decoder|transformer|backbone)\.)+")
 _OTHER_INPUTS = ("cross", "encoder_attn", "EncDecAttention")  # Their q reads other activations than their k and v.
 FUSED: Final = ("qkv_proj", "query_key_value", "Wqkv", "c_attn", "qkv")  # q, k and v as one layer of the model's own
 KEYS_AND_VALUES: Final = ("k_proj", "v_proj", "key", "value", "wk", "wv")

@@ -26,10 +26,10 @@ _MOST_COUNTED = 20_000  # Each is a Python object.
 _CHOSEN = ("top_k", "topk", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
 _EXPERTS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _IN_A_LIST = re.compile(r"(experts)\.\d+(?=\.)")
-_NO_TEXT = re.compile(r"(^|[._])(vision|visual|image|img|audio|speech|video)")
+_NO_TEXT = re.compile(r"(^|[._])(vision|visual|image|img|audio|speech|video|talker|token2wav|code2wav)")
 _NO_PRODUCT = re.compile(r"Embed|Conv|Norm|Parametrization")
 _PLANNED = {"colwise": "columns", "rowwise": "rows"}
-_ROUTERS = ("gate", "router", "shared_expert_gate", "classifier")
+_KEPT = ("gate", "router", "shared_expert_gate", "classifier", "lm_head")  # Quantised models have these as they were.
 _LEAST_UNLISTED = 2**14  # elements of a parameter
 
 
@@ -225,7 +225,7 @@ class _WeightReader:
         generic = re.sub(r"\.\d+(?=\.)", ".*", _inner(name))
         planned = (self.text.base_model_tp_plan or {}).get(generic, "")
         cut = next((cut for word, cut in _PLANNED.items() if word in planned), "none" if planned else "")
-        return LayerWeight(_inner(name), columns, k, bias, split(k, heads).heads, cut=cut, kept=last in _ROUTERS)
+        return LayerWeight(_inner(name), columns, k, bias, split(k, heads).heads, cut=cut, kept=last in _KEPT)
 
     def _list_experts(
         self, name: str, module: Any, shapes: Mapping[str, tuple[int, ...]], bias: bool

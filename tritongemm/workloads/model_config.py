@@ -15,15 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tritongemm.core import settings
 from tritongemm.core import values as kinds
 from tritongemm.core.errors import InputError
 from tritongemm.core.reading import RepeatedKeyError, keys_once, read_bytes
 from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind
 
 FILE = "config.json"
+_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
+_REVISION = re.compile(r"[0-9a-f]{40}")
 NESTED = "text_config"
 MOST_LAYERS = 10_000  # They are looked at one by one.
-CAPTURE = "or record the sizes of a run with python -m tritongemm.capture"
+CAPTURE = "python -m tritongemm.capture records the sizes of such a model as it runs"
 _OTHER_PARTS = ("vision_config", "audio_config")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Names of keys that change which products a model has; numbers of experts that a token goes to are not among them.
@@ -213,12 +216,12 @@ def read_config(place: Path) -> ModelConfig:
     """The values of a model's config.json.
 
     Args:
-        place: the model's folder, or the file itself.
+        place: the model's folder, the file itself, or the name of a model that Hugging Face's client has downloaded.
 
     Raises:
         InputError: there is no such file, or it is no JSON with a map of keys, each of which it has once.
     """
-    path = place / FILE if os.path.isdir(place) else place
+    path = place / FILE if os.path.isdir(place) else place if os.path.exists(place) else _find_downloaded(str(place))
     values = _read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold a map of keys, not {reprlib.repr(values)}")
@@ -226,6 +229,25 @@ def read_config(place: Path) -> ModelConfig:
     if nested is not None and not isinstance(nested, dict):
         raise InputError(f"{path}: {NESTED} must be a map, not {reprlib.repr(nested)}")
     return ModelConfig(path, nested if nested is not None else values, values, {})
+
+
+def _find_downloaded(name: str) -> Path:
+    """The config.json of a model by the hub's name, in the revision that was downloaded last as its main one.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = settings.hub_folder()
+    if _HUB_NAME.fullmatch(name):
+        model = folder / f"models--{name.replace('/', '--')}"
+        head = model / "refs" / "main"
+        revision = read_bytes(head).decode("ascii", "replace").strip() if os.path.isfile(head) else ""
+        path = model / "snapshots" / revision / FILE
+        if _REVISION.fullmatch(revision) and os.path.isfile(path):
+            return path
+    raise InputError(
+        f"{name}: there is no such folder with a model's {FILE}, and no downloaded model of that name in {folder}"
+    )
 
 
 def _read_json(path: Path) -> object:

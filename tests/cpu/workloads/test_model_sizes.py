@@ -190,6 +190,8 @@ def test_mixtures_of_experts(tmp_path: Path) -> None:
     assert qwen["mlp.shared_expert_gate"] == (1, 2048, 11, "none")
     assert qwen["mlp.shared_expert.down_proj"] == (2048, 20480, 11, "none")
     assert qwen["self_attn.qkv_proj"][3] == "n"
+    renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN15_MOE.items()}
+    assert layers_of(tmp_path, renamed) == layers_of(tmp_path, QWEN15_MOE)
     assert layers_of(tmp_path, GPT_OSS)["mlp.router"] == (128, 2880, 36, "n")
 
 
@@ -267,10 +269,29 @@ def test_gpus_that_can_not_share_it(tmp_path: Path) -> None:
         sizes_of(tmp_path, LLAMA_70B | {"intermediate_size": 28671}, 2)
 
 
-def test_no_file(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "absent", tmp_path / "config.json"):
-        with pytest.raises(InputError, match="there is no such file"):
-            from_model(place, 1, (1,), Defaults())
+def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(InputError, match=r"config\.json: there is no such file"):
+        from_model(tmp_path, 1, (1,), Defaults())
+    with pytest.raises(
+        InputError, match=r"no such folder with a model's config\.json, and no downloaded model of that name"
+    ):
+        from_model(tmp_path / "absent", 1, (1,), Defaults())
+
+
+def test_a_downloaded_model_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    model, revision = tmp_path / "hub" / "models--Qwen--Qwen3-32B", "0123456789" * 4
+    (snapshot := model / "snapshots" / revision).mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(QWEN3_32B))
+    (model / "refs").mkdir()
+    for said, found in ((revision + "\n", True), (f"../snapshots/{revision}", False), ("main", False)):
+        (model / "refs" / "main").write_text(said)
+        if found:
+            assert len(from_model(Path("Qwen/Qwen3-32B"), 8, (1,), Defaults()).rows) == 5
+        else:
+            with pytest.raises(InputError, match=f"no downloaded model of that name in {tmp_path}/hub"):
+                from_model(Path("Qwen/Qwen3-32B"), 8, (1,), Defaults())
 
 
 _WRONG = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}))

@@ -18,9 +18,11 @@ from tritongemm.core.errors import InputError
 from tritongemm.workloads.layer_weights import FUSED, KEYS_AND_VALUES, OUTER_NAMES, Columns, LayerWeight, Weights
 from tritongemm.workloads.model_config import CAPTURE, ModelConfig
 
-# Of the file, these select code to run instead of shapes.
-_NOT_SHAPES = re.compile(r".*_implementation.*|auto_map|quantization_config|(torch_)?dtype|_?name_or_path")
-_COUNTED = re.compile(r"layers|experts|depth|blocks")
+# Of the file, these select code to run instead of shapes, or name classes one by one.
+_NOT_SHAPES = re.compile(
+    r".*_implementation.*|auto_map|quantization_config|(torch_)?dtype|_?name_or_path|num_labels|id2label|label2id"
+)
+_COUNTED = re.compile(r"layer|expert|depth|block")
 _ERRORS = 40  # the level of logging at which transformers still speaks
 _MOST_COUNTED = 20_000  # Each is a Python object.
 _CHOSEN = ("top_k", "topk", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
@@ -69,17 +71,17 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
     try:
         with _offline():
             model, whole = _build(class_, values)
+            text = model.config.get_text_config(decoder=True)
+            found, known = _WeightReader(model, text).read(), _known_keys(text) | _known_keys(model.config)
     except Exception as error:  # whatever the classes of 300 models may raise
         import transformers
 
-        first = str(error).strip().splitlines()[0][:300] if str(error).strip() else ""
+        first = str(error).strip().partition("\n")[0][:300]
         raise InputError(
             f"{config.path}: transformers {transformers.__version__} can't build {class_.__name__}: "
             f"{type(error).__name__}: {first}; {CAPTURE}"
         ) from None
-    text = model.config.get_text_config(decoder=True)
-    config.require_used(_known_keys(text) | _known_keys(model.config))
-    found = _WeightReader(model, text).read()
+    config.require_used(known)
     return found if whole else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
 
 

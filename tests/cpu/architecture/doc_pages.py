@@ -24,7 +24,7 @@ _PATH = re.compile(
 )
 _MODULE = re.compile(r"(?<![\w./])tritongemm(?:\.\w+)+")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
-_VARIABLE = re.compile(r"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|HIP_ONLINE_TUNING|C[A-Z]+_DIR)\b")
+_VARIABLE = re.compile(r"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|HIP_ONLINE_TUNING|HF_[A-Z_]+|C[A-Z]+_DIR)\b")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tritongemm.workloads.model_config import CAPTURE, ModelConfig
 _NOT_SHAPES = re.compile(
     r".*_implementation.*|auto_map|quantization_config|(torch_)?dtype|_?name_or_path|num_labels|id2label|label2id"
 )
-_COUNTED = re.compile(r"layer|expert|depth|block")
+_COUNTED = re.compile(r"layers|n_layer|experts|depth|blocks")
 _ERRORS = 40  # the level of logging at which transformers still speaks
 _MOST_COUNTED = 20_000  # Each is a Python object.
 _CHOSEN = ("top_k", "topk", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
@@ -31,7 +31,13 @@ _IN_A_LIST = re.compile(r"(experts)\.\d+(?=\.)")
 _NO_TEXT = re.compile(r"(^|[._])(vision|visual|image|img|audio|speech|video|talker|token2wav|code2wav)")
 _NO_PRODUCT = re.compile(r"Embed|Conv|Norm|Parametrization")
 _PLANNED = {"colwise": "columns", "rowwise": "rows"}
-_KEPT = ("gate", "router", "shared_expert_gate", "classifier", "lm_head")  # Quantised models have these as they were.
+_UNQUANTISED = (
+    "gate",
+    "router",
+    "shared_expert_gate",
+    "classifier",
+    "lm_head",
+)  # Quantised models have these as they were.
 _LEAST_UNLISTED = 2**14  # elements of a parameter
 
 
@@ -227,7 +233,7 @@ class _WeightReader:
         generic = re.sub(r"\.\d+(?=\.)", ".*", _inner(name))
         planned = (self.text.base_model_tp_plan or {}).get(generic, "")
         cut = next((cut for word, cut in _PLANNED.items() if word in planned), "none" if planned else "")
-        return LayerWeight(_inner(name), columns, k, bias, split(k, heads).heads, cut=cut, kept=last in _KEPT)
+        return LayerWeight(_inner(name), columns, k, bias, split(k, heads).heads, cut=cut, kept=last in _UNQUANTISED)
 
     def _list_experts(
         self, name: str, module: Any, shapes: Mapping[str, tuple[int, ...]], bias: bool

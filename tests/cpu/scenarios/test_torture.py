@@ -14,7 +14,7 @@ from tests.torture.file_campaigns import FILES
 from tests.torture.whole_commands import WITH_PROCESSES
 
 READS = 60  # tries of a campaign that only reads files
-PAGES = 12  # of one that draws a page each time
+LONGER = dict.fromkeys(FILES, 24) | {FILES[-1]: 12}  # of those whose tries take longer, the last one most
 # Tries of a campaign that starts commands, which take seconds each; the kill is of one that has just begun to work.
 STARTS = {"hostile command lines": (0, 1, 2, 3), "hostile results": (0, 1), "kills": (38,)}
 
@@ -27,7 +27,7 @@ def test_damaged_files_are_refused_or_recovered(campaign: Campaign, tmp_path: Pa
     outcomes = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in range(PAGES if campaign is FILES[-1] else READS):
+        for seed in range(LONGER.get(campaign, READS)):
             (tmp_path / str(seed)).mkdir()
             outcomes.add(campaign.attempt(random.Random(seed), tmp_path / str(seed)))
     assert len(outcomes) > 1, "some damage shows, and some does not"

@@ -22,9 +22,8 @@ _START = (
     "import sys; sys.path += {home}; from tritongemm.workloads.capturing import session; session.start_if_asked(); "
 )
 _command = spawn.get_command_line
-_ends: dict[str, Callable[..., Any]] = {
-    name: getattr(os, name) for name in ("_exit", "execv", "execve")
-}  # others call these
+# Of `os`; its other functions that replace the process call these.
+_ends: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in ("_exit", "execv", "execve")}
 
 
 def start_text() -> str:
@@ -47,8 +46,10 @@ def uncover() -> None:
 
 
 def _end(finish: Callable[[], None], end: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    finish()
-    end(*args, **kwargs)
+    try:
+        finish()
+    finally:
+        end(*args, **kwargs)
 
 
 def _command_that_captures(**kwargs: Any) -> list[str]:

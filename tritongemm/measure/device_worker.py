@@ -310,7 +310,8 @@ class DeviceWorker:
         if isinstance(made, self._torch.Tensor):  # Some of PyTorch's functions allocate the result.
             c = made.view_as(c)
         ratio = operands.protocol.err_ratio
-        return verify.compare(operands.problem, operands.family, c, operands.reference, ratio).reason
+        result = verify.compare(operands.problem, operands.family, c, operands.reference, ratio)
+        return verify.library_fault(operands.problem, result)
 
     def _release(self, operands: OperandSets, entries: Sequence[RaceEntry]) -> None:
         for entry in entries:

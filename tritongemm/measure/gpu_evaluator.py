@@ -153,7 +153,7 @@ class GpuEvaluator(Evaluator):
         process: works on the device; None for a process on this host.
     """
 
-    verification = "all of C, of two launches at the size itself, with float64"
+    verification = "on the GPU, two launches of each, all of C against float64"
 
     def __init__(
         self,

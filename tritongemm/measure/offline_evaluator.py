@@ -41,9 +41,8 @@ class OfflineEvaluator(Evaluator):
     """
 
     verification = (
-        "in Triton's interpreter at the smaller size shown, with float64 as closely as float32 allows; kernels with "
-        "counters are launched twice; races between programs, what a compiler makes of a kernel, the whole size and "
-        "time need a GPU"
+        "in Triton's interpreter at the smaller sizes shown, against float64 as closely as float32 allows; races "
+        "between programs, what a compiler makes of a kernel, the whole sizes and time need a GPU"
     )
 
     def __init__(self, target: Target, timeout_s: float) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # `error_metric.deviation`.
 LOST_ERROR = 0.5
 
+# PyTorch lets its library round partial sums to the type of C, unless a program forbids it: so many roundings to it are
+# no fault of a library's own choice. What drops or repeats a part of K is off by far more.
+ROUNDINGS_OF_A_LIBRARY = 3
+
 
 @dataclass(frozen=True)
 class VerifyResult:
@@ -52,6 +56,12 @@ class VerifyResult:
             return ""
         share = f", in {self.outside:.3g} of the elements" if self.outside is not None else ""
         return f"error {self.error:.3g} > {self.tolerance:.3g}{share}"
+
+
+def library_fault(problem: Problem, result: VerifyResult) -> str:
+    """Return why the result of a library's own choice is wrong, with the numbers; "" where it is right."""
+    allowed = result.tolerance + ROUNDINGS_OF_A_LIBRARY * problem.c.epsilon
+    return "" if result.error <= allowed else result.reason
 
 
 def poison(c: Tensor) -> None:

@@ -31,7 +31,7 @@ def print_verified(reporter: Reporter, results: Sequence[VerifiedResult], verifi
     others = [f", {n} {what}" for n, what in counts if n]
     reporter.say(f"{len(results) - wrong - refused - unchecked} of {len(results)} results are right{''.join(others)}")
     if any(result.how for result in results):
-        reporter.say(f"checked: {verification}")
+        reporter.say(f"checked {verification}")
 
 
 def print_retimed(reporter: Reporter, results: Sequence[RetimedResult]) -> None:

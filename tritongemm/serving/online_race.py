@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.numerics.verify import compare, poison
+from tritongemm.numerics.verify import VerifyResult, compare, library_fault, poison
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 
@@ -134,7 +134,7 @@ class AlgorithmRace:
         if run is None:
             raise LookupError(f"{library.label} has nothing for {problem.key}")
         self._baseline, self._reference = TimedAlgorithm(None, run), self._exact()
-        self._baseline_wrong = self._fault(run)
+        self._baseline_wrong = library_fault(problem, self._result(run))
 
     def _exact(self) -> Tensor:
         """C from float64, rounded to its type; some columns at a time, for all of B in float64 takes much memory."""
@@ -149,19 +149,17 @@ class AlgorithmRace:
 
     def check(self, run: Run) -> Support:
         """Whether a launch writes the right result, up to rounding, or how far it is off."""
-        fault = self._fault(run)
+        fault = self._result(run).reason
         return Support(f"its result is wrong: {fault}") if fault else SUPPORTED
 
-    def _fault(self, run: Run) -> str:
-        """The error of what a launch writes, with the tolerance; "" where it is right."""
+    def _result(self, run: Run) -> VerifyResult:
+        """What a launch writes beside what is right, where they differ most."""
         c = self.operands["c"]
         poison(c)
         run()
-        for ours, right in zip(_parts(c), _parts(self._reference), strict=True):
-            result = compare(self.problem, self._family, ours, right.double())
-            if not result.ok:
-                return result.reason
-        return ""
+        pairs = zip(_parts(c), _parts(self._reference), strict=True)
+        results = [compare(self.problem, self._family, ours, right.double()) for ours, right in pairs]
+        return max(results, key=lambda result: result.error)
 
     def hold(self, seconds: float) -> OnlineOutcome:
         """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.

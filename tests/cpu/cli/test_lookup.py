@@ -49,6 +49,17 @@ def test_a_row_is_told_with_its_place_and_its_times(file: str, capsys: pytest.Ca
     ]
 
 
+def test_a_library_that_is_wrong_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = record(problem(16, 32, 64), library_seconds=None, library_wrong="error 0.5 > 0.008")
+    (tmp_path / "tuned.yaml").write_text(results_format().write([wrong]), encoding="utf-8")
+    status, lines = run(capsys, str(tmp_path / "tuned.yaml"), "-m", "16", *SIZE)
+    version = wrong.toolchain["torch"]
+    assert status == 0 and lines[-2:] == [
+        "time      2.00 us at M 16",
+        f"wrong     the library at 16x32x64_bf16_TN (torch {version}: error 0.5 > 0.008)",
+    ]
+
+
 def test_a_range_tells_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = run(capsys, file, "-m", "50", *SIZE)
     assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"

@@ -228,7 +228,7 @@ def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[st
     )
     said = capsys.readouterr()
     assert "3 of 3 results are right" in said.err and "interpreter" in said.out
-    assert "checked: in Triton's interpreter at the smaller size shown, " in said.err and "need a GPU" in said.err
+    assert "checked in Triton's interpreter at the smaller sizes shown, " in said.err and "need a GPU" in said.err
     assert not (tuned.folder / "checked.yaml").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import torch
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.random_inputs import INITS
-from tritongemm.numerics.verify import VerifyResult, poison, verify
+from tritongemm.numerics.verify import VerifyResult, compare, library_fault, poison, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
@@ -136,6 +137,18 @@ def test_results_that_flicker_within_rounding() -> None:
 
     found = verify(problem, DENSE, run, c, exact)
     assert len(calls) == 2 and found.ok
+
+
+def test_a_library_may_round_partial_sums_to_the_type_of_c() -> None:
+    """As PyTorch lets it; a part of K that is left out is far beyond that."""
+    problem = Problem(256, 256, 4096, "bf16", "bf16", "bf16")
+    operands = DENSE.make_inputs(problem, "cpu")
+    exact, (a, b) = DENSE.reference(problem, operands), (operands["a"].double(), operands["b"].double())
+    parts = [(a[:, k : k + 512] @ b[k : k + 512]).bfloat16() for k in range(0, 4096, 512)]
+    rounded = compare(problem, DENSE, functools.reduce(torch.add, parts), exact)
+    assert not rounded.ok and not library_fault(problem, rounded)
+    short = compare(problem, DENSE, (a[:, 64:] @ b[64:]).bfloat16(), exact)
+    assert library_fault(problem, short) == short.reason != ""
 
 
 def test_verdicts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ from tests.support.formats import read_text, write_text
 from tests.support.racing import SIZE
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
+from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import MARGIN, TuningOptions
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving.winners import baseline_won, is_launchable
-from tritongemm.tuning.task import make_record
+from tritongemm.tuning.final_race import RaceWork, decide, run_race
+from tritongemm.tuning.race_again import race_again
+from tritongemm.tuning.task import Task, make_record
 
 KERNEL = Config("tile", 16, 16, 16)
 ALGORITHM = Config("heuristic", 16, 16, 16, backend="blaslt")
@@ -49,3 +54,25 @@ def test_a_library_whose_result_is_wrong_loses(tmp_path: Path) -> None:
     assert Record.from_json(record.to_json()) == record
     (row,) = read_text(write_text(record))
     assert row.record == record and is_launchable(record) and not baseline_won(record)
+
+
+def test_where_nothing_is_right_nothing_wins(tmp_path: Path) -> None:
+    """The reason says that the library is wrong too; a candidate that is verified when its turn comes would win."""
+
+    class Nothing(FakeEvaluator):
+        """A device on which every result is wrong."""
+
+        def race(
+            self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False
+        ) -> RaceResult:
+            """None is right, nor the baseline."""
+            trials = tuple(Trial(a.config, "wrong", "error 9 > 0.1", stage="final") for a in artifacts)
+            return RaceResult(trials, {}, True, library_wrong="error 0.5 > 0.008")
+
+    evaluator, options, artifact = Nothing(), TuningOptions(tmp_path, library="torch"), Artifact(KERNEL, "")
+    outcome = run_race(RaceWork(SIZE, (artifact,), ()), evaluator, options)
+    task = Task(SIZE)
+    assert decide(task, outcome, evaluator.target, options) is None
+    assert "no candidate passed" in task.failure and "torch is wrong too: error 0.5 > 0.008" in task.failure
+    again = race_again(evaluator, SIZE, [artifact], options)
+    assert isinstance(again, Support) and again.reason.endswith("torch is wrong too: error 0.5 > 0.008")

@@ -50,7 +50,7 @@ def test_a_row_is_told_with_its_place_and_its_times(file: str, capsys: pytest.Ca
 
 
 def test_a_library_that_is_wrong_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = record(problem(16, 32, 64), library_seconds=None, library_wrong="error 0.5 > 0.008")
+    wrong = replace(record(problem(16, 32, 64)), library_seconds=None, library_wrong="error 0.5 > 0.008")
     (tmp_path / "tuned.yaml").write_text(results_format().write([wrong]), encoding="utf-8")
     status, lines = run(capsys, str(tmp_path / "tuned.yaml"), "-m", "16", *SIZE)
     version = wrong.toolchain["torch"]

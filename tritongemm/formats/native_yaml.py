@@ -55,7 +55,7 @@ class NativeYaml(ResultsFormat):
             raise InputError(f"{path} holds an empty list")
         if overlaps := list(_overlaps(results.rows)):
             lower, upper = overlaps[0]
-            others = f"; {len(overlaps) - 1} more pairs of rows overlap" if len(overlaps) > 1 else ""
+            others = f"; further pairs of rows that overlap: {len(overlaps) - 1}" if len(overlaps) > 1 else ""
             warnings.warn(
                 f"{lower.where(str(path))} and row {upper.number} (line {upper.line}) serve ranges of M that overlap "
                 f"({lower.problem.key}, {upper.problem.key}); where both do, the first is used{others}",

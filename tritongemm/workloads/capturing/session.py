@@ -193,8 +193,8 @@ class OpenCapture:
                 self._recorder.spreads.clear()
             except OutputError as error:
                 if last:
-                    lost = f"{sum(one.calls for one in counted)} captured calls of {len(counted)} products are lost"
-                    warnings.warn(f"{lost}: {error}", RuntimeWarning, stacklevel=1)
+                    lost = f"calls: {sum(one.calls for one in counted)}, products: {len(counted)}"
+                    warnings.warn(f"what was captured is lost ({lost}): {error}", RuntimeWarning, stacklevel=1)
                 elif not self._told:
                     warnings.warn(f"what was captured is not written yet: {error}", RuntimeWarning, stacklevel=1)
                 self._told = True

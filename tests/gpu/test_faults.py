@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tritongemm.backends.torch.backend import CHOICE
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
@@ -135,6 +136,22 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     assert final.samples.keys() == {config(n).name for n in GOOD} | {BASELINE_ENTRY}
     assert NAMES[choose(final.samples).name] in GOOD
     assert all(found[n].error <= found[n].tolerance for n in GOOD)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(64, 128, 256, "bf16", "bf16", "bf16", bias="n"),
+        Problem(64, 128, 256, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False),
+        Problem(64, 128, 256, "int8", "int8", "int32", row_major_b=False, batch=3, shared="b"),
+        Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, groups=4),
+    ],
+    ids=str,
+)
+def test_the_librarys_own_result_is_compared_and_right(crew: Crew, problem: Problem) -> None:
+    """Whether it writes C or makes one."""
+    final = crew.gpu.race(problem, [Artifact(CHOICE, "")], "torch")
+    assert not final.library_wrong and BASELINE_ENTRY in final.samples, final
 
 
 def test_the_next_request_finds_a_device_that_works(crew: Crew) -> None:

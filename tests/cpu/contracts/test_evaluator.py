@@ -127,7 +127,7 @@ def test_a_library_is_listed_or_its_refusal_says_why(evaluator: Evaluator) -> No
 
 
 def test_it_says_how_a_result_is_verified(evaluator: Evaluator) -> None:
-    assert evaluator.describe(SIZE, CONFIGS[0]).strip() and evaluator.target.name
+    assert evaluator.describe(SIZE, CONFIGS[0]).strip() and evaluator.verification and evaluator.target.name
 
 
 def test_the_gpus_evaluator_races_the_baseline(

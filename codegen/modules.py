@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from tritongemm.codegen import render
+from tritongemm.codegen import render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.files import atomic_write
 from tritongemm.core.problem import Problem
@@ -46,7 +46,10 @@ def write_candidates(problem: Problem, configs: Sequence[Config], target: Target
 def write_winner(record: Record, target: Target, folder: Path) -> Path:
     """Write the winner as a module to paste into a project, and return its path."""
     how = "predicted" if record.timer == PREDICTED else "measured"
-    remark = f"Config {record.config.name}: {record.seconds * 1e6:.2f} us {how} ({record.timer})."
+    remark = f"Config {record.config.name}:\n{record.seconds * 1e6:.2f} us {how} ({record.timer})"
+    if record.timer != PREDICTED and template_facts.kernel_template(record.config.template).edited:
+        remark += " of the form whose assembly the tuner edits.\nThis module has no edits: it can be slower"
+    remark += "."
     path = winner_path(record.problem, folder)
     atomic_write(path, render.winner(record.problem, record.config, target, remark))
     return path

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.codegen.geometry import batch_strides
+from tritongemm.codegen.geometry import batch_strides, geometry
+from tritongemm.codegen.specialised_text import specialise
 from tritongemm.codegen.template_facts import (
     TEMPLATES,
+    KernelTemplate,
     adds_blocks,
     arguments,
     compiler_options,
@@ -19,6 +23,7 @@ from tritongemm.codegen.template_facts import (
     operands,
     pieces_of_b,
 )
+from tritongemm.codegen.wrapped_lines import WIDTH, wrap_text
 from tritongemm.core.config import Config
 from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.dtypes import DTYPES, DType
@@ -185,13 +190,15 @@ def _bounds(c: DType, integer: bool) -> tuple[str, ...]:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # what is served is compiled already
 
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
         auto_reload=False,  # a kernel imports up to a dozen files, and looking whether each has changed takes longest
     )
+    made.filters["wrapped"] = wrap_text
+    return made
 
 
 @cache
@@ -246,6 +253,9 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             module_name=module_name(problem),
             operand_of=operand_of,
             scale_places=scale_places,
+            sized_needs=_sized_needs,
+            plain=plain,
+            fill=fill,
             **extra,
         )
     )
@@ -283,4 +293,84 @@ def module(
 
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:
     """Return a small module with one config, to paste into a project; `remark` states the measurements."""
-    return _render("winner.py.j2", problem, [config], target, remark=remark)
+    template = kernel_template(config.template)
+    constants = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "SPLIT_K": config.split_k,
+        **template.constants(config, in_halves(problem)),
+    }
+    needed = geometry(config, problem, target.compute_units)
+    more = {
+        "remark": remark,
+        "constants": constants,
+        "options": compiler_options(config),
+        "shares_memory": needed.workspace_bytes + needed.semaphore_bytes > 0,
+        "count_of": partial(_count, problem),
+        "meaning_of": partial(_meaning, problem),
+    }
+    text = _render("winner.py.j2", problem, [config], target, **more)
+    known = {**constants, "GROUPS": problem.groups, "MASKED": problem.room > 0, "EDITED": 0, "CONFIG": ""}
+    return specialise(text, "matmul", known)
+
+
+def _count(problem: Problem, operand: OperandSpec) -> str:
+    """The number of an operand's elements, as written in a module."""
+    products = ("len(b)" if problem.shared == "a" else "len(a)") if operand.batch else ""
+    if operand.name == problem.group_operand:
+        return str(problem.groups)
+    along_a = operand.name == "scale_a" or (operand.name == "bias" and problem.bias == "m")
+    extent, scaling = "M" if along_a else "N", operand.scaling
+    if along_a and problem.room:
+        extent = f"{problem.groups} * M"
+    if scaling is not None:
+        extent = _padded(extent, scaling.rows, scaling.pad[0])
+        if scaling.depth:
+            extent += f" * {_padded('K', scaling.depth, scaling.pad[1])}"
+    groups = str(problem.groups) if problem.groups > 1 and operand.name == "scale_b" else ""
+    return " * ".join(filter(None, (products, groups, extent)))
+
+
+def _padded(extent: str, share: int, pad: int) -> str:
+    """How many factors there are along an extent, of which so many elements share one."""
+    count = {0: "1", 1: extent}.get(share, f"cdiv({extent}, {share})")
+    return count if pad == 1 else f"cdiv({count}, {pad}) * {pad}"
+
+
+def _meaning(problem: Problem, operand: OperandSpec) -> str:
+    """What an operand besides A and B says, in a few words behind its type."""
+    if operand.name == "bias":
+        return f", one for each {'row' if problem.bias == 'm' else 'column'} of C"
+    if operand.scaling is None:
+        return ": the row behind each group's last" if operand.name == "offsets" else ": the rows of each group"
+    scaling = operand.scaling
+    rows = "row" if operand.name == "scale_a" else "column"
+    share = {0: f"all {rows}s", 1: f"each {rows}"}.get(scaling.rows, f"{scaling.rows} {rows}s")
+    depth = f" and {scaling.depth} elements along K, in the layout `{scaling.layout}`" if scaling.depth else ""
+    return f", one for {share} of {operand.name[-1]}{depth}"
+
+
+def plain(expression: str) -> str:
+    """Return an expression without brackets that do nothing."""
+    return ast.unparse(ast.parse(expression, mode="eval"))
+
+
+def fill(text: str, pad: int) -> str:
+    """Return words of a docstring in lines, the first of which begins behind so many blanks."""
+    blanks = " " * pad
+    return textwrap.fill(text, WIDTH - 3, initial_indent=blanks, subsequent_indent=blanks + "    ").strip()
+
+
+def _sized_needs(template: KernelTemplate) -> list[tuple[str, str]]:
+    """What a template needs of M, N and K, in words and as written in a module."""
+    given = {"M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "COMPUTE_UNITS", "GROUPS", "MASKED"}
+    given |= {"cdiv", "min", "max", *(o.upper() for o in template.constexprs)}
+    found = []
+    for words, expression in template.needs.items():
+        # Modules run without edits: splits of a tile add their sums through L2, and need no block of K each.
+        written = plain(expression.replace("EVEN_K", "K % BLOCK_K == 0").replace("EXCHANGE", "0"))
+        names = {n.id for n in ast.walk(ast.parse(written, mode="eval")) if isinstance(n, ast.Name)}
+        if names & {"M", "N", "K"} and names <= given and not written.startswith("0 == 0 or"):
+            found.append((words, written))
+    return found

@@ -40,7 +40,7 @@ def launches_for(target: Target, folder: Path, binary: bool = False) -> Iterator
     Args:
         target: the GPU's architecture.
         folder: of Triton's cache.
-        binary: compile to the end; otherwise to the first stage, in which kernels are checked, inlined and simplified.
+        binary: compile to the end; otherwise to the first form in which kernels are checked, inlined and simplified.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -63,7 +63,10 @@ def launches_for(target: Target, folder: Path, binary: bool = False) -> Iterator
         text = source.make_ir(target, parsed, codegen, modules, context)
         stages: dict[str, Any] = {}
         backend.add_stages(stages, parsed, source.language)
-        text = next(iter(stages.values()))(text, {"target": target, **vars(parsed)})
+        for name, lower in list(stages.items())[list(stages).index(source.ext) :]:
+            text = lower(text, {"target": target, **vars(parsed)})
+            if name in ("ttir", "ttgir"):
+                break
         made.append(text.str_nodebug())
         return made[-1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,17 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
-RUNS = [(target, case) for target in TARGETS for case in CASES if target == "sm90" or CASES[case].anywhere]
+QUICK = {
+    *(("sm90", case) for case in ("bf16", "fp8, scales of blocks", "batched bf16", "grouped bf16", "fp4")),
+    *(("gfx942", case) for case in ("bf16", "grouped bf16")),
+    ("gfx950", "fp4"),
+}
+RUNS = [
+    pytest.param(target, case, marks=() if (target, case) in QUICK else pytest.mark.heavy)
+    for target in TARGETS
+    for case in CASES
+    if target == "sm90" or CASES[case].anywhere
+]
 
 
 def test_every_template_is_launched_here() -> None:
@@ -34,24 +46,38 @@ def configs_of(case: str, target: Target) -> list[Config]:
 
 
 def operands(problem: Problem) -> dict[str, Any]:
-    family = registry.get(Family, problem.family)
-    c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch))
-    return family.make_inputs(problem, "cpu") | {"c": c}
+    return registry.get(Family, problem.family).make_inputs(problem, "cpu")
+
+
+def work(text: str) -> tuple[Counter[str], set[str]]:
+    """How often a kernel has each operation, in whatever order, and its constants."""
+    operations = re.findall(
+        r"(?:= |^ *)\"?((?:tt|ttg|ttng|scf|arith|math|gpu|llvm|cf|nvgpu|amdg?)\.[\w.]+)", text, re.M
+    )
+    left_out = ("arith.constant", "scf.yield", "tt.func", "tt.return")
+    return Counter(o for o in operations if o not in left_out), set(re.findall(r"arith\.constant (.*)", text))
 
 
 @pytest.mark.parametrize(("target", "case"), RUNS)
-def test_candidates_compile_where_arguments_are_one(target: str, case: str, tmp_path: Path) -> None:
-    """A module that is imported launches each config on a row of A, its tiles in groups of one row."""
-    facts = TARGETS[target]
+def test_modules_compile_where_arguments_are_one(target: str, case: str, tmp_path: Path) -> None:
+    """Imported, on a row of A, tiles in groups of a row; a winner's kernel is the candidate's with its constants."""
+    facts, problem = TARGETS[target], CASES[case].problem
     configs = configs_of(case, facts)
-    problem = CASES[case].problem
-    module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
     # Groups have a row too, and columns of A must begin at multiples of 16 bytes for the copy engine.
     one = problem if problem.groups > 1 else problem.at(1 if problem.row_major_a else 8)
+    module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
+    c = torch.empty(one.operands["c"].extents, dtype=getattr(torch, one.c.torch))
     with launches_for(facts, tmp_path) as made:
         for config in configs:
-            module.launch(config.name, **operands(one))
-    assert all(config.name in text for config, text in zip(configs, made, strict=True))
+            module.launch(config.name, **operands(one), c=c)
+            winner = render.winner(problem, config, facts, "Remark.")
+            assert max(map(len, winner.splitlines())) <= 120
+            result = modules.run_text(winner, "gemm").matmul(**operands(one))
+            assert (result.shape, result.dtype) == (c.shape, c.dtype)
+    candidates, winners = made[::2], made[1::2]
+    assert all(config.name in text for config, text in zip(configs, candidates, strict=True))
+    for config, candidate, winner in zip(configs, candidates, winners, strict=True):
+        assert work(winner) == work(candidate), config.name
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,7 +88,7 @@ def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
     module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
     with launches_for(facts, tmp_path) as made:
         for config in configs:
-            module.launch(config.name, **operands(problem))
+            module.launch(config.name, **operands(problem), c=torch.empty(1, 1, dtype=torch.bfloat16))
     assert len(made) == len(configs)
 
 
@@ -72,10 +98,11 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool
     problem, config = Problem(16, 16, 64, row_major_a=row_major_a), Config("tile", 16, 16, 64)
     module = modules.run_text(render.module(problem, [config], TARGETS["sm90"], 0.1, 1.0), "generated")
     rows = 16 if row_major_a else 64
-    far = torch.empty(rows * 2**31 // rows, dtype=torch.float16, device="meta")
-    a = far.as_strided((rows, 80 - rows), (2**31 // rows, 1))
-    a, b, c = a if row_major_a else a.T, torch.empty(64, 16, device="meta"), torch.empty(16, 16, device="meta")
-    with pytest.raises(
-        ValueError, match=f"^BLOCK_. {rows} of rows {2**31 // rows} elements apart: offsets in a tile are beyond"
-    ):
+    a = torch.empty(2**31, dtype=torch.float16, device="meta").as_strided((rows, 80 - rows), (2**31 // rows, 1))
+    a = a if row_major_a else a.T
+    b, c = (torch.empty(shape, dtype=torch.float16, device="meta") for shape in ((64, 16), (16, 16)))
+    with pytest.raises(ValueError, match=f"^BLOCK_. {rows} of rows {2**31 // rows} elements apart: offsets in a tile"):
         module.launch(config.name, a, b, c)
+    winner = modules.run_text(render.winner(problem, config, TARGETS["sm90"], "Remark."), "gemm")
+    with pytest.raises(ValueError, match=f"^rows of a {2**31 // rows} elements apart: offsets in a tile"):
+        winner.matmul(a, b)

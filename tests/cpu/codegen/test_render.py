@@ -181,9 +181,10 @@ for m, n, k in ((5, 70, 33), (16, 16, 16), (1, 1, 1)):
     a, b, bias = torch.randn(m, k).half(), torch.randn(n, k).half().T, torch.randn(n).half()
     error = (matmul(a, b, bias).double() - (a.double() @ b.double() + bias.double())).abs().max().item()
     assert error < 0.02, error
-for bad in (a.float(), torch.randn(9, 4).half().T):
+wide, deep = torch.randn(9, 4).half(), torch.randn(9, 1).half()
+for bad in ((a.float(), b, bias), (wide.T, deep, bias), (a.expand(1, 2), b, bias), (a, b, torch.randn(2).half())):
     try:
-        matmul(bad, b, bias)
+        matmul(*bad)
     except ValueError as error:
         print(error)
 print("right")
@@ -249,9 +250,12 @@ def test_a_wrong_kernel_is_reported_wrong(runs: Runs) -> None:
 
 def test_the_winner_stands_alone(runs: Runs) -> None:
     """Importable where this package is not, right at other sizes, and plain about operands that are not its own."""
-    dtype, layout, right = runs.others.stdout.splitlines()[:3]
-    assert dtype.startswith("this kernel needs torch.float16, dense along dimension 1, not torch.float32")
-    assert layout.startswith("this kernel needs torch.float16, dense along dimension 1") and right == "right"
+    dtype, layout, shapes, bias, right = runs.others.stdout.splitlines()[:5]
+    assert dtype == "a must be torch.float16, contiguous along dimension -1, not torch.float32 with strides (1, 1)"
+    assert layout == "a must be torch.float16, contiguous along dimension -1, not torch.float16 with strides (1, 4)"
+    assert shapes == "a must be [M, K] and b [K, N], not (1, 2) and (1, 1)"
+    assert bias == "bias must be 1 of torch.float16, contiguous, not (2,) of torch.float16 with strides (1,)"
+    assert right == "right"
 
 
 def test_thousands_of_configs_import_quickly(runs: Runs) -> None:

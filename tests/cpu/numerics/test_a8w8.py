@@ -115,7 +115,7 @@ def test_the_search_space_has_configs_of_both_kinds() -> None:
 def test_the_winner_takes_the_scales() -> None:
     text = render.winner(replace(FP8, bias="none"), SPLIT, GFX942, "")
     assert "def matmul(a, b, scale_a, scale_b):" in text
-    assert ", a, b, c, scale_a, scale_b)" in text
+    assert "a, b, c, scale_a, scale_b, partial, counters, M, N, K," in text
     assert "def matmul(a, b, scale_a, scale_b, bias):" in render.winner(FP8, SPLIT, GFX942, "")
     assert "def matmul(a, b):" in render.winner(Problem(16, 16, 16), SPLIT, GFX942, "")
 

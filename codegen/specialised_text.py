@@ -55,7 +55,8 @@ class _Specialiser(ExpressionFolder):
                 read |= names_in(top, ast.Load)
         imports, rest, end, gap = list[str](), list[str](), 0, 0
         for top in self.tree.body[1:]:
-            first = min([top.lineno, *(d.lineno for d in getattr(top, "decorator_list", []))])
+            decorators = top.decorator_list if isinstance(top, ast.FunctionDef) else []
+            first = min([top.lineno, *(d.lineno for d in decorators)])
             comments = [self._alone[n] for n in range(end + 1, first) if n in self._alone]
             gap, end = max(gap, min(first - end - 1 - len(comments), 2)), top.end_lineno or 0
             if isinstance(top, ast.Import | ast.ImportFrom):
@@ -195,10 +196,10 @@ class _Specialiser(ExpressionFolder):
 
 def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
     """An import of the names that are read, if there are any."""
-    names = [n for n in node.names if (n.asname or n.name) in read]
-    if not names:
+    node.names = [n for n in node.names if (n.asname or n.name) in read]
+    if not node.names:
         return []
-    text = ast.unparse(type(node)(**{**{f: getattr(node, f) for f in node._fields}, "names": names}))
+    text = ast.unparse(node)
     start, _, listed = text.partition(" import ")
     return [text] if len(text) <= WIDTH else wrap(f"{start} import ({listed})")
 

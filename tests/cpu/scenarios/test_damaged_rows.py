@@ -29,7 +29,7 @@ GOOD = [dataclasses.replace(record(p), config=dataclasses.replace(CONFIG, num_wa
 DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "torn": (lambda row: row[:100], "is not YAML"),
     "a quote lost": (lambda row: row.replace("'M': 32", "'M: 32"), "is not YAML"),
-    "a letter changed": (lambda row: row.replace("'K': 16", "'J': 16"), "has no K"),
+    "a letter changed": (lambda row: row.replace("'K': 16", "'J': 16"), "has an unknown key 'J'"),
     "a size of none": (lambda row: row.replace("'M': 32", "'M': 0"), "M must be at least 1, not 0"),
     "a time of none": (lambda row: row.replace("'time(us)': 10.0", "'time(us)': .nan"), "time(us) must be a positive"),
     "the first row again": (lambda row: row.replace("'M': 32", "'M': 16"), "repeats row 1 (line 2)"),

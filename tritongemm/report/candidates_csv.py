@@ -93,6 +93,9 @@ def rows(problem: Problem, trials: Iterable[Trial], record: Record | None) -> It
         times = {"us": _us(record.library_seconds), "tflops": _tflops(problem, record.library_seconds)}
         yield {**size, "backend": record.library, "status": "ok", "stage": "final", **times, "timer": record.timer,
                "winner": int(won)}  # fmt: skip
+    elif record is not None and record.library_wrong:
+        wrong = {"status": "wrong", "stage": "final", "winner": 0, "reason": record.library_wrong}
+        yield {**size, "backend": record.library, **wrong}
     made = [_row(problem, stages[name], record) for name in stages]
     for row in sorted(
         made, key=lambda r: (r["status"] != "ok", r["stage"] == "screen", r["us"] or r["screen_us"] or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def test_a_row_for_each_candidate(tmp_path: Path) -> None:
     assert wrong["reason"] == TRIALS[3].reason and wrong["screen_us"] == "2.5"
     assert by_status["compile_failed"]["kernel"] == ASM.template
     assert by_status["timeout"]["reason"].startswith("compile took")
+    faulty = replace(RECORD, library_seconds=None, library_wrong="error 9 > 0.1")
+    first = next(candidates_csv.rows(SIZE, TRIALS, faulty))
+    assert (first["backend"], first["status"], first["reason"]) == ("torch", "wrong", "error 9 > 0.1")
 
 
 def test_places_that_can_not_be(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class ModuleFunction:
         dropped: parameters that are left out.
         unread: variables that nothing reads.
         named: constants of the module that it reads.
+        read: all names that its text reads.
     """
 
     tree: ast.FunctionDef
@@ -56,6 +57,7 @@ class ModuleFunction:
     dropped: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
 
     @cached_property
     def parameters(self) -> list[str]:

@@ -49,7 +49,7 @@ class _Specialiser(ExpressionFolder):
             function.dropped = {n for n, v in function.known.items() if v is not UNKNOWN}
         texts = self._leave_out_unread()
         kept = [top for top in self.tree.body if not isinstance(top, ast.FunctionDef) or top.name in texts]
-        read = {name for text in texts.values() for name in names_in(ast.parse(text), ast.Load)}
+        read = set().union(*(self.functions[name].read for name in texts))
         for top in kept:
             if isinstance(top, ast.Assign) and names_in(top, ast.Store) & read:
                 read |= names_in(top, ast.Load)
@@ -99,7 +99,8 @@ class _Specialiser(ExpressionFolder):
             changed = set()
             for name in waiting:
                 function, text = self.functions[name], self._write(self.functions[name])
-                read, texts[name] = _read(text), text
+                read = function.read = _read(text)
+                texts[name] = text
                 if function.compiled:
                     unread = set(function.parameters) - read - function.dropped
                     variables = function.assigned - read - function.unread
@@ -206,9 +207,13 @@ def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
 
 def _read(text: str) -> set[str]:
     """Names that a function reads; what is added to a variable that nothing reads can be left out."""
-    tree = ast.parse(text)
-    added = (n for n in ast.walk(tree) if isinstance(n, ast.AugAssign) and not _is_pure(n.value))
-    return names_in(tree, ast.Load) | {n.target.id for n in added if isinstance(n.target, ast.Name)}
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and not _is_pure(node.value):
+            found.add(node.target.id)
+    return found
 
 
 def _targets(statement: ast.Assign) -> set[str]:

@@ -106,3 +106,17 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool
     winner = modules.run_text(render.winner(problem, config, TARGETS["sm90"], "Remark."), "gemm")
     with pytest.raises(ValueError, match=f"^rows of a {2**31 // rows} elements apart: offsets in a tile"):
         winner.matmul(a, b)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("target", TARGETS)
+def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
+    """To the end, a kernel of each template, at the tuned size and at a row."""
+    facts, problem = TARGETS[target], CASES["bf16"].problem
+    configs = {c.template: c for c in configs_of("bf16", facts)}.values()
+    with launches_for(facts, tmp_path, binary=True) as made:
+        for config in configs:
+            module = modules.run_text(render.winner(problem, config, facts, "Remark."), "gemm")
+            for size in (problem, problem.at(1)):
+                module.matmul(**operands(size))
+    assert len(made) == 2 * len(configs)

@@ -33,6 +33,35 @@ def hasten() -> None:
     interpreter._patch_lang = _Patches(interpreter)
     # A function's lines are asked for three times, and tokenized each time.
     inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
+    _share_types(interpreter)
+
+
+def _share_types(interpreter: Any) -> None:
+    """What an operation makes of its result's type, its shape above all, is made once for each type."""
+    core, numpy_type = interpreter.tl.core, functools.cache(interpreter._get_np_dtype)
+    plain = interpreter._get_np_dtype
+    interpreter._get_np_dtype = lambda of: plain(of.scalar) if of.scalar.is_ptr() else numpy_type(of.scalar)
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    types: dict[Any, dict[str, Any]] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *(getattr(extent, "value", extent) for extent in shape)
+        if known := types.get(key):
+            vars(self).update(known)
+        else:
+            make_type(self, element_ty, shape)
+            types[key] = vars(self)
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if known := vars(type).get("of_tensors"):
+            vars(self).update(known, handle=handle, type=type)
+        else:
+            make_tensor(self, handle, type)
+            type.of_tensors = vars(self) | {"handle": None}
+
+    core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    unwrap, bare = core._unwrap_if_constexpr, {core.tensor, core.dtype, core.block_type, core.pointer_type, int, bool}
+    core._unwrap_if_constexpr = lambda value: value if type(value) in bare else unwrap(value)
 
 
 def _patch_builtin(interpreter: Any, package: Any, builder: Any, scope: Any) -> None:

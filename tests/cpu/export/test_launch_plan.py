@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import emulated
+from tests.support import ROOT, emulated
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
 from tritongemm.export import launch_plans, selection
@@ -151,7 +151,7 @@ def test_best_config_and_all(tmp_path: Path) -> None:
             ["-m", "16", "-n", "16", "-k", "268435456"],
             "rows of A that begin 268435456 elements apart: offsets beyond 32 bits",
         ),
-        (["-o", __file__], "can't be a folder of plans: a file has that name; choose another with -o"),
+        (["-o", str(ROOT / "LICENSE")], "can't be a folder of plans: a file has that name; choose another with -o"),
         (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
         (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
         (["--target", "gfx1"], "unknown target"),

@@ -158,7 +158,7 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{TILE}, options: {{kpack: 9223372036854775808}}}}", "options: kpack must be at most 9223372036854775807"),
         (f"{{M: 1, N: 1, K: {'9' * 5000}}}", "K must be at most"),
         ("5", "must be a map"),
-        ("[1, 2]", "must be a map, such as {'M': 4096, 'N': 4096, 'K': 8192}; it is a list"),
+        ("[1, 2]", "must be a map, such as {M: 4096, N: 4096, K: 8192}; it is a list"),
     ],
 )
 def test_wrong_row_is_named(row: str, complaint: str) -> None:
@@ -187,7 +187,7 @@ def test_a_message_does_not_repeat_a_long_value(row: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("M: 16\nN: 16\n", "rows.yaml must be a list of maps, one a size, such as - {'M': 4096"),
+        ("M: 16\nN: 16\n", "rows.yaml must be a list of maps, one a size, such as - {M: 4096"),
         ("just words", "must be a list of maps"),
         ("# nothing but this\n", "rows.yaml holds no rows"),
         ("[]", "rows.yaml holds an empty list"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.campaigns.device_load import CountedEvaluator
 from tritongemm.campaigns.measuring import MeasuringTools
-from tritongemm.cli import session
-from tritongemm.cli.cluster import Cluster
 from tritongemm.codegen.modules import candidates_path
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
@@ -20,6 +17,9 @@ from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
 from tritongemm.results.run_files import holding_module_folder
 from tritongemm.runtime.machine import Machine
+from tritongemm.tuning import session
+from tritongemm.tuning.cluster import Cluster
+from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.run import TuningRun
 
 
@@ -31,21 +31,19 @@ class CampaignTools:
     the same command goes on with it.
 
     Attributes:
-        args: of the `tritongemm.tune` that tunes as the campaign does.
+        request: of each run; its sizes and outputs are the campaign's.
         machine: this host, or what a cluster is tuned for.
         cluster: whose GPUs it uses; None for this host's.
         protocol: how times are taken.
         backends: those that take part.
-        population: configs of a generation; 0 for the strategy's own.
         reporter: told of the progress.
     """
 
-    args: argparse.Namespace
+    request: TuneRequest
     machine: Machine
     cluster: Cluster | None
     protocol: MeasureProtocol
     backends: tuple[str, ...]
-    population: int
     reporter: Reporter
 
     @contextmanager
@@ -69,8 +67,8 @@ class CampaignTools:
                 f"{what} measures, and no GPU driver with a device was found here; copy the folder to a machine that "
                 "has the GPU, and run the same command there, or name a Ray cluster whose hosts have it with --ray"
             )
-        openers = session.openers(self.args, self.machine, self.protocol, self.cluster)
-        with session.open_pool(self.args, self.cluster) as pool:
+        openers = session.openers(self.request, self.machine, self.protocol, self.cluster)
+        with session.open_pool(self.request, self.cluster) as pool:
             yield MeasuringTools(self.machine, openers, pool, self.protocol)
         self._require_gpus()
 
@@ -79,10 +77,9 @@ class CampaignTools:
         """A tuning run into a results file; when it is done, winners that lack a module get one."""
         with ExitStack() as stack:
             tools = stack.enter_context(self._open_session())
-            plan = session.make_options(self.args, self.machine, self.backends, self.protocol, output)
-            plan = replace(plan, population=self.population)
+            plan = session.make_options(self.request, self.machine, self.backends, self.protocol, output)
             store = stack.enter_context(
-                session.open_store(self.args, self.machine, self.protocol, plan, output, problems)
+                session.open_store(self.request, self.machine, self.protocol, plan, output, problems)
             )
             stack.enter_context(holding_module_folder(plan.folder, output))
             evaluators = [CountedEvaluator(one) for one in tools.evaluators]
@@ -94,7 +91,7 @@ class CampaignTools:
 
     @contextmanager
     def _open_session(self) -> Iterator[session.Session]:
-        with session.open_session(self.args, self.machine, self.protocol, self.cluster) as tools:
+        with session.open_session(self.request, self.machine, self.protocol, self.cluster) as tools:
             yield tools
         self._require_gpus()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import arguments, door, options, session, tuned_rows
+from tritongemm.cli import arguments, door, options, tuned_rows
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
@@ -30,6 +30,7 @@ from tritongemm.results import rewriting
 from tritongemm.results.rewriting import HeldRows
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
+from tritongemm.tuning import session
 from tritongemm.tuning.repair import Repair
 from tritongemm.workloads import sizes
 

@@ -26,18 +26,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from tritongemm.core import temporary_folder
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.printable import printable
+from tritongemm.core.stop_signals import handled, on_stop
 from tritongemm.report.alike_lines import summarise
 
 DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
 _AGAIN_SECONDS = 0.01  # until a Ctrl-C that got lost is repeated
-_Handler = Callable[[int, FrameType | None], Any]
 
 
 def run(command: str) -> int:
@@ -52,12 +50,12 @@ def run(command: str) -> int:
     _open_streams()
     warnings.showwarning = _show_warning
     sys.unraisablehook = _interrupt_again
-    atexit.register(_on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
-    _on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
+    atexit.register(on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
+    on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
     status = _told(functools.partial(_import_and_run, command))
     _forget_interrupt()
     sys.stdout.flush()
-    _on_stop(functools.partial(_end, status, b""))
+    on_stop(functools.partial(_end, status, b""))
     return status
 
 
@@ -70,13 +68,6 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             return _told(lambda: main(sys.argv[1:] if argv is None else list(argv)))
 
     return guarded
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let no signal to stop end what is done here: a few seconds in which results are written."""
-    with _handled(signal.SIG_IGN):
-        yield
 
 
 def tell(text: str) -> None:
@@ -140,31 +131,8 @@ def _has_current_folder() -> bool:
 @contextmanager
 def _stopped_like_ctrl_c() -> Iterator[None]:
     """What a batch system sends, or a terminal that is closed, ends a run as Ctrl-C does."""
-    with _handled(signal.default_int_handler):
+    with handled(signal.default_int_handler):
         yield
-
-
-@contextmanager
-def _handled(handler: _Handler | signal.Handlers) -> Iterator[None]:
-    """Handle signals to stop otherwise for a while."""
-    before = _on_stop(handler)
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-def _on_stop(handler: _Handler | signal.Handlers) -> dict[int, Any]:
-    """Handle signals to stop, but for those that the caller of this process made it ignore, as nohup does.
-
-    Returns:
-        The handlers before; none in a thread that can't have any.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    heeded = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heeded}
 
 
 def _forget_interrupt() -> None:

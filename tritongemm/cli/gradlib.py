@@ -1,7 +1,7 @@
-"""The command line of `python -m tritongemm.gradlib`: the flags of gradlib's tuner and AITER's, over `tritongemm.tune`.
+"""The command line of `python -m tritongemm.gradlib`: the flags of gradlib's tuner and AITER's, for what `tune` does.
 
 What these tuners call by a letter or a word is another thing in `tune` (``-k``, ``-o2``, ``--batch``), so this door has
-a parser of its own and hands the words on.
+a parser of its own, which fills the same request.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options, tune, tuned_comparison
+from tritongemm.cli import arguments, door, model_options, options, tune, tuned_comparison
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
+from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import format_of, read_exactly, read_text
+from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
+from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
@@ -57,10 +62,12 @@ def main(argv: Sequence[str]) -> int:
             f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
         )
     target = _candidate_of(output, args) if args.compare else output
-    status: int = tune.main([*_words(args, target), *(["--to", to] if to else [])])
-    if args.compare and status in (door.DONE, door.WRONG):
-        least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
-        tuned_comparison.compare(_measuring_words(args, target), output, target, least, args.update_improved, to)
+    request = _read_request(args, target, to)
+    with _report(args, request) as reporter:
+        status = tune.run(request, reporter, f"gradlib {shlex.join(argv)}")
+        if args.compare:
+            least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
+            tuned_comparison.compare(request, reporter, output, target, least, args.update_improved)
     if args.sort and (args.update_improved or not args.compare):
         told_file.arrange()
     return status
@@ -76,8 +83,13 @@ def _run_config(args: argparse.Namespace) -> int:
     source = args.run_config if tuned else args.untune_file
     if source is None:
         raise InputError("--run_config times the rows of the file behind it, or the sizes of -i; name either")
-    words = _measuring_words(args, Path(source))
-    return door.DONE if tuned_comparison.run_config(words, Path(source), tuned) else door.WRONG
+    request = _measuring_request(args)
+    with _report(args, request) as reporter:
+        return door.DONE if tuned_comparison.run_config(request, reporter, Path(source), tuned) else door.WRONG
+
+
+def _report(args: argparse.Namespace, request: TuneRequest) -> Reporter:
+    return Reporter(args.verbose, seconds=request.search.seconds)
 
 
 def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
@@ -146,9 +158,10 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
     )
-    g.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
-    g.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
-    g.add_argument("--batch_size", metavar="N", help="factor of --nsets, as of tune")
+    g.add_argument("--tp", type=model_options.shared_by, metavar="N", help="GPUs that share the model, as of tune")
+    g.add_argument("--nsets", type=model_options.numbers, nargs="+", metavar="M,…",
+                   help="numbers of tokens, as of tune")  # fmt: skip
+    g.add_argument("--batch_size", type=arguments.size, metavar="N", help="factor of --nsets, as of tune")
 
 
 def _add_search(p: argparse.ArgumentParser) -> None:
@@ -161,10 +174,18 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument("-k", "--splitK", action="store_true",
         help="try split-K; without --family, and for bf16, it is always tried")  # fmt: skip
-    g.add_argument("--budget", metavar="N", help="most configs tried for each size, or seconds of the run, as of tune")
+    g.add_argument(
+        "--budget",
+        type=arguments.budget,
+        metavar="N",
+        help="most configs tried for each size, or seconds of the run, as of tune",
+    )
     g.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
     g.add_argument(
-        "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
+        "--target",
+        type=options.architecture,
+        metavar="ARCH",
+        help="another architecture, as of tune: nothing is timed, and the CSV stays",
     )
 
 
@@ -182,6 +203,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--timeout",
         type=arguments.seconds,
+        default=TuneRequest.timeout_s,
         metavar="S",
         help="time limit of a compile or a candidate in seconds, as of tune",
     )
@@ -226,8 +248,8 @@ def _file_name(family: str, word: str) -> str:
     return f"{name.removeprefix('batched_')}_{word}{batched}_gemm.csv"
 
 
-def _words(args: argparse.Namespace, output: Path) -> list[str]:
-    """The same for `tune`.
+def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneRequest:
+    """What a run is asked for.
 
     Raises:
         InputError: sizes come from nowhere or from two places, or a file can't be changed as asked.
@@ -237,46 +259,36 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
     if of_model and args.model_dir is None:
         raise InputError(f"--{of_model[0]} needs --model_dir; -i names a file of sizes instead")
-    source = None if args.untune_file is None else _sizes_file(args, output)
-    words = ["-o", str(output), *_measuring_words(args, source), *(_sizes_of_model(args) if source is None else [])]
-    libtype = None if args.libtype == "all" else args.libtype
-    words += _given({"--profile_file": args.profile_file, "--libtype": libtype, "--budget": args.budget})
-    words += ["--no_resume"] if args.all else []
+    request, model = _measuring_request(args), model_options.read_model(args)
+    defaults = request.sizes.defaults
+    if model is not None:
+        types = _DTYPES.get(args.indtype), _DTYPES.get(args.outdtype or args.indtype)
+        defaults = replace(defaults, dtype_a=types[0], dtype_c=types[1])
+    source = _sizes_file(args, output) if model is None else None
+    budget, seconds = args.budget or (None, 0.0)
     # The tuners of AITER's other families try no splits unless they are told to.
     unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
-    return [*words, "--max_split", "1"] if unsplit else words
+    return replace(
+        request,
+        sizes=SizeSource(path=source, model=model, defaults=defaults),
+        search=SearchScope(
+            budget=budget,
+            seconds=seconds,
+            max_split=1 if unsplit else 0,
+            libtype=None if args.libtype == "all" else args.libtype,
+        ),
+        outputs=Outputs(output, to, None if args.profile_file is None else Path(args.profile_file), not args.all),
+    )
 
 
-def _measuring_words(args: argparse.Namespace, source: Path | None) -> list[str]:
-    """How `tune` times, and what a file is of."""
-    given = {
-        "--gemm_size_file": source,
-        "--errRatio": args.errRatio,
-        "--warmup": args.warmup,
-        "--iters": args.iters,
-        "--family": args.family,
-        "--timeout": args.timeout,
-        "--target": args.target,
-        "--ngpus": args.mp or machine.count_devices() or None,
-    }
-    return [*_given(given), *(["--verbose"] if args.verbose else [])]
-
-
-def _given(options_: Mapping[str, object]) -> list[str]:
-    """The words of those options that have a value."""
-    return [word for name, value in options_.items() if value is not None for word in (name, str(value))]
-
-
-def _sizes_of_model(args: argparse.Namespace) -> list[str]:
-    given = {
-        "--model_dir": args.model_dir,
-        "--tp": args.tp,
-        "--nsets": args.nsets,
-        "--batch_size": args.batch_size,
-        "-dtype_a": _DTYPES.get(args.indtype),
-        "-dtype_c": _DTYPES.get(args.outdtype or args.indtype),
-    }
-    return [*_given(given), *(["--all_bias"] if args.all_bias else [])]
+def _measuring_request(args: argparse.Namespace) -> TuneRequest:
+    """How times are taken, on which devices, and what a file is of."""
+    return TuneRequest(
+        sizes=SizeSource(defaults=Defaults(family=args.family or DEFAULT_FAMILY)),
+        devices=Devices(args.target, ngpus=args.mp or machine.count_devices()),
+        protocol=MeasureProtocol(iters=args.iters, warmup=args.warmup, err_ratio=args.errRatio),
+        timeout_s=args.timeout,
+    )
 
 
 def _sizes_file(args: argparse.Namespace, output: Path) -> Path:

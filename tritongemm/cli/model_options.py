@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from tritongemm.cli import arguments
-from tritongemm.core.format_row import Defaults
-from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
+from tritongemm.tuning.request import ModelSource
+from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 
-_MOST_GPUS = 1024
+shared_by = arguments.whole(1, 1024)  # the type of --tp
 _MOST_VALUES = 10_000  # of M
 
 
@@ -23,12 +23,10 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
         help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them; or of a "
         "downloaded model by its name at Hugging Face, as meta-llama/Llama-3.1-8B",
     )
-    g.add_argument(
-        "--tp", type=arguments.whole(1, _MOST_GPUS), metavar="N", help="GPUs that share each layer (default 1)"
-    )
+    g.add_argument("--tp", type=shared_by, metavar="N", help="GPUs that share each layer (default 1)")
     g.add_argument(
         "--nsets",
-        type=_numbers,
+        type=numbers,
         nargs="+",
         metavar="M",
         help=f"numbers of tokens, used as M (default {','.join(map(str, DEFAULT_TOKENS))})",
@@ -41,7 +39,7 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--all-bias", action="store_true", help="tune each layer with and without a bias")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     """Comma-separated sizes.
 
     Raises:
@@ -76,13 +74,10 @@ def complain_of_model(args: argparse.Namespace) -> str:
     return ""
 
 
-def read_model(args: argparse.Namespace, defaults: Defaults) -> ModelSizes:
-    """The sizes of the model that is named.
-
-    Raises:
-        InputError: its config.json can't be used.
-    """
+def read_model(args: argparse.Namespace) -> ModelSource | None:
+    """The model that is named; None for none."""
+    if args.model_dir is None:
+        return None
     tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]
-    times = args.batch_size or 1
-    unique = list(dict.fromkeys(m * times for m in tokens))
-    return from_model(Path(args.model_dir), args.tp or 1, unique, defaults, args.all_bias)
+    unique = tuple(dict.fromkeys(m * (args.batch_size or 1) for m in tokens))
+    return ModelSource(Path(args.model_dir), args.tp or 1, unique, args.all_bias)

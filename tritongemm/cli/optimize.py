@@ -13,15 +13,17 @@ from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.state import CampaignState
-from tritongemm.cli import arguments, door, options, session
+from tritongemm.cli import arguments, door, options
 from tritongemm.cli.campaign_tools import CampaignTools
-from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.core.reading import read_bytes
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
-from tritongemm.runtime.machine import Machine, count_devices, find_machine, toolchain
+from tritongemm.runtime.machine import Machine, count_devices, toolchain
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import session
+from tritongemm.tuning.cluster import Cluster, open_machine
+from tritongemm.tuning.request import Devices, SearchScope, TuneRequest
 from tritongemm.tuning.roster import choose_roster
 
 STRATEGY = "genetic"  # as TuningDriver's
@@ -33,11 +35,13 @@ _SUMMARY_COLUMNS = ("config", "problem", "call_count", "us", "baseline", "total 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parse(argv)
-    seconds = args.budget[1] if args.budget else 0.0
-    with Reporter(args.verbose, seconds=seconds) as reporter, open_cluster(args, reporter.say) as cluster:
-        machine = cluster.machine if cluster else _this_machine(args)
+    request = _read_request(args)
+    with (
+        Reporter(args.verbose, seconds=request.search.seconds) as reporter,
+        open_machine(request.devices, reporter.say) as (machine, cluster),
+    ):
         reporter.say(machine.why)
-        campaign = _campaign(args, machine, cluster, reporter)
+        campaign = _campaign(args, request, machine, cluster, reporter)
         try:
             run_campaign(campaign, args.only or "")
         except KeyboardInterrupt:
@@ -49,9 +53,21 @@ def main(argv: Sequence[str]) -> int:
     return door.WRONG if campaign.failures else door.DONE
 
 
-def _this_machine(args: argparse.Namespace) -> Machine:
-    """This host with all its GPUs, or with those that are asked for."""
-    return find_machine(args.target, args.devices, 0 if args.devices else args.ngpus or count_devices())
+def _read_request(args: argparse.Namespace) -> TuneRequest:
+    """What each run of the campaign is asked for; without a cluster all GPUs of this host, or those that are named."""
+    every = 0 if args.devices or args.ray is not None else count_devices()
+    budget, seconds = args.budget or (None, 0.0)
+    return TuneRequest(
+        devices=Devices(args.target, args.devices, args.ngpus or every, args.ray, args.num_threads),
+        search=SearchScope(
+            strategy=args.strategy,
+            budget=budget,
+            seconds=seconds,
+            population=args.population or 0,
+            libtype=args.libtype,
+        ),
+        timeout_s=args.timeout,
+    )
 
 
 def _parser() -> arguments.Parser:
@@ -122,15 +138,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _campaign(args: argparse.Namespace, machine: Machine, cluster: Cluster | None, reporter: Reporter) -> Campaign:
-    words = _tune_words(args)
-    tune_args = options.parse(["--gemm-size-file", "configs", *words])
-    protocol = session.make_protocol(tune_args, machine)
+def _campaign(
+    args: argparse.Namespace, request: TuneRequest, machine: Machine, cluster: Cluster | None, reporter: Reporter
+) -> Campaign:
+    protocol = session.make_protocol(request, machine)
     found = CampaignState.read(Path(args.output))
     threshold = THRESHOLD if found is None else found.threshold
-    backends = choose_roster(tune_args.libtype, bool(machine.devices), False).backends
+    backends = choose_roster(args.libtype, bool(machine.devices), False).backends
     measured_with = {k: str(v) for k, v in asdict(protocol).items()} | toolchain(machine)
-    tools = CampaignTools(tune_args, machine, cluster, protocol, backends, args.population or 0, reporter)
+    tools = CampaignTools(request, machine, cluster, protocol, backends, reporter)
     return Campaign(
         folder=Path(args.output),
         log=None if args.log is None else Path(args.log),
@@ -142,14 +158,14 @@ def _campaign(args: argparse.Namespace, machine: Machine, cluster: Cluster | Non
         open_run=tools.open_run,
         open_tools=tools.open_tools,
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
-        tune_options=(*words, *_cluster_words(args)),
+        tune_options=(*_tune_words(args), *_cluster_words(args)),
         others=tuple(map(Path, args.others)),
         resume=args.resume,
     )
 
 
 def _tune_words(args: argparse.Namespace) -> list[str]:
-    """The options of tritongemm.tune that tune as this command does."""
+    """The options of tritongemm.tune that tune as this command does, for the scripts that the campaign writes."""
     words = ["--strategy", args.strategy]
     words += ["--target", args.target] if args.target else []
     words += ["--libtype", args.libtype] if args.libtype else []

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, group_options, model_options, search_options, servers
+from tritongemm.cli import arguments, group_options, model_options, search_options
 from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
@@ -16,12 +16,13 @@ from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
-from tritongemm.numerics.computable_families import computable_families
+from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, Plugin, Strategy, Timer
 from tritongemm.results.run_files import check_output_name
 from tritongemm.results.told_file import ToldFile
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import servers
 
 _OFFERED_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8", "bf8")
 EXAMPLES = """\
@@ -160,6 +161,11 @@ def family(text: str) -> str:
 
 def defaults(args: argparse.Namespace, target: Target) -> Defaults:
     """The values of `problem_options` for a target, as defaults for the rows of a file."""
+    return defaults_on(target, given_defaults(args))
+
+
+def given_defaults(args: argparse.Namespace) -> Defaults:
+    """The values of `problem_options`, without what depends on the target."""
     return Defaults(
         dtype_a=args.dtype_a,
         dtype_b=args.dtype_b,
@@ -169,8 +175,6 @@ def defaults(args: argparse.Namespace, target: Target) -> Defaults:
         bias=args.bias_vector or "none",
         family=args.family,
         scales=args.scales,
-        fp8_encoding=target.fp8,
-        families=computable_families(target) if target.fp8 == "none" else (),
         batch=args.batch,
         shared=args.shared,
         **group_options.read_groups(args),

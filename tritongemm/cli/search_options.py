@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from tritongemm.cli import arguments, servers
+from tritongemm.cli import arguments
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import MOST_GROUPS
+from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
-
-UNTIMED_BUDGET = 64  # configs of a size, the best predicted, if nothing is timed and the user names no limit
+from tritongemm.tuning import servers
+from tritongemm.tuning.effort import EFFORTS
+from tritongemm.tuning.request import SearchScope, TuneRequest
 
 
 def add_search_options(p: argparse.ArgumentParser) -> None:
@@ -24,6 +26,13 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
 
 def _add_extent(g: argparse._ArgumentGroup) -> None:
     """Add the options that choose the configs to try, and their number."""
+    levels = "; ".join(f"{name}: {level.summary}" for name, level in EFFORTS.items())
+    g.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        default=SearchScope.effort,
+        help=f"how much to try, where --strategy and --budget do not say it (default %(default)s); {levels}",
+    )
     g.add_argument(
         "--strategy",
         default=None,
@@ -35,13 +44,13 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
         type=arguments.budget,
         metavar="N|Ss",
         help="try at most N configs per size; 0: as many as the strategy likes, for exhaustive all that are not pruned "
-        f"(default: 0, or {UNTIMED_BUDGET} if nothing is timed and no --strategy is given); or, as 90s, try no new "
+        "(default: by --effort); or, as 90s, try no new "
         "configs after that many seconds of the run and race the best so far",
     )
     g.add_argument(
         "--finalists",
         type=arguments.whole(1, 10_000),
-        default=12,
+        default=SearchScope.finalists,
         metavar="N",
         help="verify and race the best N candidates (default %(default)s)",
     )
@@ -66,7 +75,7 @@ def _add_rivals(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--algorithms",
         type=arguments.whole(0, 100_000),
-        default=48,
+        default=SearchScope.algorithms,
         metavar="N",
         help="screen the first N algorithms of a vendor's library for each size, in the order of its heuristic; 0 for "
         "all (hundreds) (default %(default)s)",
@@ -74,7 +83,7 @@ def _add_rivals(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--min-gain",
         type=arguments.number(0, 1000),
-        default=0.5,
+        default=100 * SearchScope.margin,
         metavar="PERCENT",
         help="keep the baseline or a library's algorithm unless a kernel is this much faster (default %(default)s)",
     )
@@ -130,14 +139,14 @@ def _add_clock(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--iters",
         type=arguments.whole(1, 1_000_000),
-        default=200,
+        default=MeasureProtocol.iters,
         metavar="N",
         help="time at least N launches of a finalist (default %(default)s)",
     )
     g.add_argument(
         "--warmup",
         type=arguments.whole(0, 1_000_000),
-        default=5,
+        default=MeasureProtocol.warmup,
         metavar="N",
         help="untimed launches of a finalist before the timed ones (default %(default)s)",
     )
@@ -168,7 +177,36 @@ def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--timeout",
         type=arguments.seconds,
-        default=60.0,
+        default=TuneRequest.timeout_s,
         metavar="S",
         help="time limit of one compile, or of one candidate on the GPU, in seconds (default 60)",
+    )
+
+
+def read_search(args: argparse.Namespace) -> SearchScope:
+    """The values of `add_search_options`."""
+    budget, seconds = args.budget or (None, 0.0)
+    return SearchScope(
+        effort=args.effort,
+        strategy=args.strategy,
+        budget=budget,
+        seconds=seconds,
+        finalists=args.finalists,
+        max_split=args.max_split,
+        libtype=args.libtype,
+        algorithms=args.algorithms,
+        margin=args.min_gain / 100,
+        server=args.server,
+        top_k=args.top_k,
+    )
+
+
+def read_protocol(args: argparse.Namespace) -> MeasureProtocol:
+    """How the values of `add_measuring_options` have times taken."""
+    return MeasureProtocol(
+        init=args.init_type,
+        rotating_mb=args.rotating_tensor,
+        iters=args.iters,
+        warmup=args.warmup,
+        err_ratio=args.err_ratio,
     )

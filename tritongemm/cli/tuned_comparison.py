@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.cli import options, session
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
@@ -19,13 +18,16 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import results_format
+from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed
 from tritongemm.results import told_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
-from tritongemm.runtime.machine import find_machine
+from tritongemm.tuning import session
+from tritongemm.tuning.cluster import open_machine
+from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
@@ -51,14 +53,14 @@ class _Timing:
 
     @classmethod
     @contextmanager
-    def open(cls, words: Sequence[str]) -> Iterator[_Timing]:
-        """Times as `tune` does with these options."""
-        args = options.parse(words)
-        with Reporter(args.verbose) as reporter:
-            machine = find_machine(args.target, args.gpu_ids, args.ngpus)
-            with session.open_session(args, machine, session.make_protocol(args, machine)) as tools:
-                again = Revalidation(tools.evaluators[0], tools.pool, reporter)
-                yield cls(again, machine.target, options.defaults(args, machine.target), reporter)
+    def open(cls, request: TuneRequest, reporter: Reporter) -> Iterator[_Timing]:
+        """Times as a run of the request does."""
+        with (
+            open_machine(request.devices, reporter.say) as (machine, cluster),
+            session.open_session(request, machine, session.make_protocol(request, machine), cluster) as tools,
+        ):
+            again = Revalidation(tools.evaluators[0], tools.pool, reporter)
+            yield cls(again, machine.target, defaults_on(machine.target, request.sizes.defaults), reporter)
 
     def rows(self, path: Path) -> dict[Problem, FormatRow]:
         """The rows of a file that are for this device, or for any."""
@@ -73,18 +75,19 @@ class _Timing:
         return self.again.retime(rows, registry.baseline().name)
 
 
-def run_config(words: Sequence[str], path: Path, tuned: bool) -> bool:
+def run_config(request: TuneRequest, reporter: Reporter, path: Path, tuned: bool) -> bool:
     """Time the rows of a file, or its sizes by the baseline's own choice; whether all could be.
 
     Args:
-        words: options of `tune` that say how, and what the file is of.
+        request: devices, protocol and what the file is of.
+        reporter: prints.
         path: of the file.
         tuned: its configs are timed.
 
     Raises:
         InputError: it has no row to time here.
     """
-    with _Timing.open(words) as timing:
+    with _Timing.open(request, reporter) as timing:
         rows = list(timing.rows(path).values())
         own = [row if tuned else replace(row, config=_default()) for row in rows]
         wanted = [row for row in own if row.config is not None]
@@ -149,22 +152,22 @@ class _Comparison:
 
 
 def compare(
-    words: Sequence[str], output: Path, candidate: Path, least_percent: float, update: bool, to: str = ""
+    request: TuneRequest, reporter: Reporter, output: Path, candidate: Path, least_percent: float, update: bool
 ) -> None:
     """Time the new rows of a file beside those that another one has, and take over those that are better.
 
     Args:
-        words: options of `tune` that say how, and what the files are of.
+        request: devices, protocol, what the files are of, and the format of the output where its name does not say it.
+        reporter: prints.
         output: the file of tuned configs.
         candidate: a copy of it with the rows of a new run.
         least_percent: by which a row must be faster.
         update: change the output; otherwise only say what would be changed.
-        to: format of the output, where its name does not say it.
 
     Raises:
         OutputError: the output can't be written.
     """
-    with _Timing.open(words) as timing:
+    with _Timing.open(request, reporter) as timing:
         old = timing.rows(output)
         changed = {p: row for p, row in timing.rows(candidate).items() if _is_new(row, old.get(p))}
         found = list(_compared(timing, old, changed))
@@ -175,7 +178,7 @@ def compare(
             f"{len(records)} of {len(found)} new rows are {least_percent:g} % faster or more, or the only ones that run"
         )
         if update:
-            _update(output, candidate, [record for record in records if record is not None], timing, to)
+            _update(output, candidate, [record for record in records if record is not None], timing, request.outputs.to)
             timing.reporter.say(f"{output}: {len(records)} rows are taken over from {candidate}")
         else:
             timing.reporter.say(

@@ -242,6 +242,14 @@ class Problem:
         return names[0] if len(set(names)) == 1 else "-".join(names)
 
     @property
+    def product(self) -> str:
+        """The product without its M, as tables over M name it."""
+        bias = "" if self.bias == "none" else f", bias {self.bias}"
+        batch = "" if self.batch == 1 else f", batch {self.batch}"
+        shared = f" that share {self.shared.upper()}" if self.shared else ""
+        return f"N {self.n}, K {self.k}, {self.dtypes} {self.layout}{bias}{batch}{shared}"
+
+    @property
     def key(self) -> str:
         """Identity as text, e.g. ``16x16x16_fp16_TT``; equal keys are equal problems."""
         parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -18,6 +20,12 @@ _SIZES = (128, 256, 512)  # which every family takes
 def computable_families(target: Target) -> tuple[str, ...]:
     """The names of the families and variants that a target computes in some dtypes, whatever kernels there are."""
     return tuple(name for name, _ in _computable(target))
+
+
+def defaults_on(target: Target, defaults: Defaults) -> Defaults:
+    """What holds for rows that do not say it, on a target: also its encoding of fp8."""
+    families = computable_families(target) if target.fp8 == "none" else ()
+    return replace(defaults, fp8_encoding=target.fp8, families=families)
 
 
 def name_others(problem: Problem, target: Target) -> str:

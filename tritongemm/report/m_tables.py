@@ -8,17 +8,8 @@ from itertools import groupby
 import numpy as np
 
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.report.console import Reporter
-
-
-def name_product(problem: Problem) -> str:
-    """A product without its M, as tables over M name it."""
-    bias = "" if problem.bias == "none" else f", bias {problem.bias}"
-    batch = "" if problem.batch == 1 else f", batch {problem.batch}"
-    shared = f" that share {problem.shared.upper()}" if problem.shared else ""
-    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}{batch}{shared}"
 
 
 def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
@@ -36,7 +27,7 @@ def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
         gain = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"
         us = f"{first.seconds * 1e6:.2f} to {last.seconds * 1e6:.2f}"
         rows.append([f"{first.m_from} to {last.problem.m}", us, gain, last.winner, last.config.short_name])
-    title = f"M of {name_product(records[0].problem)}"
+    title = f"M of {records[0].problem.product}"
     reporter.table(title, ["M", "us", "ratio", "winner", "config"], rows)
 
 

@@ -1,16 +1,23 @@
-"""Stage: values of a command line, or a file of sizes or results → rows with their problems.
+"""Stage: values of a command line or of Python, or a file of sizes or results → rows with their problems.
 
 Each plug-in of formats/ reads one format and says which files are its own.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, SupportsIndex
 
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
-from tritongemm.formats import format_of, make_problem, read_text
+from tritongemm.core.problem import Problem
+from tritongemm.formats import format_of, make_problem, read_text, results_format
 
-__all__ = ["Defaults", "FormatRow", "from_file", "from_options", "from_results"]
+# A size in Python: (m, n, k), a problem, or a row of a size file, such as {"M": 16, "N": 4096, "K": 4096}.
+Size = tuple[int, int, int] | Problem | Mapping[str, Any]
+
+__all__ = ["Defaults", "FormatRow", "from_file", "from_options", "from_results", "from_values"]
 
 
 def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
@@ -20,6 +27,25 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
         InputError: a size or dtype that can't be.
     """
     return [FormatRow(make_problem(defaults, m, n, k))]
+
+
+def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
+    """The rows of sizes that are values: problems first, then (m, n, k) and mappings in the words of a size file.
+
+    Raises:
+        InputError: a size or a field can't be; names the place among those that are no problems.
+    """
+    problems = [FormatRow(value) for value in values if isinstance(value, Problem)]
+    words = [value for value in values if not isinstance(value, Problem)]
+    rows = [value if isinstance(value, Mapping) else dict(zip("MNK", value, strict=True)) for value in words]
+    text = "".join(f"- {json.dumps(row, default=_plain)}\n" for row in rows)
+    read = results_format().read_usable(Path("sizes"), text, defaults).require_undamaged() if rows else ResultsFile()
+    return [*problems, *read.rows]
+
+
+def _plain(value: Any) -> int | str:
+    """A number of another package as an int, or anything else as its name, such as ``torch.bfloat16``."""
+    return int(value) if isinstance(value, SupportsIndex) else str(value)
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:

@@ -61,7 +61,7 @@ ALLOWED = {
     },
     "tuning": {
         *("core", "plugins", "workers", "numerics", "codegen", "search", "build", "measure", "results", "workloads"),
-        "formats",
+        *("formats", "runtime", "search_spaces"),
     },
     "serving": {
         *("core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"),

@@ -16,12 +16,13 @@ from tests.support import fake_ray
 from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE, StandInGpu
 from tritongemm.campaigns.driver import STAGES
-from tritongemm.cli import cluster, door, optimize, tune
+from tritongemm.cli import door, optimize, tune
 from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
 from tritongemm.report.quality import quality_over_time
 from tritongemm.results import history
+from tritongemm.tuning import cluster
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -17,6 +17,10 @@ from tests.support import ROOT
 from tritongemm.cli import door
 from tritongemm.core.errors import InputError
 
+IMPORTS = """import os, signal, sys, time
+from tritongemm.cli import door
+from tritongemm.core import stop_signals
+"""
 DOOR = "import sys; from tritongemm.cli import door; sys.exit(door.run('command:main'))"
 
 
@@ -65,7 +69,7 @@ def test_the_folder_for_temporary_files_is_named(capsys: pytest.CaptureFixture[s
 
 def started(folder: Path, text: str, streams: str = "", **variables: str) -> subprocess.Popen[str]:
     """A process whose command is `text`, started through the door; a shell makes its streams what `streams` says."""
-    (folder / "command.py").write_text(f"import os, signal, sys, time\nfrom tritongemm.cli import door\n{text}")
+    (folder / "command.py").write_text(f"{IMPORTS}{text}")
     env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **variables}
     shell = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", DOOR]
     # A signal may be ignored where the tests run, which a command respects.
@@ -193,7 +197,7 @@ def test_what_is_ignored_stays_so(tmp_path: Path) -> None:
 def test_a_second_signal_ends_no_merge(tmp_path: Path) -> None:
     merges = (
         f"{MAIN}    try:\n    {READY}        time.sleep(60)\n    except KeyboardInterrupt:\n"
-        f"        with door.uninterrupted():\n        {READY}            time.sleep(0.2)\n"
+        f"        with stop_signals.uninterrupted():\n        {READY}            time.sleep(0.2)\n"
         "            open('merged', 'w')\n        raise\n"
     )
     status, err = signalled(started(tmp_path, merges), signal.SIGINT, signal.SIGINT)

@@ -1,19 +1,21 @@
-"""The flags of gradlib's and AITER's tuners, in the words of `tune`, and a run with them."""
+"""The flags of gradlib's and AITER's tuners, as requests, and a run with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import computable_rows, gradlib, options, tune
+from tritongemm.cli import gradlib, tune
 from tritongemm.core.errors import InputError
+from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import Defaults
 from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
+from tritongemm.tuning import requested_rows
+from tritongemm.tuning.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
 HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
@@ -32,36 +34,36 @@ def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What `tune` was called with."""
-    called: list[str] = []
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[TuneRequest]:
+    """The requests that were run."""
+    called: list[TuneRequest] = []
 
-    def take(argv: Sequence[str]) -> int:
-        called[:] = argv
+    def take(request: TuneRequest, *_: object) -> int:
+        called.append(request)
         return 0
 
-    monkeypatch.setattr(tune, "main", take)
+    monkeypatch.setattr(tune, "run", take)
     monkeypatch.setattr(machine, "count_devices", lambda: 8)
     return called
 
 
-def test_defaults_are_theirs(untuned: Path, words: list[str]) -> None:
+def test_defaults_are_theirs(untuned: Path, requests: list[TuneRequest]) -> None:
     assert gradlib.main(["--input_file", str(untuned)]) == 0
-    args = options.parse(words)
-    assert (args.output, args.gemm_size_file) == ("bf16_tuned_gemm.csv", str(untuned))
-    assert (args.err_ratio, args.warmup, args.iters, args.ngpus, args.timeout) == (0.05, 5, 101, 8, 60)
-    assert args.resume and not args.verbose and args.libtype is None
+    (asked,) = requests
+    assert (asked.outputs, asked.sizes.path) == (Outputs(Path("bf16_tuned_gemm.csv")), untuned)
+    assert asked.protocol == MeasureProtocol(err_ratio=0.05, warmup=5, iters=101)
+    assert (asked.devices, asked.timeout_s, asked.search.libtype) == (Devices(ngpus=8), 60, None)
 
 
-def test_every_flag_has_its_meaning(untuned: Path, words: list[str]) -> None:
+def test_every_flag_has_its_meaning(untuned: Path, requests: list[TuneRequest]) -> None:
     flags = "-o t_bf16_tuned.csv -o2 p.csv --mp 2 --batch 100 --all --sort True --errRatio 0.01 --libtype asm,hipblaslt"
     more = "--warmup 3 --iters 7 --timeout 1800 --budget 90s -v -k --family a8w8"
     assert gradlib.main(["-i", str(untuned), *flags.split(), *more.split()]) == 0
-    args = options.parse(words)
-    assert (args.output, args.profile_file, args.ngpus) == ("t_bf16_tuned.csv", "p.csv", 2)
-    assert (args.err_ratio, args.libtype, args.warmup, args.iters) == (0.01, "asm,hipblaslt", 3, 7)
-    assert (args.timeout, args.verbose, args.resume, args.family) == (1800, True, False, "a8w8")
-    assert args.max_split == 0 and args.budget == (0, 90)
+    (asked,) = requests
+    assert asked.outputs == Outputs(Path("t_bf16_tuned.csv"), "aiter", candidates=Path("p.csv"), resume=False)
+    assert asked.protocol == MeasureProtocol(err_ratio=0.01, warmup=3, iters=7)
+    assert (asked.devices.ngpus, asked.timeout_s, asked.sizes.defaults.family) == (2, 1800, "a8w8")
+    assert asked.search == SearchScope(budget=0, seconds=90, libtype="asm,hipblaslt")
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,13 @@ def test_every_flag_has_its_meaning(untuned: Path, words: list[str]) -> None:
     ],
 )
 def test_a_family_has_its_own_files_and_splits_where_k_asks(
-    family: str, untuned: str, tuned: str, most: int, words: list[str]
+    family: str, untuned: str, tuned: str, most: int, requests: list[TuneRequest]
 ) -> None:
     assert gradlib.main(["--family", family, "--sort", "--batch", "50"]) == 0
-    args = options.parse(words)
-    assert (args.gemm_size_file, args.output, args.max_split) == (untuned, tuned, most)
-    assert (args.err_ratio, args.warmup, args.iters, args.timeout) == (0.05, 5, 101, 60)
-    assert gradlib.main(["--family", family, "-k"]) == 0 and options.parse(words).max_split == 0
+    (asked,) = requests
+    assert (asked.sizes.path, asked.outputs.path) == (Path(untuned), Path(tuned))
+    assert asked.search.max_split == most and asked.timeout_s == 60
+    assert gradlib.main(["--family", family, "-k"]) == 0 and requests[-1].search.max_split == 0
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -102,50 +104,52 @@ def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.Captu
     path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", loader.load_target("gfx942")
     lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
     path.write_text("\n".join(lines))
-    args = options.parse(["--gemm_size_file", str(path), "--target", "gfx942"])
+    source = SizeSource(path=path)
     with Reporter(verbose=False) as reporter:
-        kept = computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+        kept = requested_rows.select(sizes.from_file(path, Defaults()), gfx942, source, reporter)
         assert [row.problem.dtype_a for row in kept] == ["int8"]
         reported = capsys.readouterr().err
         assert "left out, as another target computes it, and 1 others: " in reported and "row 2 (line 3)" in reported
         path.write_text("\n".join([lines[0], *lines[2:]]))
         with pytest.raises(InputError, match=r"row 1 .line 2.: 1x64x64_fp8e4m3fn.*encoding is fnuz"):
-            computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+            requested_rows.select(sizes.from_file(path, Defaults()), gfx942, source, reporter)
         path.write_text("\n".join([*lines, "16,64,64,torch.bfloat16"]))
         with pytest.raises(InputError, match=r"row 4 .line 5.*multiplies fp8 by fp8 or int8 by int8"):
-            computable_rows.select(sizes.from_file(path, Defaults()), gfx942, args, reporter)
+            requested_rows.select(sizes.from_file(path, Defaults()), gfx942, source, reporter)
 
 
-def test_files_may_be_called_anything_where_the_family_is_said(words: list[str], tmp_path: Path) -> None:
+def test_files_may_be_called_anything_where_the_family_is_said(requests: list[TuneRequest], tmp_path: Path) -> None:
     """As in the guide of CK's A4W4 tuner."""
-    files = [str(tmp_path / name) for name in ("sizes.csv", "best", "all.csv")]
-    flags = [word for pair in zip(("-i", "-o", "-o2"), files, strict=True) for word in pair]
+    files = [tmp_path / name for name in ("sizes.csv", "best", "all.csv")]
+    flags = [word for flag, path in zip(("-i", "-o", "-o2"), files, strict=True) for word in (flag, str(path))]
     assert gradlib.main([*flags, "--family", "a4w4_blockscale", "-k"]) == 0
-    args = options.parse(words)
-    assert [args.gemm_size_file, args.output, args.profile_file] == files and args.to == "aiter"
-    reported = ToldFile.find(Path(args.output), args.to)
+    (asked,) = requests
+    assert [asked.sizes.path, asked.outputs.path, asked.outputs.candidates] == files and asked.outputs.to == "aiter"
+    reported = ToldFile.find(files[1], "aiter")
     assert reported is not None and (reported.place, reported.results) == (tmp_path / "best", tmp_path / "best.yaml")
-    Path(files[1]).write_text("a letter\n")
+    files[1].write_text("a letter\n")
     with pytest.raises(InputError, match="is there and is not AITER's CSV"):
-        ToldFile.find(Path(args.output), args.to)
+        ToldFile.find(files[1], "aiter")
 
 
-def test_sizes_of_a_model_are_handed_on(words: list[str]) -> None:
+def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
     flags = "--model_dir /models/m --tp 8 --nsets 1,16 --batch_size 2 --indtype bf16 --outdtype f32 --all_bias"
     assert gradlib.main(flags.split()) == 0
-    expected = "--model_dir /models/m --tp 8 --nsets 1,16 --batch_size 2 -dtype_a bf16 -dtype_c fp32 --all_bias"
-    assert expected in " ".join(words) and "bf16_tuned_gemm.csv" in words
+    (asked,) = requests
+    assert asked.sizes.model == ModelSource(Path("/models/m"), 8, (2, 32), every_bias=True)
+    assert (asked.sizes.defaults.dtype_a, asked.sizes.defaults.dtype_c) == ("bf16", "fp32")
+    assert asked.outputs.path == Path("bf16_tuned_gemm.csv")
 
 
-def test_types_and_biases_go_before_the_files(untuned: Path, words: list[str]) -> None:
+def test_types_and_biases_go_before_the_files(untuned: Path, requests: list[TuneRequest]) -> None:
     assert gradlib.main(["-i", str(untuned), "--indtype", "f16", "--all_bias"]) == 0
     lines = Path("bf16_tuned_gemm_sizes.csv").read_text().splitlines()
     half = "torch.float16,torch.float16,False,False"
     assert lines == [HEADER, *(f"{m},64,64,{bias},{half}" for m in (16, 8) for bias in (False, True))]
-    assert "bf16_tuned_gemm_sizes.csv" in words
+    assert requests[0].sizes.path == Path("bf16_tuned_gemm_sizes.csv")
 
 
-def test_columns_in_any_order_keep_their_cells(untuned: Path, words: list[str]) -> None:
+def test_columns_in_any_order_keep_their_cells(untuned: Path, requests: list[TuneRequest]) -> None:
     """Also where a spreadsheet has put blanks and quotes; the command may then be given again."""
     untuned.write_text(
         'cu_num , N,M ,K,bias,dtype ,outdtype\n"a,b",64 ,16,64, False,torch.bfloat16,torch.float32\n,,,\n'
@@ -170,20 +174,22 @@ def test_columns_in_any_order_keep_their_cells(untuned: Path, words: list[str]) 
     ],
 )
 def test_what_can_not_be_meant(
-    flags: str, complaint: str, untuned: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    flags: str, complaint: str, untuned: Path, requests: list[TuneRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
     Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
     Path("bf16_short.csv").write_text(f"{HEADER}\n{LINE}\n16,64,64\n")
-    assert gradlib.main(flags.split()) == 2 and not words
+    assert gradlib.main(flags.split()) == 2 and not requests
     assert complaint in capsys.readouterr().err
 
 
-def test_a_family_that_there_is_not_is_the_complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_that_there_is_not_is_the_complaint(
+    requests: list[TuneRequest], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         gradlib.main(["--family", "a4w4"])
     said = capsys.readouterr().err
-    assert not words and "no family is called 'a4w4'; there are: a4w4_blockscale, " in said
+    assert not requests and "no family is called 'a4w4'; there are: a4w4_blockscale, " in said
     assert (
         "; names from other tools' files: bf16, batched_a8w8, batched_a8w8_blockscale_mxscale, batched_bf16, " in said
     )
@@ -202,9 +208,7 @@ def test_a_run_keeps_other_rows_and_skips_what_is_told(
     ]
     tuned = Path("bf16_tuned_gemm.csv")
     tuned.write_text("\n".join(there) + "\n")
-    whole = tune.main
-    monkeypatch.setattr(tune, "main", lambda argv: whole([*argv, "--budget", "1", "--num_threads", "1"]))
-    flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True"]
+    flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True", "--budget", "1"]
     assert gradlib.main(flags) == 0
     said = capsys.readouterr()
     assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv tells them already" in said.err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores import ONE, record, rows, take
-from tritongemm.cli.tune import _merging
+from tritongemm.tuning.requested_run import TuningStopped, merging
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +39,11 @@ def test_ctrl_c_ends_no_merge(
 
         monkeypatch.setattr(os, "replace", interrupted)
         try:
-            with _merging(store, [ONE], "-m 16", lambda: profiles.append(1)):
+            with merging(store, [ONE], lambda: profiles.append(1)):
                 store.add_record(record(ONE))
                 if ended:
                     raise ended
         except (KeyboardInterrupt, ValueError) as error:
-            assert type(error) is ended
+            assert type(error) is (TuningStopped if ended is KeyboardInterrupt else ended)
     assert rows(path) == [record(ONE)]
     assert bool(profiles) is (ended is not ValueError)

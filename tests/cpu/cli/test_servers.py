@@ -12,7 +12,7 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.fakes import server_kernels
 from tritongemm.backends import _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
-from tritongemm.cli import options, servers, session, tune
+from tritongemm.cli import options, tune
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
@@ -21,6 +21,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.tuning import cluster, servers, session
 
 H200 = Machine(load_target("sm90"), "nvidia", (0,), "H200", "a GPU")
 TABLE = ["--for", "vllm", "-n", "6144", "-k", "4096", "--family", "a8w8_blockscale"]
@@ -28,10 +29,10 @@ TABLE = ["--for", "vllm", "-n", "6144", "-k", "4096", "--family", "a8w8_blocksca
 
 def choose(words: list[str], machine: Machine = H200, dtype: str | None = None) -> tuple[str, str]:
     """The backend that races, and what is said of it."""
-    args, said = options.parse(words), list[str]()
+    request, said = tune.read_request(options.parse(words)), list[str]()
     defaults = Defaults(family="a8w8_blockscale", dtype_a=dtype)
     rows: list[FormatRow] = servers.server_format("vllm").list_sizes(6144, 4096, defaults, 1, (1, 16))
-    return servers.choose_kernels(args, rows, machine, said.append), " ".join(said)
+    return servers.choose_kernels(request, rows, machine, said.append), " ".join(said)
 
 
 def test_the_servers_own_kernels_race_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def test_a_table_of_the_servers_own_kernels(
 ) -> None:
     """The whole command, but for the device: both kinds of tables, of the backend's results alone."""
     server_kernels.install_vllm(monkeypatch)
-    monkeypatch.setattr(tune, "find_machine", lambda *asked: H200)
+    monkeypatch.setattr(cluster, "find_machine", lambda *asked: H200)
     monkeypatch.setattr(session, "toolchain", lambda machine: {"triton": "3.6.0", "device": "NVIDIA H200"})
     monkeypatch.setattr(session, "GpuEvaluator", Judge)
     subject = "E=8,N=256" if len(size) > 4 else "N=512,K=1024"

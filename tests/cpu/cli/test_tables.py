@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.linear_layers import problem
-from tritongemm.cli import options, tables
+from tritongemm.cli import options, tune
 from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
+from tritongemm.tuning import requested_rows
 
 ROWS = [
     FormatRow(problem(16, n, 64), count=8, callers=(f"model.layers.*.mlp.{name}",))
@@ -18,8 +19,8 @@ ROWS = [
 
 
 def read(*more: str, rows: list[FormatRow] = ROWS) -> list[tuple[int, int]]:
-    args = options.parse(["--workload", "shapes.yaml", *more])
-    return [(span.problem.n, span.high) for span in tables.read_spans(rows, args, Reporter())]
+    request = tune.read_request(options.parse(["--workload", "shapes.yaml", *more]))
+    return [(span.problem.n, span.high) for span in requested_rows.read_spans(rows, request.sizes, Reporter().say)]
 
 
 def test_layers_of_one_input_have_a_table_of_their_joined_product(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import gradlib, tune, tuned_comparison
+from tritongemm.cli import gradlib, tune
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
@@ -21,6 +21,8 @@ from tritongemm.results.store import Store
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.tuning import cluster
+from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
@@ -51,9 +53,13 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     untuned = "".join(f"{m},64,128,False,torch.bfloat16,torch.bfloat16,False,False\n" for m in TIMES)
     (tmp_path / "bf16_untuned_gemm.csv").write_text(f"{HEADER}\n{untuned}")
 
-    def run(argv: Sequence[str]) -> int:
-        candidate = Path(argv[argv.index("-o") + 1])
-        assert candidate.name == "bf16_tuned_gemm_candidate.csv" and candidate.read_text() == path.read_text()
+    def run(request: TuneRequest, *_: object) -> int:
+        candidate = request.outputs.path
+        assert (
+            candidate is not None
+            and candidate.name == "bf16_tuned_gemm_candidate.csv"
+            and candidate.read_text() == path.read_text()
+        )
         records = [result(m, NEW, 7) for m in TIMES]
         told_file.write(candidate, aiter, records)
         with Store.open(candidate.with_suffix(".yaml"), "sm90", {}, {}, compute_units=132) as store:
@@ -72,9 +78,9 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             found.append(RetimedResult(row.problem, ok, library * 1e-6, row.record))
         return found
 
-    monkeypatch.setattr(tune, "main", run)
+    monkeypatch.setattr(tune, "run", run)
     monkeypatch.setattr(machine, "count_devices", lambda: 1)
-    monkeypatch.setattr(tuned_comparison, "find_machine", lambda *_: SM90)
+    monkeypatch.setattr(cluster, "find_machine", lambda *_: SM90)
     monkeypatch.setattr(Revalidation, "retime", retime)
     monkeypatch.chdir(tmp_path)
     return path

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, compile_profilers, profiled
-from tritongemm.cli import session, tune
+from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -30,6 +30,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Timer
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import session
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 

@@ -11,7 +11,7 @@ from tests.support.linear_layers import problem, record
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
-from tritongemm.report.m_tables import name_product, print_gain, print_held_out, print_table
+from tritongemm.report.m_tables import print_gain, print_held_out, print_table
 
 RECORDS = [
     record(problem(1, 32, 64), m_from=1, held_out={}),
@@ -38,7 +38,7 @@ def test_neighbours_that_one_kernel_serves_are_one_range() -> None:
     found = said(text)
     assert "M of N 32, K 64, bf16 TN" in found
     assert "1 to 16 2.00 to 2.00 1.500 to 1.500 triton tile" in found
-    assert name_product(problem(1, 32, 64, "n")) == "N 32, K 64, bf16 TN, bias n"
+    assert problem(1, 32, 64, "n").product == "N 32, K 64, bf16 TN, bias n"
     assert "17 to 32" in found and "33 to 64 2.00 to 2.00 1.500 to 1.500 torch" in found
 
 

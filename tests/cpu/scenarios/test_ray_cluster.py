@@ -27,13 +27,13 @@ from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import door
-from tritongemm.cli.cluster import Cluster
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.report.console import Reporter
+from tritongemm.tuning.cluster import Cluster
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workers.ray_hosts import RayHosts
 
@@ -43,7 +43,8 @@ pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/c
 OPTIMIZE = f"""
 import sys
 from functools import partial
-from tritongemm.cli import cluster, door
+from tritongemm.cli import door
+from tritongemm.tuning import cluster
 from tritongemm.measure.cluster import ClusterGpus
 cluster.ClusterGpus = partial(ClusterGpus, roles={(GPU_ROLE, SURVEY_ROLE)})
 sys.exit(door.run("tritongemm.cli.optimize:main"))

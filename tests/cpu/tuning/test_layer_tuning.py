@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, take
-from tritongemm.cli import servers
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -27,7 +26,9 @@ from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import servers
 from tritongemm.tuning.layer_tuning import LayerTuning
+from tritongemm.tuning.request import SearchScope, SizeSource, TuneRequest
 from tritongemm.tuning.task import make_record
 
 NAME = "E=8,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -62,8 +63,9 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
     rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=8), 2, (16,))
     judge = Judge("sm90")
     judge.target = TARGET
-    args: Any = SimpleNamespace(server="vllm", groups=8, family="a8w8_blockscale")
-    limits = servers.limits(args, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
+    source = SizeSource(defaults=Defaults(family="a8w8_blockscale", groups=8))
+    request = TuneRequest(source, search=SearchScope(server="vllm"))
+    limits = servers.limits(request, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
     assert {config.backend for config in limits.first} == {backend}
     options = TuningOptions(Path("unused"), backends=(backend,), toolchain=MACHINE, limits=limits)
     reported = ToldFile.find(tmp_path / NAME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -80,7 +80,21 @@ class Strategy(Plugin, abstract=True):
 
 
 class Watcher(Protocol):
-    """An observer of the progress of a run."""
+    """An observer of the progress of a run.
+
+    Attributes:
+        verbose: what is left out is wanted too.
+        compilers: processes that compile in a run that times nothing; else 0.
+    """
+
+    verbose: bool
+    compilers: int
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+
+    def say_alike(self, lines: Iterable[str]) -> None:
+        """Messages about rows, of which those of one kind may be one line."""
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
         """A space of `total` configs was pruned to `kept`; `pruned` counts them by rule, and may lack the configs."""

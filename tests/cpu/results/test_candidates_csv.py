@@ -18,7 +18,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.report import candidates_csv
+from tritongemm.results import candidates_csv
 from tritongemm.results.store import Store
 
 SIZE = Problem(16, 32, 64, "bf16", "bf16", "fp32", row_major_b=False)

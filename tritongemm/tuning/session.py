@@ -1,8 +1,7 @@
-"""A command line of `python -m tritongemm.tune` in the words of the stages, and the tools that a run works with."""
+"""The tools that a request's run works with, and its options in the words of the stages."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -12,9 +11,6 @@ from typing import Any
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import servers
-from tritongemm.cli.cluster import Cluster
-from tritongemm.cli.search_options import UNTIMED_BUDGET
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
@@ -31,14 +27,18 @@ from tritongemm.plugins.contracts import Backend, Evaluator, ExternalTimer, Sear
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
+from tritongemm.tuning import servers
+from tritongemm.tuning.cluster import Cluster
+from tritongemm.tuning.effort import effort
 from tritongemm.tuning.final_race import write_best_kernel
 from tritongemm.tuning.layer_tuning import LayerTuning
+from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.run import TuningRun
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a command works with.
+    """What a run works with.
 
     Attributes:
         evaluators: one for each device, or the stand-in for one.
@@ -51,33 +51,33 @@ class Session:
 
 @contextmanager
 def open_session(
-    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None = None
+    request: TuneRequest, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None = None
 ) -> Iterator[Session]:
     """Evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
     with ExitStack() as stack:
-        evaluators: list[Evaluator] = [open_one() for open_one in openers(args, machine, protocol, cluster)]
-        evaluators = evaluators or [OfflineEvaluator(machine.target, args.timeout)]
+        evaluators: list[Evaluator] = [open_one() for open_one in openers(request, machine, protocol, cluster)]
+        evaluators = evaluators or [OfflineEvaluator(machine.target, request.timeout_s)]
         for evaluator in evaluators:
             stack.callback(evaluator.close)
-            if not (args.generate_only or args.compile_only):
+            if not request.stop:
                 evaluator.start()
-        yield Session(evaluators, stack.enter_context(open_pool(args, cluster)))
+        yield Session(evaluators, stack.enter_context(open_pool(request, cluster)))
 
 
 def openers(
-    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None
+    request: TuneRequest, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None
 ) -> list[Callable[[], Evaluator]]:
     """What starts a fresh process on each device; none without a GPU."""
     if cluster:
-        return cluster.openers(protocol, args.timeout)
+        return cluster.openers(protocol, request.timeout_s)
     return [
-        partial(GpuEvaluator, machine.target, machine.vendor, device, protocol, args.timeout)
+        partial(GpuEvaluator, machine.target, machine.vendor, device, protocol, request.timeout_s)
         for device in machine.devices
     ]
 
 
 @contextmanager
-def open_pool(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[BuildPool]:
+def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPool]:
     """Compilers, closed at the end.
 
     Raises:
@@ -86,73 +86,67 @@ def open_pool(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Bui
     cache = ArtifactCache(settings.cache_folder())
     cache.check()
     pool = (
-        cluster.pool(cache, args.num_threads, args.timeout)
+        cluster.pool(cache, request.devices.compilers, request.timeout_s)
         if cluster
-        else BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
+        else BuildPool(cache, request.devices.compilers, request.timeout_s, must_keep=True)
     )
     with closing(pool):
         yield pool
 
 
-def make_protocol(args: argparse.Namespace, machine: Machine) -> MeasureProtocol:
-    """How this command measures.
+def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
+    """How a run measures.
 
     Raises:
         InputError: the profiler asked for can't be used here.
     """
-    return MeasureProtocol(
-        timer=pick_timer(args.profiler, machine),
-        init=args.init_type,
-        rotating_mb=args.rotating_tensor,
-        iters=args.iters,
-        warmup=args.warmup,
-        err_ratio=args.err_ratio,
-    )
+    return replace(request.protocol, timer=pick_timer(request.profiler, machine))
 
 
 def make_options(
-    args: argparse.Namespace, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
+    request: TuneRequest, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
 ) -> TuningOptions:
-    """What this command's run does.
+    """What a run does.
 
     Args:
-        args: the command line.
+        request: what is asked for.
         machine: where it runs.
         backends: those that can take part.
         protocol: how it measures.
         output: the results file, beside which modules are written.
 
     Raises:
-        InputError: no backend can race under the profiler.
+        InputError: no backend can race under the profiler, or there is no such effort.
     """
-    stop = "generate" if args.generate_only else "compile" if args.compile_only else ""
+    search, stop, level = request.search, request.stop, effort(request.search.effort)
     is_timed = machine.devices and not stop
-    is_limited = is_timed or stop == "generate" or args.strategy is not None
-    budget, seconds = args.budget or (0 if is_limited else UNTIMED_BUDGET, 0.0)
+    is_limited = is_timed or stop == "generate" or search.strategy is not None
+    own = 0 if search.seconds else level.budget if is_limited else level.untimed
     return TuningOptions(
         folder=module_folder(output),
-        strategy=args.strategy or ("guided" if is_timed else "exhaustive"),
-        budget=budget,
-        seconds=seconds,
-        finalists=args.finalists,
+        strategy=search.strategy or level.strategy or ("guided" if is_timed else "exhaustive"),
+        budget=own if search.budget is None else search.budget,
+        population=search.population,
+        seconds=search.seconds,
+        finalists=search.finalists,
         backends=_racing_under(protocol.timer, backends),
-        algorithms=args.algorithms,
-        margin=args.min_gain / 100,
+        algorithms=search.algorithms,
+        margin=search.margin,
         stop=stop,
         toolchain=toolchain(machine),
-        limits=replace(servers.limits(args, machine, backends), interpreted=not (machine.devices or stop)),
+        limits=replace(servers.limits(request, machine, backends), interpreted=not (machine.devices or stop)),
     )
 
 
 def open_store(
-    args: argparse.Namespace,
+    request: TuneRequest,
     machine: Machine,
     protocol: MeasureProtocol,
     options: TuningOptions,
     output: Path,
     problems: Sequence[Problem],
 ) -> Store:
-    """The results file, held by this command until it is closed.
+    """The results file, held by this run until it is closed.
 
     Raises:
         OutputError: it can't be written, or belongs to another run, target or toolchain.
@@ -163,7 +157,7 @@ def open_store(
         machine.target.name,
         options.toolchain,
         _identity(protocol) if machine.devices else {"timer": PREDICTED},
-        resume=args.resume,
+        resume=request.outputs.resume,
         problems=problems,
         compute_units=machine.target.compute_units,
     )
@@ -190,10 +184,10 @@ def finish_candidates(problems: Sequence[Problem], run: TuningRun, keep: bool) -
                 backend.write_candidates(problem, own, run.evaluators[0].target, run.options.folder)
 
 
-def race_layers(rows: Sequence[FormatRow], run: TuningRun, args: argparse.Namespace) -> None:
+def race_layers(rows: Sequence[FormatRow], run: TuningRun, request: TuneRequest) -> None:
     """Race the same configs at all products of each layer, where a server launches one at them."""
-    if args.top_k is not None:
-        LayerTuning(run, servers.server_format(args.server, args.groups).can_tell).tune(rows)
+    if request.search.top_k is not None:
+        LayerTuning(run, servers.format_of(request).can_tell).tune(rows)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""``--for``: whose kernels race for a server's tables, and what may be tried of them."""
+"""Tables of servers: whose kernels race for them, and what may be tried of them."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format, LibraryBackend, SearchedBackend, ServerFormat
 from tritongemm.runtime.machine import Machine
+from tritongemm.tuning.request import TuneRequest
 
 
 def server_format(server: str, groups: int = 1) -> ServerFormat:
@@ -34,18 +34,23 @@ def server_format(server: str, groups: int = 1) -> ServerFormat:
     return found[server.lower()]
 
 
-def limits(args: argparse.Namespace, machine: Machine, backends: Sequence[str]) -> SearchLimits:
+def format_of(request: TuneRequest) -> ServerFormat:
+    """The format that sets the kernels of the server that a request names."""
+    return server_format(request.search.server or "", request.sizes.defaults.groups)
+
+
+def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> SearchLimits:
     """What may be tried: what the user, and the server whose kernel is raced, allow.
 
     Args:
-        args: the command line.
+        request: what is asked for.
         machine: where it runs.
         backends: those that race.
     """
-    if args.server is None:
-        return SearchLimits(args.max_split)
-    server = server_format(args.server, args.groups)
-    found = server.limits(args.family, machine.target)
+    if request.search.server is None:
+        return SearchLimits(request.search.max_split)
+    server = format_of(request)
+    found = server.limits(request.sizes.defaults.family, machine.target)
     if server.backend not in backends:
         return found
     return replace(found, first=tuple(replace(config, backend=server.backend) for config in found.first))
@@ -64,19 +69,19 @@ def may_race(backend: str, server: str) -> bool:
 
 
 def choose_kernels(
-    args: argparse.Namespace, rows: Sequence[FormatRow], machine: Machine, say: Callable[[str], None]
+    request: TuneRequest, rows: Sequence[FormatRow], machine: Machine, say: Callable[[str], None]
 ) -> str:
     """The backend that races for a server's tables, which is said: the server's own kernels, or ours in their places.
 
     Args:
-        args: the command line, which names a server.
+        request: what is asked for, with a server.
         rows: what is to be tuned.
         machine: where.
         say: tells the user.
     """
-    server = server_format(args.server, args.groups)
-    if args.libtype is not None:
-        return str(args.libtype)
+    server = format_of(request)
+    if request.search.libtype is not None:
+        return request.search.libtype
     own = _can_race(server.backend, rows, machine)
     if own:
         version = registry.get(LibraryBackend, server.backend).version()

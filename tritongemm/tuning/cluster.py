@@ -1,8 +1,7 @@
-"""`--ray ADDRESS`: the GPUs and the cores of a Ray cluster's hosts in the words of `cli.session`."""
+"""The GPUs and the cores of a Ray cluster's hosts in the words of `tuning.session`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
-from tritongemm.runtime.machine import Machine
+from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.tuning.request import Devices
 from tritongemm.workers.ray_hosts import RayHosts
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that a command works with.
+    """A cluster that a run works with.
 
     Attributes:
         hosts: the connection.
@@ -63,19 +63,19 @@ class Cluster:
 
 
 @contextmanager
-def open_cluster(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Cluster | None]:
-    """The cluster that a command line names, left at the end; None where it names none.
+def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
+    """What is tuned on or for, and the cluster that a request names, left at the end; None where it names none.
 
     Raises:
         InputError: there is none, or it has no GPUs of one kind to use.
         UnavailableError: Ray is not installed.
     """
-    if args.ray is None:
-        yield None
+    if devices.ray is None:
+        yield find_machine(devices.target, devices.gpu_ids, devices.ngpus), None
         return
     with ExitStack() as stack:
-        hosts = RayHosts(args.ray)
+        hosts = RayHosts(devices.ray)
         stack.callback(hosts.close)
-        gpus = ClusterGpus(hosts, args.target, args.ngpus, say)
+        gpus = ClusterGpus(hosts, devices.target, devices.ngpus, say)
         stack.callback(gpus.close)
-        yield Cluster(hosts, gpus)
+        yield gpus.machine, Cluster(hosts, gpus)

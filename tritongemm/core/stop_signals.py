@@ -1,0 +1,44 @@
+"""The signals that stop a run, and how they are handled for a while."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def on_stop(handler: Handler | signal.Handlers) -> dict[int, Any]:
+    """Handle signals to stop, but for those that the caller of this process made it ignore, as nohup does.
+
+    Returns:
+        The handlers before; none in a thread that can't have any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    # None is a handler that was not installed from Python, which Python can't install again.
+    heeded = [number for number in _STOPS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+@contextmanager
+def handled(handler: Handler | signal.Handlers) -> Iterator[None]:
+    """Handle signals to stop otherwise for a while."""
+    before = on_stop(handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no signal to stop end what is done here: a few seconds in which results are written."""
+    with handled(signal.SIG_IGN):
+        yield

@@ -1,6 +1,7 @@
 """A Triton-first GEMM autotuner. `mm`, `bmm` and `scaled_mm` serve what was tuned.
 
-`load`, `explain`, `patch` and `serve` go with them. `capture` writes what a program asks PyTorch to multiply.
+`load`, `explain`, `patch` and `serve` go with them; `autotune` tunes.
+`capture` writes what a program asks PyTorch to multiply.
 
 PyTorch is imported on first use of one of them, so the command line starts without it.
 """
@@ -14,6 +15,7 @@ from tritongemm.core import settings
 from tritongemm.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from tritongemm.cli.autotune import Results, autotune
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm, scaled_bmm
     from tritongemm.serving.grouped_api import grouped_mm
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
+    from tritongemm.tuning.request import TuneRequest
     from tritongemm.workloads.capturing.session import Capture as capture
 
 __all__ = [
+    "Results",
+    "TuneRequest",
     "__version__",
+    "autotune",
     "bmm",
     "capture",
     "check_scales",
@@ -52,6 +58,9 @@ __all__ = [
 
 # Where each name lies; a module is imported when the first of its names is used.
 _PLACES = {
+    "Results": "cli.autotune",
+    "TuneRequest": "tuning.request",
+    "autotune": "cli.autotune",
     "bmm": "serving.batched",
     "check_scales": "serving.operand_checks",
     "explain": "serving.api",

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parser().parse_args(options.normalised(argv))
     output, paths = Path(args.output), [Path(path) for path in args.results]
-    files.check_place(output, writing.is_page, "a report of tritongemm", _ADVICE)
+    _check_place(output)
     found = _ReadFiles()
     defaults = Defaults(family=args.family)
     for path in paths:
@@ -69,13 +69,43 @@ def main(argv: Sequence[str]) -> int:
     if not found.records:
         raise InputError(f"{', '.join(args.results)}: no result with a time; name results of python -m tritongemm.tune")
     data = _gathered(found, args.results, _calls(args.workload, defaults, found))
-    text = writing.compose(data, args.title or f"GEMMs of {', '.join(d.label for d in data.devices)}")
-    files.atomic_write(output, text, f"make room and run the same command again, or {_ADVICE}")
+    text = _write(output, data, args.title)
     door.tell_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
         print(f"{name}: {curve.tell()}")
     print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
     return door.WRONG if found.damaged else door.DONE
+
+
+def draw_page(output: Path, records: Iterable[Record], journal_file: Path) -> None:
+    """Draw the page of some results.
+
+    Args:
+        output: the page; a report that is there is replaced.
+        records: the results.
+        journal_file: of the run that made them.
+
+    Raises:
+        OutputError: the page can't be written, or the place holds something else.
+        UnavailableError: plotly is not installed.
+    """
+    _check_place(output)
+    found = _ReadFiles()
+    found.add(records)
+    if journal_file.is_file():
+        found.histories[journal_file.name] = history.read(journal_file, {problem for problem, _ in found.records})
+    _write(output, _gathered(found, [journal_file.name.removesuffix(".journal")], {}), "")
+
+
+def _check_place(output: Path) -> None:
+    files.check_place(output, writing.is_page, "a report of tritongemm", _ADVICE)
+
+
+def _write(output: Path, data: ReportData, title: str) -> str:
+    """Write a page and return its text."""
+    text = writing.compose(data, title or f"GEMMs of {', '.join(d.label for d in data.devices)}")
+    files.atomic_write(output, text, f"make room and run the same command again, or {_ADVICE}")
+    return text
 
 
 def _parser() -> arguments.Parser:

@@ -28,6 +28,23 @@ _SEARCH_SHARE = 0.8
 _LEAST_SHARE = 0.02
 
 
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run is.
+
+    Attributes:
+        done: sizes that have a result, or failed.
+        total: sizes that the run tunes.
+        gain: geometric mean of the results' gains over the library; None before the first.
+        seconds_left: estimate of the time left in seconds; None if too little is done to say.
+    """
+
+    done: int
+    total: int
+    gain: float | None
+    seconds_left: float | None
+
+
 @dataclass
 class _Stage:
     total: int = 0
@@ -82,6 +99,11 @@ class Progress:
         """Whether all steps of a stage are done."""
         return self._stages[name].done >= self._stages[name].total
 
+    def state(self) -> RunProgress:
+        """The state of the run as numbers."""
+        sizes = self._stages.get("final", _Stage())
+        return RunProgress(sizes.done, sizes.total, self._mean_gain(), self._seconds_left("final"))
+
     def line(self, columns: int = 1000) -> str:
         """The state of the run, shortened to a number of columns."""
         counted = [name for name, stage in self._stages.items() if name in _COUNTED and stage.total]
@@ -114,24 +136,34 @@ class Progress:
         noun, rest = _COUNTED[name]
         return f"{count} {noun}{'s' if stage.total > 1 else ''}{rest}"
 
+    def _mean_gain(self) -> float | None:
+        return exp(sum(self._logs) / len(self._logs)) if self._logs else None
+
     def _gain(self) -> Iterator[str]:
-        if self._logs:
-            yield f"{exp(sum(self._logs) / len(self._logs)):.2f}x {self._library} so far"
+        gain = self._mean_gain()
+        if gain is not None:
+            yield f"{gain:.2f}x {self._library} so far"
         elif self._best is not None and self._stages.get("final", _Stage()).total == 1:
             how = "predicted" if self._best.timer == PREDICTED else "so far"
             yield f"best {self._best.seconds * 1e6:.2f} us {how}"
 
     def _left(self, name: str) -> Iterator[str]:
-        """The time left, if enough is done to say."""
-        stage = self._stages[name]
+        left = self._seconds_left(name)
+        if left is not None:
+            yield f"{about(left)} left"
+
+    def _seconds_left(self, name: str) -> float | None:
+        """The time left in seconds; None if too little is done to say, or all."""
+        stage = self._stages.get(name, _Stage())
         share = stage.share
         if name == "final":
             search = self._stages.get(SEARCH, stage)
             stage, share = search, _SEARCH_SHARE * search.share + (1 - _SEARCH_SHARE) * share
         gone = monotonic() - stage.began
-        if _LEAST_SHARE <= share < 1:
-            left = gone * (1 - share) / share
-            yield f"{about(min(left, self._seconds - gone) if gone < self._seconds else left)} left"
+        if not _LEAST_SHARE <= share < 1:
+            return None
+        left = gone * (1 - share) / share
+        return min(left, self._seconds - gone) if gone < self._seconds else left
 
 
 def about(seconds: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
 from tritongemm.formats import format_of, make_problem, read_text, results_format
@@ -37,6 +38,9 @@ def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
     """
     problems = [FormatRow(value) for value in values if isinstance(value, Problem)]
     words = [value for value in values if not isinstance(value, Problem)]
+    wrong = next((value for value in words if not isinstance(value, Mapping) and len(value) != len("MNK")), None)
+    if wrong is not None:
+        raise InputError(f"{wrong!r} is no size; write (m, n, k)")
     rows = [value if isinstance(value, Mapping) else dict(zip("MNK", value, strict=True)) for value in words]
     text = "".join(f"- {json.dumps(row, default=_plain)}\n" for row in rows)
     read = results_format().read_usable(Path("sizes"), text, defaults).require_undamaged() if rows else ResultsFile()

@@ -67,7 +67,15 @@ def _interpreted() -> bool:
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
 @pytest.mark.parametrize(
-    ("arch", "dtype", "scales"), [*(("sm100", *form) for form in FORMS), ("sm90", FP4, "mx")], ids=str
+    ("arch", "dtype", "scales"),
+    [
+        ("sm100", *FORMS[0]),
+        pytest.param("sm100", *FORMS[1], marks=pytest.mark.heavy),
+        pytest.param("sm100", *FORMS[2], marks=pytest.mark.heavy),
+        ("sm100", *FORMS[3]),
+        ("sm90", FP4, "mx"),
+    ],
+    ids=str,
 )
 def test_kernels_apply_powers_of_two(
     interpreter: WorkerProcess, tmp_path: Path, arch: str, dtype: str, scales: str
@@ -225,8 +233,16 @@ def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, 
     assert TRITON.candidates(problem, target)
 
 
-@pytest.mark.parametrize(("config", "more"), [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
-    *((c, {"groups": 8, "group_form": "masked", "room": 64}) for c in MX_GROUPED)], ids=str)  # fmt: skip
+ON_HOPPER = [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
+    *((c, {"groups": 8, "group_form": "masked", "room": 64}) for c in MX_GROUPED)]  # fmt: skip
+QUICK = (CONFIGS[1], CONFIGS[3], MX_GROUPED[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.heavy) for case in ON_HOPPER],
+    ids=str,
+)
 def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any]) -> None:
     """By the target's assembly, into two products of half the depth."""
     problem, target = of(FP4, "mx", 64, 96, 352, **more), target_files.load_target("sm90")

@@ -39,8 +39,10 @@ DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
 ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "n"), (False, True, "m")])
+@pytest.mark.parametrize(
+    ("shared", "row_a", "row_b", "bias"),
+    [("", True, False, "n"), ("", False, True, "m"), ("a", True, False, "n"), ("b", False, True, "m")],
+)
 def test_pointer_templates_at_odd_sizes(
     interpreter: WorkerProcess, tmp_path: Path, shared: str, row_a: bool, row_b: bool, bias: str
 ) -> None:
@@ -49,8 +51,10 @@ def test_pointer_templates_at_odd_sizes(
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize(("row_a", "row_b", "k"), [(True, False, 24), (False, True, 32)])
+@pytest.mark.parametrize(
+    ("shared", "row_a", "row_b", "k"),
+    [("", True, False, 24), ("", False, True, 32), ("a", False, True, 32), ("b", True, False, 24)],
+)
 def test_descriptors_cover_the_batch(
     interpreter: WorkerProcess, tmp_path: Path, shared: str, row_a: bool, row_b: bool, k: int
 ) -> None:
@@ -70,9 +74,8 @@ def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, s
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize("dtype", ["int8", "fp8e4m3fnuz"])
-def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path: Path, shared: str, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "shared"), [("int8", ""), ("int8", "b"), ("fp8e4m3fnuz", ""), ("fp8e4m3fnuz", "a")])
+def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path: Path, dtype: str, shared: str) -> None:
     family: Family = registry.get(Family, "a8w8")
     problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
     found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
@@ -83,7 +86,7 @@ BLOCKS = (
     Config("tile", 16, 32, 128, split_k=2),
     Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
     Config("gemv", 1, 128, 256),
-    Config("gemv", 8, 32, 128, split_k=2),
+    Config("gemv", 4, 128, 128, split_k=2),
     Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
 )
 
@@ -111,7 +114,7 @@ def test_scales_along_k_of_each_product(
     assert all(e <= 0.3 for e in found.values()), found
 
 
-@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+@pytest.mark.parametrize("target", [pytest.param("sm90", marks=pytest.mark.heavy), "gfx942"])
 def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
     """From the command line to a verified row, which names the batch, and from that row again."""
     out = tmp_path / "out.yaml"

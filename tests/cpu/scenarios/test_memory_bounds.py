@@ -40,8 +40,14 @@ SPLITS = (
 )
 
 
-@pytest.mark.parametrize("k", [512, 416])
-@pytest.mark.parametrize(("arch", "family", "dtypes", "scales"), FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("arch", "family", "dtypes", "scales", "k"),
+    [
+        pytest.param(*form, k, marks=() if (i + j) % 2 else pytest.mark.heavy, id=f"{'-'.join(map(str, form))}-{k}")
+        for i, form in enumerate(FORMS)
+        for j, k in enumerate((512, 416))
+    ],
+)
 def test_a_split_without_blocks_reads_nothing_beyond(
     interpreter: WorkerProcess,
     tmp_path: Path,

@@ -67,18 +67,28 @@ def usable(one: Problem, target: Target, configs: tuple[Config, ...]) -> list[Co
     return [c for c in configs if triton.check(c, one, target)]
 
 
+QUICK = (
+    (small("bf16", bias="n"), GFX942),
+    (problem("bf16", m=1, n=16, k=32), SM90),
+    (small("int8", dtype_c="int32"), GFX942),
+    (small("int8", "row", bias="n"), GFX942),
+    (small(NUZ, "block"), GFX942),
+    (small(NUZ, "group_rows"), GFX942),
+    (small(OCP, MX[0]), GFX950),
+    (small(FP4, MX[-1]), GFX950),
+)
+OTHERS = (
+    (small("fp16", dtype_c="fp16"), SM90),
+    (small("int8", "block"), GFX942),
+    *((small(NUZ, scales), GFX942) for scales in SCALES if scales not in ("block", "group_rows")),
+    *((small(OCP, scales), GFX950) for scales in MX[1:]),
+    *((small(FP4, scales), GFX950) for scales in MX[:-1]),
+)
+
+
 @pytest.mark.parametrize(
     ("one", "target"),
-    [
-        (small("bf16", bias="n"), GFX942),
-        (problem("bf16", m=1, n=16, k=32), SM90),
-        (small("fp16", dtype_c="fp16"), SM90),
-        (small("int8", dtype_c="int32"), GFX942),
-        *((small(NUZ, scales), GFX942) for scales in SCALES),
-        (small("int8", "row", bias="n"), GFX942),
-        (small("int8", "block"), GFX942),
-        *((small(dtype, scales), GFX950) for dtype in (OCP, FP4) for scales in MX),
-    ],
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in OTHERS)],
     ids=lambda value: getattr(value, "key", ""),
 )
 def test_kernels_in_the_interpreter(interpreter: WorkerProcess, tmp_path: Path, one: Problem, target: Target) -> None:

@@ -31,8 +31,14 @@ from tritongemm.measure import offline_evaluator
 from tritongemm.plugins import registry
 from tritongemm.tuning import search_processes
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
-hypothesis.settings.load_profile("any machine")
+# A busy machine is no failure. CI asks for the other with --hypothesis-profile.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("quick")
+
+# Files of few tests that take seconds: else they would come last, as those of many tests come first.
+LONG = ("scenarios/test_processes", "cli/test_tune", "scenarios/test_screen", "workloads/capturing/test_processes",
+        "scenarios/test_plugins", "tuning/test_search_processes", "backends/test_search_spaces_compile")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,7 +46,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests stay in one process, which makes what they share once; `--dist` may say otherwise."""
     from xdist.scheduler import LoadFileScheduling
 
-    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            """All that reads the package's source is in one process, which parses it once."""
+            file: str = super()._split_scope(nodeid)
+            return "tests/cpu/architecture" if file.startswith("tests/cpu/architecture/") else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            long = (f"tests/cpu/{name}.py" for name in LONG)
+            first = next((file for file in long if file in self.workqueue), None)
+            if first:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_collection() -> None:

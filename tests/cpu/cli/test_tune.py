@@ -178,10 +178,13 @@ def signalled(process: subprocess.Popen[str], number: int, folder: Path, ready: 
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.heavy)])
-def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path, kills: int) -> None:
-    """Killed at random moments from a cold cache, then run to the end: the same file as without, nothing done twice."""
+def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path, session_cache: Path, kills: int) -> None:
+    """Killed at random moments, then run to the end: the same file as without, nothing done twice.
+
+    Many times from a cold cache, so that compilers are killed as well.
+    """
     (tmp_path / "sizes.yaml").write_text(SIZES)
-    cache, seed = tmp_path / "cache", random.randrange(2**32)
+    cache, seed = tmp_path / "cache" if kills > 1 else session_cache, random.randrange(2**32)
     rng = random.Random(seed)
     whole = len(journal_of(tuned.folder))
     for lines in sorted(rng.sample(range(whole), kills)):
@@ -201,7 +204,8 @@ def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path, kills: int) -> No
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")], "no debris"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
+@pytest.mark.heavy  # tests of merging end runs in this process, and test_processes.py sends the signal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_merges_and_says_how_to_go_on(
     tuned: Tuned, tmp_path: Path, session_cache: Path, number: signal.Signals
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_family_that_leaves_something_out_is_refused() -> None:
             """Computes nothing."""
 
 
+@pytest.mark.heavy  # tests/cpu/scenarios/test_plugins.py tunes another family of a file by the command
 def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file is all there is: planned, searched, compiled, predicted, and verified by the interpreter."""
     with dropped(Family, TOY, tmp_path, monkeypatch):

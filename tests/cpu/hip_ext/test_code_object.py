@@ -111,7 +111,10 @@ def parameters(cubin: Path) -> list[tuple[int, int]]:
     return sorted((int(offset, 16), int(size, 16)) for offset, size in found)
 
 
-@pytest.mark.parametrize(("name", "size"), [("sm80", 32), ("sm90", 32), ("sm90", SPILLING["sm90"]), ("sm100", 32)])
+CUBINS = [("sm80", 32), pytest.param("sm90", 32, marks=pytest.mark.heavy), ("sm90", SPILLING["sm90"]), ("sm100", 32)]
+
+
+@pytest.mark.parametrize(("name", "size"), CUBINS)
 def test_cubin_figures_are_those_of_cuobjdump(compiled: Compiled, tmp_path: Path, name: str, size: int) -> None:
     code = compiled(name, size).code
     (kernel,) = code_object.read(code)

@@ -59,9 +59,9 @@ def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("family", "scales", "config", "forms", "cluster"),
     [
-        ("dense", "", PAIR, {"m64n64k32"}, 2),
+        pytest.param("dense", "", PAIR, {"m64n64k32"}, 2, marks=pytest.mark.heavy),
         ("a8w8", "row", PAIR, {"m64n64k32"}, 2),
-        ("a8w8", "row", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
+        pytest.param("a8w8", "row", SPLIT, {"m64n32k32", "m64n8k32"}, 1, marks=pytest.mark.heavy),
         ("a8w8_blockscale", "block", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
     ],
 )

@@ -90,9 +90,13 @@ def test_a_process_that_is_killed_costs_no_problem(
     assert signed == [[p.key] for p in PROBLEMS] if not planned_here else all(one.kept for one in found)
 
 
+QUICK = [("guided", WorkerKilledLater, True), ("genetic", SearchWorker, False)]
+ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledLater], [False, True])
+
+
 @pytest.mark.parametrize(
     ("strategy", "worker", "shares"),
-    pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledLater], [False, True]),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in ALL if case not in QUICK)],
 )
 def test_a_search_asks_for_the_same_wherever_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type, shares: bool

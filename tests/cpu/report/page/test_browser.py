@@ -14,7 +14,6 @@ from tests.support.reports import H200, HOSTILE, problem, result, table, write_r
 from tritongemm.cli import report
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'tritongemm[report]'")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.heavy
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -28,6 +27,7 @@ DRAWN_GROUND = "document.querySelector('[data-figure] .main-svg').style.backgrou
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     installed = next(filter(None, map(shutil.which, BROWSERS)), None)
     with playwright.sync_playwright() as driver:
         try:

@@ -21,7 +21,7 @@ from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.session import Capture
 from tritongemm.workloads.capturing.workload_file import WorkloadFile
 
-PROCESSES, SHAPES, CALLS = 8, 5, 20
+PROCESSES, SHAPES, CALLS = 4, 5, 20
 OLD = "".join(f"- {{'M': {m}, 'N': 3, 'K': 3}}\n" for m in range(1, 443))
 
 PROGRAM = """
@@ -106,7 +106,7 @@ def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None
     program.write_text(MANY, encoding="utf-8")
     command = [str(program), str(path), *map(str, (PROCESSES, SHAPES, CALLS))]
     done = forked.run(command, tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.stdout.split() == ["0", "0", "0", str(-signal.SIGKILL), "0", "0", "0", "0"], done.stderr
+    assert done.stdout.split() == ["0", "0", "0", str(-signal.SIGKILL)], done.stderr
     found = counts(path)
     assert set(found) == {1000 + 100 * i + j for i in range(PROCESSES) for j in range(SHAPES)}
     assert {m for m, count in found.items() if count != CALLS} <= {1300 + j for j in range(SHAPES)}

@@ -74,12 +74,15 @@ ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"
 NO_SCALES: ScalePair = (None, None)
 SCALED_BLOCK = 128  # Elements along K, and columns of B, that share a float32 factor where factors change along K.
 MX_DEPTH = 32  # Elements along K that share a power of two.
+PADDED_ROWS = 4  # Float32 factors that are the 16 bytes of which strides must be a multiple for TMA.
 _BLOCK = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 _GROUP = Scaling(depth=SCALED_BLOCK)
 _GROUP_BY_DEPTH = Scaling(depth=SCALED_BLOCK, layout="groups")
+_GROUP_PADDED = Scaling(depth=SCALED_BLOCK, layout="groups", pad=(PADDED_ROWS, 1))
 _MX = Scaling("e8m0", depth=MX_DEPTH)
 _MX_SHUFFLED = Scaling("e8m0", depth=MX_DEPTH, layout="e8m0_32x8", pad=(32, 8))
-# What a command line and a file call a pair; of those along K the first name is for factors that lie [groups, rows].
+# What a command line and a file call a pair; of those along K the first name is for factors that are stored
+# [groups, rows], the one in _tma for such of A with its rows padded.
 GRANULARITIES: dict[str, ScalePair] = {
     "tensor": (Scaling(rows=0), Scaling(rows=0)),
     "row": (Scaling(), Scaling()),
@@ -87,6 +90,8 @@ GRANULARITIES: dict[str, ScalePair] = {
     "block_rows": (_GROUP, _BLOCK),
     "group": (_GROUP_BY_DEPTH, _GROUP_BY_DEPTH),
     "group_rows": (_GROUP, _GROUP),
+    "block_tma": (_GROUP_PADDED, _BLOCK),
+    "group_tma": (_GROUP_PADDED, _GROUP_BY_DEPTH),
     "mx": (_MX, _MX),
     "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
 }

@@ -31,6 +31,7 @@ def supports(problem: Problem) -> Support:
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
         f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
         "scales of a whole operand" if any(s.rows == 0 for s in scales) else "",
+        "scales with padded rows" if any(s.layout == "groups" and s.pad != (1, 1) for s in scales) else "",
     )
     found = " and ".join(filter(None, wrong))
     return (

@@ -1,10 +1,10 @@
-"""Scale factors that change along K: as they lie in memory, and laid over the operand that they belong to."""
+"""Numbers of fp4 and e8m0, and scale factors that change along K: as stored, and spread over their operand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN
+from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN, FP4_VALUES
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -12,7 +12,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 def exponents_as_numbers(factors: Tensor) -> Tensor:
@@ -21,6 +21,14 @@ def exponents_as_numbers(factors: Tensor) -> Tensor:
 
     exponents = factors.contiguous().view(torch.uint8).double()
     return torch.where(exponents == E8M0_NAN, torch.nan, (exponents - E8M0_BIAS).exp2())
+
+
+def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:
+    """The numbers [..., K] of fp4 bytes [..., K / 2], in a wider type."""
+    import torch
+
+    values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=dtype, device=packed.device)
+    return values[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()]
 
 
 def scale_places(layout: str) -> tuple[str, str]:

@@ -50,6 +50,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "block_rows": {"m": 5},
     "group": {"dtype_a": "int8", "dtype_b": "int8", "dtype_c": "fp16", "bias": "m"},
     "group_rows": {"row_major_b": True, "dtype_c": "fp32"},
+    "block_tma": {},
 }
 
 
@@ -61,7 +62,7 @@ def of(scales: str, **changes: Any) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "scales", ["block", "block_rows", "group", pytest.param("group_rows", marks=pytest.mark.heavy)]
+    "scales", ["block", "block_rows", "group", "block_tma", pytest.param("group_rows", marks=pytest.mark.heavy)]
 )
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
@@ -79,7 +80,7 @@ def lifted(problem: Problem, operands: Operands) -> torch.Tensor:
         left = of_a[k // 128] if problem.scale_a.layout == "groups" else of_a[:, k // 128]  # type: ignore[union-attr]
         right = of_b[k // 128] if problem.scale_b.layout == "groups" else of_b[:, k // 128]  # type: ignore[union-attr]
         right = right.repeat_interleave(problem.scale_b.rows)[: problem.n]  # type: ignore[union-attr]
-        c += torch.outer(a[:, k] * left, b[k] * right)
+        c += torch.outer(a[:, k] * left[: problem.m], b[k] * right)
     return c
 
 

@@ -93,7 +93,7 @@ BLOCKS = (
 
 @pytest.mark.parametrize(
     ("scales", "dtype", "shared"),
-    [("block", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), ("group", "fp8e4m3fn", "b")],
+    [("block_tma", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), ("group", "fp8e4m3fn", "b")],
 )
 def test_scales_along_k_of_each_product(
     interpreter: WorkerProcess, tmp_path: Path, scales: str, dtype: str, shared: str

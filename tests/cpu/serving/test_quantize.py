@@ -23,16 +23,14 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernel, c
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES, Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.numerics import error_metric
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.operations.factors import spread
 from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 from tritongemm.serving.tuned_blocks import AS_IT_IS, BlockOperands, find_layout
 
@@ -264,29 +262,28 @@ def test_a_layers_factors_are_those_of_its_weight() -> None:
         tritongemm.linear_fp8(x, w[:, 0], torch.ones(1))
 
 
-@pytest.mark.parametrize(("layout", "strides"), [("groups", (1, 16)), ("rows", (4, 1))])
+@pytest.mark.parametrize(
+    ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8))]
+)
 def test_factors_lie_as_the_tuned_kernel_reads_them(
-    layout: str, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    layout: str, m: int, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    family = registry.get(Family, "a8w8_blockscale")
-    pairs = {a.layout: (a, b) for a, b in family.scalings("fp8e4m3fn", "fp8e4m3fn") if a and a.dtype == "fp32"}
-    if layout not in pairs:
-        pytest.skip("no family has factors in this layout yet")
+    scaling, _ = GRANULARITIES[{"groups": "block", "rows": "block_rows", "tma": "block_tma"}[layout]]
     dispatcher = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
     with FakeTensorMode():
-        x = torch.empty(16, 512, dtype=torch.bfloat16, device="cuda:0")
+        x = torch.empty(m, 512, dtype=torch.bfloat16, device="cuda:0")
         w, scale = (
             torch.empty(s, dtype=d, device="cuda:0")
             for s, d in (((256, 512), torch.float8_e4m3fn), ((2, 4), torch.float32))
         )
-        factors = torch.empty_strided((16, 4), strides, device="cuda:0")
+        factors = torch.empty_strided((m, 4), strides, device="cuda:0")
         q = torch.empty_like(x, dtype=w.dtype)
         product = read_product(ScaledOperands(q, w, factors, scale))
         one = next(p for p in product.problems(loader.load_target("sm90")))
-        assert one.scale_a == pairs[layout][0]
+        assert one.scale_a == scaling
         dispatcher.load([record(one)])
         attach_device(dispatcher, {one: SimpleNamespace()})
         assert find_layout(BlockOperands(x, w, scale), near=True) == layout

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import StandardFamily, readable
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics.families._standard import StandardFamily
 from tritongemm.plugins.contracts import FamilyDefaults
 
 
@@ -20,10 +19,10 @@ class WeightOnlyFamily(StandardFamily):
         """No factors of A; a float32 factor for each column of B, [N], which the epilogue applies."""
         return None, Scaling(dtype="fp32", rows=1)
 
-    def _types(self, problem: Problem, target: Target) -> Support:
+    def _types(self, problem: Problem) -> Support:
         if problem.dtype_a not in ("fp16", "bf16") or (problem.dtype_b, problem.dtype_c) != ("int8", problem.dtype_a):
             return Support(f"it multiplies fp16 or bf16 by int8 into A's type, not {problem.dtypes}")
-        return readable(problem, target)
+        return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Half a step of C from rounding it, and what sums in float32 lose; int8 is exact in fp16 and in bf16."""

@@ -25,13 +25,18 @@ class StandardFamily(Family, abstract=True):
 
     kinds: ClassVar[tuple[str, ...]] = ("one", "grouped")
 
-    def _supports(self, problem: Problem, target: Target) -> Support:
+    def _computes(self, problem: Problem) -> Support:
         possible = grouped.supports(problem) if problem.kind == "grouped" else SUPPORTED
-        return possible and self._types(problem, target) and order_of_b(problem)
+        if possible and problem.microscaled and problem.layout != "TN":
+            return Support("scales of MX are for an A row-major and a B column-major (-col_b): both lie along K")
+        return possible and self._types(problem) and order_of_b(problem)
 
-    def _types(self, problem: Problem, target: Target) -> Support:
-        """Whether there is such a product of these dtypes on the target."""
-        return readable(problem, target)
+    def _types(self, problem: Problem) -> Support:
+        """Whether there is such a product of these dtypes on any target."""
+        return SUPPORTED
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        return microscaled(problem, target) if problem.microscaled else readable(problem, target)
 
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
         """Random operands; see `random_inputs`."""
@@ -91,8 +96,6 @@ def readable(problem: Problem, target: Target) -> Support:
 
 def microscaled(problem: Problem, target: Target) -> Support:
     """Whether a target multiplies operands with powers of two for each 32 numbers along K, be it as wider numbers."""
-    if problem.layout != "TN":
-        return Support("scales of MX are for an A row-major and a B column-major (-col_b): both lie along K")
     if not (target.has("dot_scaled") or (target.supports(problem.a) and target.supports(problem.b))):
         return Support(f"{target.name} has no matrix instruction for {problem.dtype_a} with scales of MX")
     return SUPPORTED

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from math import log2
 from typing import TYPE_CHECKING, ClassVar
 
-from tritongemm.core.dtypes import FP4_VALUES
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import StandardFamily, microscaled, unpacked
-from tritongemm.numerics.scale_factors import multiplied
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics.families._standard import StandardFamily, unpacked
+from tritongemm.numerics.scale_factors import fp4_as_numbers, multiplied
 from tritongemm.plugins.contracts import FamilyDefaults
 
 if TYPE_CHECKING:
@@ -47,14 +45,14 @@ class MicroscaledFamily(StandardFamily):
         """An e8m0 factor for each 32 numbers along K, of A and of B, in that order or in rows."""
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]
 
-    def _types(self, problem: Problem, target: Target) -> Support:
+    def _types(self, problem: Problem) -> Support:
         if (problem.dtype_a, problem.dtype_b) != ("fp4e2m1", "fp4e2m1"):
             return Support(f"family a4w4_blockscale multiplies fp4 by fp4, not {problem.dtype_a} by {problem.dtype_b}")
         if problem.dtype_c not in ("bf16", "fp16"):
             return Support(f"family a4w4_blockscale gives bf16 or fp16, not {problem.dtype_c}")
         if problem.layout != "TN" or problem.bias != "none" or problem.k % 2:
             return Support("family a4w4_blockscale wants A row-major, B column-major (-col_b), an even K and no bias")
-        return microscaled(problem, target)
+        return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: products and their scales are exact in float32."""
@@ -70,14 +68,9 @@ class MicroscaledFamily(StandardFamily):
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
         """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
-        numbers = {"a": _numbers(operands["a"]), "b": _numbers(unpacked(problem, operands["b"]).mT).mT}
+        import torch
+
+        of_a, of_b = operands["a"], unpacked(problem, operands["b"]).mT
+        numbers = {"a": fp4_as_numbers(of_a, torch.float64), "b": fp4_as_numbers(of_b, torch.float64).mT}
         exact = multiplied(problem, operands | numbers)
         return exact["a"] @ exact["b"]
-
-
-def _numbers(packed_bytes: Tensor) -> Tensor:
-    """[..., rows, K] in float64 of [..., rows, K / 2] bytes."""
-    import torch
-
-    values = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=torch.float64, device=packed_bytes.device)
-    return values[torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2).long()]

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import StandardFamily, readable
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics.families._standard import StandardFamily
 from tritongemm.plugins.contracts import FamilyDefaults
 
 _RESULTS = ("bf16", "fp16", "fp32")
@@ -40,7 +39,7 @@ class RowScaledFamily(StandardFamily):
         """A factor for each row and each column, or one for all of A and one for all of B."""
         return GRANULARITIES["row"], GRANULARITIES["tensor"]
 
-    def _types(self, problem: Problem, target: Target) -> Support:
+    def _types(self, problem: Problem) -> Support:
         both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
         if not both_fp8 and (problem.dtype_a, problem.dtype_b) != ("int8", "int8"):
             return Support(
@@ -48,7 +47,7 @@ class RowScaledFamily(StandardFamily):
             )
         if problem.dtype_c not in _RESULTS:
             return Support(f"family a8w8 gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
-        return readable(problem, target)
+        return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault."""

@@ -1,9 +1,10 @@
 """Family: C = (A * scales) @ (B * scales) (+ bias), of fp8 or int8 with scales that change along K.
 
 A float32 scale is for 128 numbers along K of a row of A, and for 128 x 128 numbers of B (``block``) or for 128 of a
-column (``group``). Scales of A lie as [K / 128, M], or (``block_rows``, ``group_rows``) as [M, K / 128]. OCP's fp8 may
-have a power of two for each 32 numbers along K instead (``mx``), of A [M, K / 32], of B [N, K / 32], or in the order of
-CDNA4's matrix instructions (``mx_shuffled``).
+column (``group``). Scales of A are stored as [K / 128, M], or (``block_rows``, ``group_rows``) as [M, K / 128], or
+(``block_tma``, ``group_tma``) as [K / 128, M] with M padded to a multiple of 4. OCP's fp8 may have a power of two for
+each 32 numbers along K instead (``mx``), of A [M, K / 32], of B [N, K / 32], or in the order of CDNA4's matrix
+instructions (``mx_shuffled``).
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.error_metric import epilogue_reference
-from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, microscaled, readable, unpacked
+from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import multiplied
 from tritongemm.plugins.contracts import FamilyDefaults
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _RESULTS = ("bf16", "fp16", "fp32")
-_ALONG_128 = ("block", "block_rows", "group", "group_rows")
+_ALONG_128 = ("block", "block_rows", "group", "group_rows", "block_tma", "group_tma")
 _MX = ("mx", "mx_shuffled")
 _INTEGERS = 37.0  # root mean square of the random ones
 # With one scale along K the rounding of fp8's products, beside the root mean square of C, is this many times larger.
@@ -54,14 +54,14 @@ class BlockScaledFamily(StandardFamily):
         microscaled = _MX if {dtype_a, dtype_b} <= OCP_FP8 else ()
         return tuple(GRANULARITIES[name] for name in (*_ALONG_128, *microscaled))
 
-    def _types(self, problem: Problem, target: Target) -> Support:
+    def _types(self, problem: Problem) -> Support:
         if problem.a != problem.b or not (problem.a.is_fp8 or problem.dtype_a == "int8"):
             return Support(
                 f"family {self.name} multiplies one type of fp8 or int8, not {problem.dtype_a} by {problem.dtype_b}"
             )
         if problem.dtype_c not in _RESULTS:
             return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
-        return microscaled(problem, target) if problem.microscaled else readable(problem, target)
+        return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: each 128 products are added up on their own.

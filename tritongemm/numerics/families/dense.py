@@ -12,7 +12,7 @@ from typing import ClassVar
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import StandardFamily, fp8_of, readable
+from tritongemm.numerics.families._standard import StandardFamily, fp8_of
 from tritongemm.plugins.contracts import FamilyDefaults
 
 
@@ -25,12 +25,13 @@ class DenseFamily(StandardFamily):
         "dense_bpreshuffle": FamilyDefaults(dtype_a="bf16", order_b="shuffled_16x16", row_major_b=False)
     }
 
-    def _types(self, problem: Problem, target: Target) -> Support:
-        known = readable(problem, target)
-        if not known:
-            return known
-        if problem.c.is_fp8 and not target.supports(problem.c):
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        known = super()._supports(problem, target)
+        if known and problem.c.is_fp8 and not target.supports(problem.c):
             return Support(f"{target.name} does not convert to {problem.c.name} (C); {fp8_of(target)}")
+        return known
+
+    def _types(self, problem: Problem) -> Support:
         if problem.a.is_integer != problem.b.is_integer:
             return Support(f"{problem.dtype_a} times {problem.dtype_b} mixes integers with floats")
         if problem.a.is_integer != problem.c.is_integer:

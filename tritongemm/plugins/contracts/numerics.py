@@ -11,7 +11,7 @@ from tritongemm.core.dtypes import DType
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair, granularity
-from tritongemm.core.support import Support
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
 
@@ -99,8 +99,8 @@ class Family(Plugin, abstract=True):
         return (self.scaling(dtype_a, dtype_b),)
 
     @final
-    def supports(self, problem: Problem, target: Target) -> Support:
-        """Say whether a target can compute a problem, regardless of the kernels there are for it."""
+    def computes(self, problem: Problem) -> Support:
+        """Say whether any target could compute a problem: whether its kind, scales and types are the family's."""
         if problem.kind not in self.kinds:
             kinds = " and ".join(self.kinds)
             return Support(
@@ -111,9 +111,18 @@ class Family(Plugin, abstract=True):
         pair = problem.scale_a, problem.scale_b
         if pair not in pairs or problem.scales != ("" if pair == pairs[0] else granularity(pair)):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
-        if problem.held_bytes > target.memory_bytes:
+        return self._computes(problem)
+
+    @final
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Say whether a target can compute a problem, regardless of the kernels there are for it."""
+        possible = self.computes(problem)
+        if possible and problem.held_bytes > target.memory_bytes:
             return Support(f"its operands take {problem.held_bytes} bytes, {target.name} has {target.memory_bytes}")
-        return self._supports(problem, target)
+        return possible and self._supports(problem, target)
+
+    def _computes(self, problem: Problem) -> Support:
+        return SUPPORTED
 
     @abstractmethod
     def _supports(self, problem: Problem, target: Target) -> Support: ...

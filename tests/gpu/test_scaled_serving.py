@@ -21,11 +21,11 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
+from tritongemm.operations.factors import spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import by_torch, own_fp8
-from tritongemm.serving.scale_factors import spread
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

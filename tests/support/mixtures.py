@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import tritongemm
 from tritongemm.build import expert_kernels
-from tritongemm.serving.scale_factors import spread
+from tritongemm.operations.factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 
 FP8, FP4, SHUFFLED = torch.float8_e4m3fn, torch.uint8, "e8m0_32x8"

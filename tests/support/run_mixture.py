@@ -6,6 +6,7 @@ usage: TRITON_INTERPRET=1 run_mixture.py FOLDER
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from tritongemm.codegen import modules
 from tritongemm.core.problem import Problem
 from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics import error_metric
+from tritongemm.operations.factors import spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import moe_api, moe_torch
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, problem_of
 from tritongemm.serving.moe_kernels import MoeKernels
-from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 
 CONFIG = MX_GROUPED[0]
@@ -78,8 +79,9 @@ class InterpretedProducts:
         self._folder, self.worst = folder, 0.0
 
     def __call__(self, _: object, operands: GroupedOperands) -> Tensor:
-        problem = problem_of(operands)
+        problem = problem_of(operands._replace(out_dtype=torch.bfloat16))
         assert isinstance(problem, Problem), problem
+        problem = replace(problem, dtype_c="fp32")
         given = as_kernels_read(operands)
         text = modules.write_candidates(problem, [CONFIG], SM90, self._folder).read_text(encoding="utf-8")
         module = modules.run_text(text, "generated")

@@ -131,18 +131,10 @@ def _mode(problem: Problem) -> str | None:
         return None
     if problem.scale_a is None:
         return "" if problem.dtype_a == problem.dtype_c else None
-    if problem.microscaled:
-        pair = granularity((problem.scale_a, problem.scale_b))
-        return pair if pair in MX_MODES else None
-    if not (problem.a.is_fp8 or problem.dtype_a == "int8") or problem.scale_b is None:
-        return None
-    if problem.scale_a == problem.scale_b == Scaling():
-        return "row"
-    if not problem.a.is_fp8:
-        return None
-    a, b = problem.scale_a, problem.scale_b
-    blocks = (a.dtype, a.rows, a.depth, b.rows, b.depth) == ("fp32", 1, DEPTH, DEPTH, DEPTH)
-    return "block" if blocks else None
+    pair = granularity((problem.scale_a, problem.scale_b))
+    if pair in MX_MODES or (pair == "row" and (problem.a.is_fp8 or problem.dtype_a == "int8")):
+        return pair
+    return "block" if pair in ("block", "block_rows") and problem.a.is_fp8 else None
 
 
 def powers_of(mode: str) -> Scaling:

@@ -12,8 +12,8 @@ from torch import Tensor
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.tuned_calls import TunedCalls
 
 LOG = logging.getLogger("tritongemm")
@@ -47,7 +47,7 @@ def serves_blocks(w: Tensor, scale: Tensor) -> bool:
     """Whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
     if w.dim() != 2 or (w.shape[0], w.shape[1]) not in default_dispatcher().scaled_weights:
         return False
-    blocks = (cdiv(w.shape[0], GROUP), cdiv(w.shape[1], GROUP))
+    blocks = (cdiv(w.shape[0], SCALED_BLOCK), cdiv(w.shape[1], SCALED_BLOCK))
     return w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == blocks
 
 

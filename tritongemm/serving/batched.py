@@ -16,6 +16,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import Support
+from tritongemm.operations.factors import why_none
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
 from tritongemm.runtime.loaded_kernels import TunedKernel
@@ -231,14 +232,15 @@ class _Resolver:
 
     def __init__(self, dispatcher: Dispatcher, operands: BatchOperands) -> None:
         self.kernel: LoadedKernel | None = None
-        product = read_batch(operands)
+        a = operands.a
+        product = read_batch(operands) if a.is_cuda else Support(f"a is on {a.device}; tuned kernels run on a GPU")
         if isinstance(product, Support):
             self.answers = CallAnswers(Resolution("fallback", product.reason))
             return
         precision = float32_precision() if operands.a.dtype is torch.float32 else "fp32"
         readings = [CallSignature(problem, precision) for problem in product.readings()]
-        if not readings:
-            self.answers = CallAnswers(Resolution("fallback", "no family has such scaled products"))
+        if not readings and product.scalings is not None:
+            self.answers = CallAnswers(Resolution("fallback", why_none(product.problem, *product.scalings)))
             return
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -13,11 +13,10 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
+from tritongemm.operations.factors import agreeing, describe_known, of_each, readings
 from tritongemm.serving.operand_checks import check_bias, check_fit, check_memory
-from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
-from tritongemm.serving.scaled_operands import known_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
 
 
@@ -82,7 +81,7 @@ class BatchProduct:
     def readings(self) -> Iterator[Problem]:
         """The problems that the call can be taken for; a kernel for operands of their own serves shared ones too."""
         for problem in (replace(self.problem, shared=self.shared),) * bool(self.shared) + (self.problem,):
-            yield from (problem,) if self.scalings is None else _scaled(problem, *self.scalings)
+            yield from (problem,) if self.scalings is None else readings(problem, *self.scalings)
 
     def moved(self, problem: Problem) -> dict[str, Strides]:
         """The strides of the operands that do not lie as those of a problem do, dense and in order."""
@@ -96,8 +95,6 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
     Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
     """
     a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
-    if not a.is_cuda:
-        return Support(f"a is on {a.device}; tuned kernels run on a GPU")
     if any(t is not None and (t.layout != torch.strided or t.device != a.device) for t in operands[:3]):
         return Support("an operand is sparse, or on another device")
     if not a.numel() or not b.numel():
@@ -130,8 +127,9 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
         return Support(f"the bias is {bias.dtype}; kernels take {problem.bias_dtype.torch}")
     scalings = None
     if scale_a is not None and scale_b is not None:
-        turned = scale_b.mT if scale_b.dim() > 2 else scale_b
-        scalings = agreeing(read_factors(scale_a, m, k, layout), read_factors(turned, n, k, layout))
+        scalings = agreeing(
+            of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)
+        )
     return BatchProduct(problem, one[0] if one else "", scalings, strides)
 
 
@@ -188,34 +186,17 @@ def _factors(
     """Factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
     if scales is None:
         return None
-    if scales.dim() == 3 and scales.shape[0] == batch:
-        of_rows = scales.mT if turned else scales
-        if any(scaling.depth for scaling in read_factors(of_rows, rows, k, layout)):
-            return scales
+    ways = of_each(scales, (batch, rows, k), layout, turned)
+    if any(way.depth for way in ways):
+        return scales
     flat = _vector(scales, batch, rows)
-    if flat is None or flat.dtype != torch.float32 or layout:
+    if flat is None or not ways:
         known = describe_known(rows, k, "N" if turned else "M", turned, layout).removeprefix("one factor, ")
         raise InputError(
             f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "
             f"may be {known}"
         )
     return flat
-
-
-def read_factors(scales: Tensor, rows: int, k: int, layout: str = "") -> tuple[Scaling, ...]:
-    """The ways in which factors of an operand [rows, K] of each product can be read, as `check_shapes` leaves them.
-
-    Args:
-        scales: [rows], [B, rows] or [B, across, groups along K].
-        rows: of a, or columns of b.
-        k: elements along K.
-        layout: "" for what strides tell, or the name of a plug-in of numerics/scale_layouts.
-    """
-    one = scales
-    if scales.dim() > 1:  # of no product there is memory like that of one
-        sizes, strides = scales.shape[1:], scales.stride()[1:]
-        one = scales.select(0, 0) if scales.shape[0] else scales.new_empty_strided(sizes, strides)
-    return tuple(find_scalings(one, rows, k, layout, known_scalings() if layout else ()))
 
 
 def _vector(vector: Tensor, batch: int, length: int) -> Tensor | None:
@@ -258,16 +239,3 @@ def _dense_lead(problem: Problem, name: str) -> int:
 def _dense_apart(problem: Problem, name: str) -> int:
     spec = problem.operands[name]
     return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape) // spec.dtype.packed
-
-
-def _scaled(problem: Problem, of_a: Sequence[Scaling], of_b: Sequence[Scaling]) -> Iterator[Problem]:
-    """The problems of all families that have such factors of A and of B."""
-    from tritongemm.plugins import registry
-    from tritongemm.plugins.contracts import Family
-
-    for family in registry.every(Family):
-        pairs = family.scalings(problem.dtype_a, problem.dtype_b)
-        for pair in pairs:
-            if pair[0] in of_a and pair[1] in of_b:
-                name = "" if pair == pairs[0] else granularity(pair)
-                yield replace(problem, family=family.name, scale_a=pair[0], scale_b=pair[1], scales=name)

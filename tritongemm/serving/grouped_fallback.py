@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.torch_limits import takes_groups
-from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.operations.factors import spread
+from tritongemm.serving.grouped_operands import GroupedOperands
 from tritongemm.serving.operand_checks import read_integers, wants_gradient
-from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
 from tritongemm.serving.torch_fallback import converted, is_plain, wide_dtype
 
@@ -52,7 +53,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
 def _own_product(operands: GroupedOperands) -> Tensor | None:
     """PyTorch's grouped product; None where it has none of these types."""
     a, b, offs, scale_a, scale_b, out_dtype, _ = operands
-    has_own = operands.granularity == "row" and a.dtype != torch.int8 and out_dtype == torch.bfloat16
+    has_own = operands.scalings == GRANULARITIES["row"] and a.dtype != torch.int8 and out_dtype == torch.bfloat16
     if has_own and b.mT.is_contiguous() and _aligned(a, b):
         assert scale_a is not None and scale_b is not None
         try:
@@ -62,7 +63,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
             return result
         except RuntimeError:  # PyTorch has it on few architectures
             pass
-    left, right = _plain_operands(operands) if operands.granularity else (a, b)
+    left, right = _plain_operands(operands) if scale_a is not None else (a, b)
     if left.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm") or not _aligned(left, right):
         return None
     try:
@@ -86,14 +87,10 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
         sums = wide_dtype(a, b, out_dtype)
         return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))
     wide = torch.bfloat16 if a.is_cuda else torch.float32
-    if operands.granularity == "mx":
-        (_, scaling), k, n = operands.powers, operands.k, b.shape[2]
-        flat = a.reshape(-1, a.shape[-1])
-        left = numbers(flat) * spread(scale_a.reshape(-1, scale_a.shape[-1]), scaling, flat.shape[0], k)
-        right = [numbers(w) * spread(of_w, scaling, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
-        return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT
-    if operands.granularity == "row":
-        return (a.float() * scale_a.reshape(*a.shape[:-1], 1)).to(wide), (b.float() * scale_b[:, None]).to(wide)
-    of_a = scale_a.repeat_interleave(DEPTH, -1)[..., : a.shape[-1]]
-    of_b = scale_b.repeat_interleave(DEPTH, 1)[:, : b.shape[2]].repeat_interleave(DEPTH, 2)[..., : b.shape[1]]
-    return (a.float() * of_a).to(wide), (b.float() * of_b.mT).to(wide)
+    (of_a, of_b), k, n = operands.scalings, operands.k, b.shape[2]
+    assert of_a is not None and of_b is not None
+    flat = a.reshape(-1, a.shape[-1])
+    factors = scale_a.reshape(-1, scale_a.shape[-1]) if of_a.depth else scale_a.reshape(-1)
+    left = numbers(flat) * spread(factors, of_a, flat.shape[0], k)
+    right = [numbers(w) * spread(of_w, of_b, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
+    return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT

@@ -10,17 +10,12 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.core.scaling import ScalePair, Scaling
 from tritongemm.core.support import Support
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.operations.factors import EXPONENTS, given_shape, of_groups, products_with, readings, why_none
 from tritongemm.serving.operand_checks import check_eight_bits, check_fit, check_tensors, check_unmapped, read_integers
-from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
-
-DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
 
 
 class GroupedOperands(NamedTuple):
@@ -40,19 +35,15 @@ class GroupedOperands(NamedTuple):
         return bool(self.a.dim() == 3)
 
     @property
-    def granularity(self) -> str:
-        """What a scale factor covers: ``row``, ``block``, ``mx`` (32 elements along K), or "" where there are none."""
-        if self.scale_b is None:
-            return ""
-        if self.scale_b.dtype in EXPONENTS:
-            return "mx"
-        return "row" if self.scale_b.dim() == 2 else "block"
+    def scalings(self) -> ScalePair:
+        """The scale factors of a and of b, as kernels read them."""
+        return of_groups(self.scale_b, self.scale_layout)
 
     @property
     def dtypes(self) -> tuple[str, str, str]:
         """Our names of the types of a, b and the result, "" of those that we have none for; bytes of MX are fp4."""
         a, b = (DTYPE_NAMES.get(t.dtype, "") for t in (self.a, self.b))
-        if self.granularity == "mx" and self.a.dtype == self.b.dtype == torch.uint8:
+        if self.scale_b is not None and self.a.dtype == self.b.dtype == torch.uint8 and self.scale_b.dtype in EXPONENTS:
             a = b = "fp4e2m1"
         return a, b, DTYPE_NAMES.get(self.out_dtype, "")
 
@@ -61,20 +52,6 @@ class GroupedOperands(NamedTuple):
         """Elements along K, of which several may share a byte."""
         name = self.dtypes[0]
         return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
-
-    @property
-    def powers(self) -> tuple[Family, Scaling]:
-        """The family of a product with a power of two for each 32 elements along K, and how they lie.
-
-        Raises:
-            InputError: no family has such a product.
-        """
-        family = registry.get(Family, "a4w4_blockscale" if self.dtypes[0] == "fp4e2m1" else "a8w8_blockscale")
-        layout = self.scale_layout or "rows"
-        for scaling, _ in family.scalings(*self.dtypes[:2]):
-            if scaling is not None and (scaling.dtype, scaling.layout) == ("e8m0", layout):
-                return family, scaling
-        raise InputError(f"{self.a.dtype} has no factors for {MX_GROUP} elements along K in the layout {layout}")
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -103,7 +80,7 @@ def check(operands: GroupedOperands) -> None:
         )
     if (scale_a is None) != (scale_b is None):
         raise InputError("scale_a and scale_b belong together; give both or neither")
-    if operands.scale_layout and operands.granularity != "mx":
+    if operands.scale_layout and (scale_b is None or scale_b.dtype not in EXPONENTS):
         raise InputError(f"scale_layout is {operands.scale_layout!r}; it is of factors that are powers of two (e8m0)")
     if not all(operands.dtypes):
         raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {out_dtype}")
@@ -130,23 +107,30 @@ def check_extents(a: Tensor, b: Tensor) -> None:
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
     rows, (groups, _, n), k = operands.a.shape[:-1], operands.b.shape, operands.k
-    of_a: list[tuple[int, ...]]
-    of_b: tuple[int, ...]
-    kinds: tuple[torch.dtype, ...] = (torch.float32,)
-    if operands.granularity == "mx":
-        _, scaling = operands.powers
-        whole = scaling.shape(prod(rows), k)
-        of_a = [whole] if operands.scale_layout else [(*rows, whole[1]), whole]
-        of_b, kinds = (groups, *scaling.shape(n, k)), EXPONENTS
-    elif operands.granularity == "row":
-        of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
+    of_a, of_b = operands.scalings
+    assert of_a is not None and of_b is not None
+    if of_a.dtype == "e8m0" and not products_with(operands.dtypes[0], (of_a, of_b)):
+        raise InputError(f"no family multiplies {operands.a.dtype} with powers of two for {of_a.depth} along K")
+    check_factors("scale_b", scale_b, of_b, (groups,), (n, k))
+    together = tuple(scale_a.shape) == given_shape(of_a, prod(rows), k)  # those of all rows, also of the masked form
+    if operands.scale_layout or (together and of_a.dtype == "e8m0"):
+        check_factors("scale_a", scale_a, of_a, (), (prod(rows), k))
     else:
-        blocks = cdiv(k, DEPTH)
-        of_a, of_b = [(*rows, blocks)], (groups, cdiv(n, DEPTH), blocks)
-    for name, scale, shapes in (("scale_b", scale_b, [of_b]), ("scale_a", scale_a, of_a)):
-        if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
-            kind = "float32" if torch.float32 in kinds else "e8m0"
-            raise InputError(f"{name} must be {kind} {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
+        one_more = not of_a.depth and tuple(scale_a.shape) == (*rows, 1)
+        check_factors("scale_a", scale_a.squeeze(-1) if one_more else scale_a, of_a, rows[:-1], (rows[-1], k))
+
+
+def check_factors(name: str, scales: Tensor, scaling: Scaling, lead: tuple[int, ...], extents: tuple[int, int]) -> None:
+    """Refuse factors of another type or shape than those of operands [*lead, *extents]; those of rows have no K.
+
+    Raises:
+        InputError: says what they must be.
+    """
+    wanted = (*lead, *given_shape(scaling, *extents)[: 2 if scaling.depth else 1])
+    kinds = EXPONENTS if scaling.dtype == "e8m0" else (torch.float32,)
+    if tuple(scales.shape) != wanted or scales.dtype not in kinds:
+        kind = "e8m0" if scaling.dtype == "e8m0" else "float32"
+        raise InputError(f"{name} must be {kind} {wanted}, not {scales.dtype} {tuple(scales.shape)}")
 
 
 def _check_rows(operands: GroupedOperands) -> None:
@@ -169,21 +153,15 @@ def problem_of(operands: GroupedOperands) -> Problem | Support:
         return Support(f"a has strides {a.stride()}; kernels take dense rows")
     if not (b.is_contiguous() or b.mT.is_contiguous()):
         return Support(f"b has strides {b.stride()}; kernels take dense weights")
-    scales = ""
-    if operands.granularity == "mx":
-        family, scaling = operands.powers
-        scales = granularity((scaling, scaling))
-    else:
-        family = registry.get(Family, {"": "dense", "row": "a8w8", "block": "a8w8_blockscale"}[operands.granularity])
     form = {"group_form": "masked", "room": a.shape[1]} if operands.masked else {}
+    dtypes, row_major_b = operands.dtypes, not b.mT.is_contiguous()
     try:
-        made: Problem = family.problem(
-            prod(a.shape[:-1]), n, k, *operands.dtypes, groups=groups, row_major_b=not b.mT.is_contiguous(),
-            scales=scales, **form,
-        )  # fmt: skip
+        plain = Problem(prod(a.shape[:-1]), n, k, *dtypes, row_major_b=row_major_b, groups=groups, **form)
     except InputError as error:
         return Support(str(error))
-    return made
+    of_a, of_b = operands.scalings
+    found = readings(plain, (of_a,), (of_b,))
+    return found[0] if found else Support(why_none(plain, (of_a,), (of_b,)))
 
 
 def as_kernels_read(operands: GroupedOperands) -> dict[str, Tensor]:
@@ -195,7 +173,7 @@ def as_kernels_read(operands: GroupedOperands) -> dict[str, Tensor]:
     found = {"a": operands.a, "b": operands.b, "counts" if operands.masked else "offsets": rows}
     if operands.scale_a is None or operands.scale_b is None:
         return found
-    of_a = operands.scale_a
-    if operands.granularity == "block":
+    of_a, scaling = operands.scale_a, operands.scalings[0]
+    if scaling is not None and scaling.layout == "groups":
         of_a = of_a.mT
     return found | {"scale_a": of_a.contiguous(), "scale_b": operands.scale_b.contiguous()}

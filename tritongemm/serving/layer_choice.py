@@ -94,7 +94,7 @@ def _judge(operands: ScaledOperands, dtype: torch.dtype) -> Verdict:
         return Verdict(False, "there are no activations")
     names = DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], DTYPE_NAMES[operands.out_dtype]
     plain = layer_problem((product.m, product.n, product.k), names, product.bias)
-    return compare(device, list(product.problems(loader.load_target(device.device.arch))), plain)
+    return compare(device, product.problems(loader.load_target(device.device.arch)), plain)
 
 
 def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> Verdict:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tritongemm.core.dtypes import E8M0_BIAS
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
 from tritongemm.core.problem import Problem
+from tritongemm.operations.factors import EXPONENTS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
 from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.quantize import LAYOUTS, empty_in
-from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.scaled_operands import dtype_name
-
-_ONE = 127  # as e8m0, what scales are padded with
 
 
 def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
@@ -40,7 +39,7 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
     (rows, groups), (of_rows, of_groups) = scales.shape, order.pad
-    padded = torch.nn.functional.pad(exponents, (0, -groups % of_groups, 0, -rows % of_rows), value=_ONE)
+    padded = torch.nn.functional.pad(exponents, (0, -groups % of_groups, 0, -rows % of_rows), value=E8M0_BIAS)
     return order.pack(padded).contiguous().view(scales.dtype)
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.operations.factors import EXPONENTS, describe_known, find_scalings, quantised_by
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
 from tritongemm.serving.operand_checks import check_fit, check_tensors, check_values
 from tritongemm.serving.quantize import empty_factors, quantize
-from tritongemm.serving.scale_factors import EXPONENTS, describe_known, find_scalings
 from tritongemm.serving.scaled_api import multiply_quantized
 from tritongemm.serving.scaled_operands import ScaledOperands
 from tritongemm.serving.traced_operations import define_operation
@@ -164,15 +164,13 @@ def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
     if weight.dim() != 2:
         raise InputError(f"weight is {tuple(weight.shape)}; a linear layer's is [N, K]")
     n, k = weight.shape
-    found = find_scalings(weight_scale, n, k, "")
+    found = find_scalings(weight_scale, n, k)
     if not found:
         raise InputError(
             f"weight_scale is {weight_scale.dtype} {tuple(weight_scale.shape)} with strides {weight_scale.stride()}; "
             f"it may be {describe_known(n, k, 'N')}"
         )
-    # Of a weight [16, 2048], [1, 16] is of blocks: factors of rows are [N], or [N, 1].
-    in_groups = weight_scale.dim() == 2 and weight_scale.shape[1] > 1
-    return in_groups and any(way.depth for way in found)
+    return quantised_by(weight_scale, found) == "block"
 
 
 def _fake(

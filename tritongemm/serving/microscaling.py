@@ -13,15 +13,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.integers import cdiv, round_up
+from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, E8M0_NAN
 from tritongemm.core.mx_rounding import MANTISSA_BITS, Rounding
+from tritongemm.core.scaling import MX_DEPTH
+from tritongemm.operations.factors import powers
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
-from tritongemm.serving.scale_factors import MX_GROUP, NO_NUMBER
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
-BIAS, INFINITE = 127, 0x7F800000
+INFINITE = 0x7F800000
 _FP4 = "fp4e2m1"
 # Of the absolute values where e2m1 rounds to the next of its numbers, those that themselves do, being ties, last.
 ABOVE, FROM = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
@@ -41,18 +41,11 @@ def packed(w: Tensor) -> int:
     return DTYPES[FORMATS[w.dtype]].packed if w.dtype in FORMATS else 1
 
 
-def padded_shape(rows: int, k: int, layout: str) -> tuple[int, int]:
-    """Extents of the powers of [rows, K] in memory."""
-    of_rows, of_groups = (1, 1) if layout == "rows" else registry.get(ScaleLayout, layout).pad
-    groups = cdiv(k, MX_GROUP)
-    return round_up(rows, of_rows), round_up(groups, of_groups)
-
-
 def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Memory for activations [..., K] of these extents in a type, and for their powers."""
     *rows, k = extents
     q = torch.empty((*rows, k // DTYPES[FORMATS[dtype]].packed), dtype=dtype, device=device)
-    return q, torch.empty(padded_shape(prod(rows), k, layout), dtype=torch.uint8, device=device)
+    return q, torch.empty(powers(layout).shape(prod(rows), k), dtype=torch.uint8, device=device)
 
 
 def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
@@ -65,17 +58,17 @@ def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor
     """
     k, rounding = x.shape[-1], Rounding.of(FORMATS[dtype])
     rows = x.detach().reshape(-1, k).float()
-    high, wide = padded_shape(rows.shape[0], k, layout)
-    padded = torch.nn.functional.pad(rows, (0, wide * MX_GROUP - k, 0, high - rows.shape[0])).view(high, wide, MX_GROUP)
+    high, wide = powers(layout).shape(rows.shape[0], k)
+    padded = torch.nn.functional.pad(rows, (0, wide * MX_DEPTH - k, 0, high - rows.shape[0])).view(high, wide, MX_DEPTH)
     largest = padded.view(torch.int32).bitwise_and(2**31 - 1).amax(-1)  # a NaN's bits are above all numbers'
     exponents = ((largest + rounding.carry) >> MANTISSA_BITS) - rounding.less
-    exponents = exponents.clamp_min(0).masked_fill(largest == 0, BIAS).masked_fill(largest >= INFINITE, NO_NUMBER)
-    inverse = ((2 * BIAS - exponents).clamp_min(0) << MANTISSA_BITS).view(torch.float32)
+    exponents = exponents.clamp_min(0).masked_fill(largest == 0, E8M0_BIAS).masked_fill(largest >= INFINITE, E8M0_NAN)
+    inverse = ((2 * E8M0_BIAS - exponents).clamp_min(0) << MANTISSA_BITS).view(torch.float32)
     quotients = (padded * inverse[..., None]).view(high, -1)[: rows.shape[0], :k]
     q = _packed(quotients) if FORMATS[dtype] == _FP4 else quotients.to(dtype)
-    powers = exponents.to(torch.uint8)
+    found = exponents.to(torch.uint8)
     q = q.reshape(*x.shape[:-1], -1)
-    lying = powers if layout == "rows" else registry.get(ScaleLayout, layout).pack(powers)
+    lying = found if layout == "rows" else registry.get(ScaleLayout, layout).pack(found)
     return (q if q.dtype == dtype else q.view(dtype)), lying.contiguous()
 
 

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
 from tritongemm.core.errors import InputError
-from tritongemm.core.integers import cdiv
+from tritongemm.core.scaling import SCALED_BLOCK, granularity
+from tritongemm.operations.factors import EXPONENTS, of_groups
 from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_api import run
-from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.grouped_operands import GroupedOperands, check_factors
 from tritongemm.serving.microscaling import FORMATS, packed
 from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
 from tritongemm.serving.operand_checks import (
@@ -24,7 +25,6 @@ from tritongemm.serving.operand_checks import (
     is_wrapped,
     wants_gradient,
 )
-from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
 
 
@@ -177,20 +177,20 @@ def _mode(
         if w1.dtype != x.dtype:
             raise InputError(f"x is {x.dtype}, w1 is {w1.dtype}: without scale factors they are of one type")
         return ""
-    if w1_scale.dtype in EXPONENTS:
-        return _mode_of_powers(w1, w2, w1_scale, w2_scale, scale_layout)
-    _check_floats(w1, w1_scale)
-    if w1_scale.dim() != w2_scale.dim():
-        raise InputError("w1_scale and w2_scale must both be of rows, or both of blocks")
-    mode = "row" if w1_scale.dim() == 2 else "block"
-    if mode == "block" and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
-        raise InputError(f"hidden {w1.shape[2]} and inner {w2.shape[2]} must be multiples of {DEPTH}, a block's depth")
-    for name, scale, (experts, rows, depth) in (("w1_scale", w1_scale, w1.shape), ("w2_scale", w2_scale, w2.shape)):
-        of_rows, of_blocks = (experts, rows), (experts, cdiv(rows, DEPTH), depth // DEPTH)
-        wanted, other = (of_rows, of_blocks) if mode == "row" else (of_blocks, of_rows)
-        if tuple(scale.shape) != wanted or scale.dtype != torch.float32:
-            forms = f"{wanted}, or of {'blocks' if mode == 'row' else 'rows'} {other}"
-            raise InputError(f"{name} must be float32 {forms}, not {scale.dtype} {tuple(scale.shape)}")
+    powers = w1_scale.dtype in EXPONENTS
+    if powers:
+        _check_powers(w1, scale_layout)
+    else:
+        _check_floats(w1, w1_scale)
+    scaling = of_groups(w1_scale, scale_layout)
+    mode = granularity(scaling)
+    if mode == "block" and (w1.shape[2] % SCALED_BLOCK or w2.shape[2] % SCALED_BLOCK):
+        extents = f"hidden {w1.shape[2]} and inner {w2.shape[2]}"
+        raise InputError(f"{extents} must be multiples of {SCALED_BLOCK}, a block's depth")
+    for name, scale, w in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2)):
+        experts, rows, depth = w.shape
+        assert scaling[1] is not None
+        check_factors(name, scale, scaling[1], (experts,), (rows, depth * packed(w)))
     check_values(w1_scale=w1_scale, w2_scale=w2_scale)
     return mode
 
@@ -208,26 +208,17 @@ def _check_floats(w1: Tensor, w1_scale: Tensor) -> None:
         raise InputError(f"w1_scale is {shape}; of int8 weights it is of rows, float32 {tuple(w1.shape[:2])}")
 
 
-def _mode_of_powers(w1: Tensor, w2: Tensor, w1_scale: Tensor, w2_scale: Tensor, scale_layout: str) -> str:
-    """As `_mode`, of weights with powers of two along K.
+def _check_powers(w1: Tensor, scale_layout: str) -> None:
+    """Refuse weights that have no powers of two along K, and orders of them that no kernel writes.
 
     Raises:
-        InputError: as `_mode`.
+        InputError: says which there are.
     """
-    layout = scale_layout or "rows"
-    mode = next((mode for mode in MX_MODES if powers_of(mode).layout == layout), "")
-    if not mode:
-        known = ", ".join(powers_of(mode).layout for mode in MX_MODES)
-        raise InputError(f"scale_layout is {scale_layout!r}; powers of two of experts lie in {known}")
+    known = [powers_of(mode).layout for mode in MX_MODES]
+    if (scale_layout or "rows") not in known:
+        raise InputError(f"scale_layout is {scale_layout!r}; powers of two of experts are stored in {', '.join(known)}")
     if w1.dtype not in FORMATS:
         raise InputError(f"w1_scale is of powers of two, for OCP's fp8 and fp4, not {w1.dtype}")
-    for name, scale, w in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2)):
-        experts, rows, depth = w.shape
-        wanted = (experts, *powers_of(mode).shape(rows, depth * packed(w)))
-        if tuple(scale.shape) != wanted or scale.dtype not in EXPONENTS:
-            raise InputError(f"{name} must be e8m0 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
-    check_values(w1_scale=w1_scale, w2_scale=w2_scale)
-    return mode
 
 
 def _fake(  # noqa: PLR0913

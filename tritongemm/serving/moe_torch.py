@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm.build.expert_kernels import MX_MODES, powers_of
+from tritongemm.build.expert_kernels import DEPTH, MX_MODES, powers_of
 from tritongemm.serving import microscaling
-from tritongemm.serving.grouped_operands import DEPTH
 from tritongemm.serving.quantize import by_torch
 
 _Pair = tuple[Tensor, "Tensor | None"]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.dtypes import DTYPES, E8M0_NAN
 from tritongemm.core.errors import InputError
-from tritongemm.serving.scale_factors import EXPONENTS, NO_NUMBER
+from tritongemm.operations.factors import EXPONENTS
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def check_bias(bias: Tensor | None) -> None:
 
 def _are_numbers(factors: Tensor) -> bool:
     if factors.dtype in EXPONENTS:
-        return not bool((factors.contiguous().view(torch.uint8) == NO_NUMBER).any())
+        return not bool((factors.contiguous().view(torch.uint8) == E8M0_NAN).any())
     return bool(torch.isfinite(factors).all())
 
 

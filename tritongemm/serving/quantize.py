@@ -15,13 +15,14 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.integers import cdiv, round_up
+from tritongemm.core.scaling import PADDED_ROWS, SCALED_BLOCK
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.operations.factors import powers
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.operand_checks import check_tensors, check_unmapped, is_wrapped
-from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
 
@@ -34,7 +35,6 @@ LAYOUTS = ("rows", "groups", "tma")
 _TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
 _INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
-_TMA_ROWS = 4  # float32 factors of so many rows are 16 bytes
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _Pair = tuple[Tensor, Tensor]
 
@@ -142,14 +142,14 @@ def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
     m = x.numel() // k
     if granularity != "block":
         return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
-    return empty_in(layout, m, cdiv(k, GROUP), x.device)
+    return empty_in(layout, m, cdiv(k, SCALED_BLOCK), x.device)
 
 
 def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
     """Allocate memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
     if layout == "rows":
         return torch.empty((rows, groups), dtype=torch.float32, device=device)
-    padded = rows if layout == "groups" else round_up(rows, _TMA_ROWS)
+    padded = rows if layout == "groups" else round_up(rows, PADDED_ROWS)
     # There is memory for all that is padded.
     return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
 
@@ -190,7 +190,7 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     rows = x.detach().reshape(-1, k).float()
     maximum = DTYPES[DTYPE_NAMES[dtype]].maximum
     if granularity == "block":
-        padded = torch.nn.functional.pad(rows, (0, -k % GROUP)).view(rows.shape[0], -1, GROUP)
+        padded = torch.nn.functional.pad(rows, (0, -k % SCALED_BLOCK)).view(rows.shape[0], -1, SCALED_BLOCK)
     else:
         padded = rows.view(1, 1, -1) if granularity == "tensor" else rows.view(rows.shape[0], 1, k)
     largest = padded.abs().amax(-1, keepdim=True)
@@ -271,7 +271,7 @@ def _make_ready(
 def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
     """Where a kernel stores factors: their strides, or the extents in memory of powers of two."""
     if granularity == "mx":
-        return microscaling.padded_shape(x.numel() // x.shape[-1], x.shape[-1], layout)
+        return powers(layout).shape(x.numel() // x.shape[-1], x.shape[-1])
     strides = empty_factors(x, granularity, layout).stride()
     return strides[0], strides[1]
 

@@ -96,10 +96,10 @@ def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands
         return _fallback("an operand is empty")
     if operands.bias is not None and operands.bias.dtype != operands.out_dtype:
         return _fallback(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
-    readings = [CallSignature(problem) for problem in product.problems(target)]
-    if not readings:
-        return _fallback(f"no family has such a product of {product.dtypes[0]} and {product.dtypes[1]}")
-    return dispatcher.answer(readings, index)
+    problems = product.problems(target)
+    if not problems:
+        return _fallback(product.why_none(target))
+    return dispatcher.answer([CallSignature(problem) for problem in problems], index)
 
 
 def _fallback(reason: str, lasting: bool = True) -> CallAnswers:

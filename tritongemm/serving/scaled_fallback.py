@@ -8,14 +8,14 @@ from torch import Tensor
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.torch_limits import PADDED_GROUPS, PADDED_ROWS
+from tritongemm.numerics.scale_factors import fp4_as_numbers
+from tritongemm.operations.factors import spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
 from tritongemm.serving.operand_checks import wants_gradient
-from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
 from tritongemm.serving.torch_fallback import linear
 
-_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
 _Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 
 
@@ -154,6 +154,4 @@ def numbers(tensor: Tensor) -> Tensor:
     """An operand's numbers in float32, two of a byte of fp4."""
     if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
         return tensor.float()
-    values = torch.tensor([*_FP4_VALUES, *(-value for value in _FP4_VALUES)], device=tensor.device)
-    packed = tensor.view(torch.uint8)
-    return values[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()]
+    return fp4_as_numbers(tensor.view(torch.uint8), torch.float32)

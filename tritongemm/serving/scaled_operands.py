@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
+from tritongemm.operations.factors import agreeing, describe_known, find_scalings, readings, why_none
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
+from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
 from tritongemm.serving.operand_checks import SCALED_RESULTS, check_bias, check_encodings, check_layout
-from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
@@ -73,21 +71,18 @@ class ScaledProduct:
         b, scale_b = operands.b, operands.scale_b
         return (b.t(), _turned(scale_b)) if self.transposed else (b, scale_b)
 
-    def problems(self, target: Target) -> Iterator[Problem]:
+    def problems(self, target: Target) -> tuple[Problem, ...]:
         """The problems of all families that the call can be taken for on a target."""
-        for family in registry.every(Family):
-            pairs = family.scalings(*self.dtypes[:2])
-            for pair in pairs:
-                if pair[0] in self.scalings_a and pair[1] in self.scalings_b:
-                    problem = self._problem(family, "" if pair == pairs[0] else granularity(pair))
-                    if family.supports(problem, target):
-                        yield problem
+        return readings(self._plain, self.scalings_a, self.scalings_b, target)
 
-    def _problem(self, family: Family, scales: str) -> Problem:
+    def why_none(self, target: Target) -> str:
+        """Why there is no such problem."""
+        return why_none(self._plain, self.scalings_a, self.scalings_b, target)
+
+    @property
+    def _plain(self) -> Problem:
         sizes = self.m, self.n, self.k
-        return family.problem(
-            *sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b, scales=scales
-        )
+        return Problem(*sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b)
 
 
 def read_product(operands: ScaledOperands) -> ScaledProduct:
@@ -114,10 +109,9 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     _check_order(Problem(max(m, 1), n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
-    others = known_scalings()
-    found_a = find_scalings(scale_a, m, k, scale_layout, others)
+    found_a = find_scalings(scale_a, m, k, scale_layout)
     turned = _turned(scale_b) if transposed else scale_b
-    found_b = find_scalings(turned, n, k, scale_layout, others)
+    found_b = find_scalings(turned, n, k, scale_layout)
     for name, scales, found, rows, which in (
         ("scale_a", scale_a, found_a, m, "M"),
         ("scale_b", scale_b, found_b, n, "N"),
@@ -232,17 +226,3 @@ def is_transposed(a: Tensor, b: Tensor) -> bool:
 
 def _turned(scales: Tensor) -> Tensor:
     return scales.t() if scales.dim() == 2 else scales
-
-
-@cache
-def known_scalings() -> tuple[Scaling, ...]:
-    """All that the families have beside those that shapes tell."""
-    found: dict[Scaling, None] = {}
-    for family in registry.every(Family):
-        for dtype in DTYPES:
-            try:
-                pairs = family.scalings(dtype, dtype)
-            except (InputError, UnavailableError):
-                continue
-            found |= dict.fromkeys(scaling for pair in pairs for scaling in pair if scaling is not None)
-    return tuple(found)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from tritongemm.build import expert_kernels
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, SCALED_BLOCK
+from tritongemm.operations.factors import find_scalings, products_with
 from tritongemm.serving import moe_api
-from tritongemm.serving.grouped_operands import DEPTH
 from tritongemm.serving.served_problems import ExpertWeights
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -50,15 +51,15 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
     experts, hidden, inner = w2.shape
     if tuple(w1.shape) != (experts, 2 * inner, hidden):
         return f"its weights are {tuple(w1.shape)} and {tuple(w2.shape)}, not [experts, 2 * inner, hidden] and back"
-    family = "dense"
-    if DTYPES[DTYPE_NAMES[w1.dtype]].is_fp8:
-        family = "a8w8_blockscale"
-        if not _is_in_blocks(module):
-            return f"its factors are not dynamic, float32 and for {DEPTH} x {DEPTH}"
+    name = DTYPE_NAMES[w1.dtype]
+    if DTYPES[name].is_fp8 and not _is_in_blocks(module):
+        return f"its factors are not dynamic, float32 and for {SCALED_BLOCK} x {SCALED_BLOCK}"
+    products = products_with(name, GRANULARITIES["block"] if DTYPES[name].is_fp8 else NO_SCALES)
+    families = {problem.family for problem in products}
     for w in (w1, w2):
         experts, n, k = w.shape
-        if ExpertWeights(experts, n, k, DTYPE_NAMES[w.dtype], family) not in known:
-            return f"no row for {experts} experts of N={n}, K={k}, {DTYPE_NAMES[w.dtype]}"
+        if not any(ExpertWeights(experts, n, k, name, family) in known for family in families):
+            return f"no row for {experts} experts of N={n}, K={k}, {name}"
     return ""
 
 
@@ -76,9 +77,9 @@ def _is_in_blocks(module: Any) -> bool:
         return False
     pairs = ((module.gate_up_proj, module.gate_up_proj_scale_inv), (module.down_proj, module.down_proj_scale_inv))
     return all(
-        scale.dtype == torch.float32
-        and not (w.shape[1] % DEPTH or w.shape[2] % DEPTH)
-        and tuple(scale.shape) == (w.shape[0], w.shape[1] // DEPTH, w.shape[2] // DEPTH)
+        not (w.shape[1] % SCALED_BLOCK or w.shape[2] % SCALED_BLOCK)
+        and (scale.dim(), scale.shape[0]) == (3, w.shape[0])
+        and GRANULARITIES["block"][1] in find_scalings(scale[0], w.shape[1], w.shape[2])
         for w, scale in pairs
     )
 

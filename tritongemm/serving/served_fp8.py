@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.serving import linear_fp8 as fp8_layer
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.layer_choice import losing_type
-from tritongemm.serving.scale_factors import GROUP, find_scalings, spread
 
 _HOME = "transformers.integrations.finegrained_fp8"
 _CLASS = "FP8Linear"
@@ -46,8 +47,8 @@ def why_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
     n, k = weight.shape
     if (n, k) not in weights:
         return f"no row with scales for N={n}, K={k}"
-    if not any(found.depth == GROUP for found in find_scalings(scale, n, k, "")):
-        return f"its factors are {scale.dtype} {tuple(scale.shape)}, not float32 for {GROUP} x {GROUP}"
+    if not any(found.depth == SCALED_BLOCK for found in find_scalings(scale, n, k)):
+        return f"its factors are {scale.dtype} {tuple(scale.shape)}, not float32 for {SCALED_BLOCK} x {SCALED_BLOCK}"
     if scale.device.type != "meta" and not bool(torch.isfinite(scale.detach()).all()):
         raise InputError(f"factors of a layer with N={n}, K={k} are NaN or infinite: load its weights before patching")
     return ""
@@ -101,7 +102,7 @@ def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
     if dtype is None:
         return
     weight, scale = module.weight.detach(), module.weight_scale_inv.detach()
-    scaling = next(found for found in find_scalings(scale, n, k, "") if found.depth == GROUP)
+    scaling = next(found for found in find_scalings(scale, n, k) if found.depth == SCALED_BLOCK)
     whole = (weight.float() * spread(scale, scaling, n, k)).to(dtype)
     module.register_buffer(UNQUANTIZED, whole, persistent=False)
 

@@ -17,9 +17,9 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter, aiter_scaled
 from tritongemm.numerics import error_metric
+from tritongemm.operations.factors import spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
-from tritongemm.serving.scale_factors import spread
 
 FP8, M, N, K = torch.float8_e4m3fn, 5, 256, 384
 

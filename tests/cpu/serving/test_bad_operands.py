@@ -178,7 +178,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "odd w1": ({"w1": q(GROUPS, 2 * INNER + 1, HIDDEN)}, "wants a w2"),
             "shape": ({"w1_scale": ONE(GROUPS, 3, 1)}, "w1_scale must be float32"),
             "shape of w2": ({"w2_scale": ONE(GROUPS, 2, 2)}, "w2_scale must be float32"),
-            "rows": ({"w1_scale": ONE(4, 512, 1), "w2_scale": ONE(4, HIDDEN, 1)}, r"or of rows \(4, 512\)"),
+            "rows": ({"w1_scale": ONE(4, 512, 1), "w2_scale": ONE(4, HIDDEN, 1)}, r"must be float32 \(4, 4, 1\)"),
             "dtype": ({"w1_scale": ONE(GROUPS, 4, 1).half()}, "w1_scale must be float32"),
             "nan": ({"w1_scale": ONE(GROUPS, 4, 1) * NAN}, "w1_scale holds NaN"),
             "inf": ({"w2_scale": ONE(GROUPS, 1, 2) * INF}, "w2_scale holds NaN or infinity"),

@@ -29,7 +29,7 @@ def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
     """The problem that a table has for a product of such a mixture."""
     family, name = "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale", FORMATS[dtype]
     made: Problem = registry.get(Family, family).problem(
-        mixtures.TOKENS * mixtures.TOPK, n, k, name, name, "fp32", row_major_b=False, groups=mixtures.EXPERTS,
+        mixtures.TOKENS * mixtures.TOPK, n, k, name, name, "bf16", row_major_b=False, groups=mixtures.EXPERTS,
         scales="mx_shuffled" if layout else "mx",
     )  # fmt: skip
     return made
@@ -42,7 +42,7 @@ def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypat
     asked: list[object] = []
 
     def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
-        asked.append(problem_of(operands))
+        asked.append(problem_of(operands._replace(out_dtype=torch.bfloat16)))
         return grouped_api.run(dispatcher, operands)  # type: ignore[arg-type]
 
     monkeypatch.setattr(moe_api, "run", run)
@@ -74,7 +74,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
         ({"scales": (scale1[..., :-1], scale2)}, r"w1_scale must be e8m0 \(3, 148, 4\), not torch.uint8 \(3, 148, 3\)"),
         ({"scales": (scale1, scale2.float())}, r"w2_scale must be e8m0 \(3, 106, 3\), not torch.float32"),
         ({"scales": (torch.full_like(scale1, 255), scale2)}, "w1_scale holds NaN"),
-        ({"layout": "spiral"}, "scale_layout is 'spiral'; powers of two of experts lie in rows, e8m0_32x8"),
+        ({"layout": "spiral"}, "scale_layout is 'spiral'; powers of two of experts are stored in rows, e8m0_32x8"),
         ({"layout": SHUFFLED}, r"w1_scale must be e8m0 \(3, 160, 8\)"),
         ({"w": (w1[..., :-1], w2)}, "of fp4 with two numbers a byte along K"),
         ({"w": (w1, w2[..., :-1])}, r"wants a w2 \(3, 106, 37\)"),

@@ -15,11 +15,11 @@ from tests.support.linear_layers import record
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import error_metric
+from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import served_fp8
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.scale_factors import KNOWN, find_scalings, spread
 
 
 def fp8() -> Any:
@@ -45,7 +45,7 @@ def layer(n: int, k: int, bias: bool = False, **options: object) -> nn.Module:
 def exact(of: nn.Module, x: Tensor) -> Tensor:
     n, k = of.weight.shape
     scale = of.weight_scale_inv.detach()
-    scaling = next(found for found in find_scalings(scale, n, k, "", KNOWN) if found.depth)
+    scaling = next(found for found in find_scalings(scale, n, k) if found.depth)
     result = x.double() @ (of.weight.detach().double() * spread(scale, scaling, n, k)).T
     return result if of.bias is None else result + of.bias
 

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.core.integers import cdiv
-from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.workloads.capturing.product import Product, grouped, of_powers, with_factors
-
-_PLAIN = "plain"  # order of a weight
+from tritongemm.operations.factors import of_groups, of_layer
+from tritongemm.workloads.capturing.product import Product, grouped, of_matrices, of_scaled, with_factors
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
@@ -23,19 +20,11 @@ def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     a, w = given["a"], given["b"]
     if not a.numel() or not w.numel():
         return []
-    is_weight = w.shape[1] == a.shape[-1] and w.stride(1) == 1
-    scale_a, scale_b = given["scale_a"], given["scale_b"]
-    order = given.get("order_b", _PLAIN)
-    order = "" if order == _PLAIN else order
-    if scale_b.element_size() == 1:
-        m, bias = a.numel() // a.shape[-1], "none" if given.get("bias") is None else "n"
-        weight, layout = w if is_weight else w.t(), given.get("scale_layout", "")
-        return [of_powers(operation, m, weight, given["out_dtype"], layout, bias=bias, order_b=order)]
-    factors = scale_a.reshape(-1, scale_a.shape[-1]) if scale_a.dim() > 2 else scale_a
-    if is_weight:
+    scale_b = given["scale_b"]
+    if w.shape[1] == a.shape[-1] and (w.stride(1) == 1 or w.shape[1] == 1):  # the weight
         w, scale_b = w.t(), scale_b.t() if scale_b.dim() == 2 else scale_b
-    found = with_factors(operation, a.reshape(-1, a.shape[-1]), w, factors, scale_b, given)
-    return [found and replace(found, order_b=order)]
+    product = of_scaled(operation, a.reshape(-1, a.shape[-1]), w, given["scale_a"], scale_b, given)
+    return [product and replace(product, row_major_b=False)]
 
 
 def _of_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
@@ -48,20 +37,10 @@ def _of_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     x, w, scale = given["x"], given["weight"], given["weight_scale"]
     if not x.numel() or not w.numel():
         return []
-    k = x.shape[-1]
-    m, n = x.numel() // k, w.shape[0]
-    if scale.element_size() == 1:
-        bias = "none" if given["bias"] is None else "n"
-        return [of_powers(operation, m, w, given["out_dtype"] or x.dtype, "", bias=bias)]
-    along_k = scale.dim() == 2 and (scale.shape[1] > 1 or scale.shape[0] not in (1, n))
-    q = torch.empty((m, k), dtype=w.dtype, device="meta")
-    factors = torch.empty((cdiv(k, SCALED_BLOCK), m) if along_k else (m, 1), device="meta")
-    if scale.numel() == 1:  # Kernels read a factor for each row.
-        scale = torch.empty(n, device="meta")
-    of_w = scale.t() if scale.dim() == 2 else scale
-    out = given["out_dtype"] or x.dtype
-    said = {"bias": given["bias"], "out_dtype": out}
-    return [with_factors(operation, q, w.t(), factors.t() if along_k else factors, of_w, said)]
+    k, bias = x.shape[-1], "none" if given["bias"] is None else "n"
+    q = torch.empty((x.numel() // k, w.shape[1]), dtype=w.dtype, device="meta")
+    product = of_matrices(operation, q, w.t(), given["out_dtype"] or x.dtype, bias, has_factors=True)
+    return [with_factors(product, *of_layer(scale, (x.numel() // k, w.shape[0], k)))]
 
 
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
@@ -90,12 +69,8 @@ def _of_mixture(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _grouped(
     operation: str, a: Tensor, b: Tensor, scale_b: Tensor | None, out: torch.dtype | None, layout: str
 ) -> Product | None:
-    if scale_b is None:
-        return grouped(operation, a, b, {"offs": True, "out_dtype": out})
-    if scale_b.element_size() == 1 and a.dim() == 2 and a.numel():
-        return of_powers(operation, a.shape[0], b[0].t(), out or torch.bfloat16, layout, groups=b.shape[0])
-    family = "a8w8" if scale_b.dim() == 2 else "a8w8_blockscale"
-    return grouped(operation, a, b, {"offs": True, "out_dtype": out or torch.bfloat16}, family)
+    usual = None if scale_b is None else torch.bfloat16
+    return grouped(operation, a, b, {"offs": True, "out_dtype": out or usual}, of_groups(scale_b, layout))
 
 
 def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

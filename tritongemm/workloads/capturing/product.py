@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.workloads.capturing.factors import find_family
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, Scaling
+from tritongemm.operations.factors import agreeing, find_scalings, of_each, readings, why_none
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
-_FP4 = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8))
-_POWERS = {"": "mx", "e8m0_32x8": "mx_shuffled"}  # granularities by how powers of two along K lie
 _TUNABLE = frozenset(name for name, d in DTYPES.items() if d.packed == 1 and name not in ("int32", "e8m0"))
 
 
@@ -112,25 +112,21 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
-def of_powers(operation: str, m: int, weight: Tensor, out: torch.dtype, layout: str, **others: Any) -> Product:
-    """The product of M rows with a weight [N, K], both with a power of two (e8m0) for each 32 numbers along K.
-
-    Args:
-        operation: the function that was called.
-        m: rows.
-        weight: of fp8; of fp4 two numbers a byte.
-        out: dtype of the result.
-        layout: "" where powers lie in rows, or the name of their order.
-        others: further attributes.
-    """
-    if layout not in _POWERS:
-        return of_nothing(operation, f"powers of two in the order {layout}")
-    (n, k), is_fp4 = weight.shape, weight.dtype in _FP4
-    name = "fp4e2m1" if is_fp4 else _name(weight.dtype)
-    family = "a4w4_blockscale" if is_fp4 else "a8w8_blockscale"
-    scales = "" if is_fp4 and layout else _POWERS[layout]  # of fp4 shuffled ones are the usual ones
-    sizes = m, n, 2 * k if is_fp4 else k
-    return Product(operation, *sizes, name, name, _name(out), row_major_b=False, family=family, scales=scales, **others)
+def with_factors(
+    product: Product | None, of_a: Sequence[Scaling | None], of_b: Sequence[Scaling | None]
+) -> Product | None:
+    """A product with the family of its scale factors, by the ways to read them, or why no family has them."""
+    if product is None or product.left_out:
+        return product
+    p = product
+    plain = Problem(
+        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, p.row_major_a, p.row_major_b, p.bias, p.batch,
+        order_b=p.order_b or PLAIN, groups=p.groups, shared=p.shared,
+    )  # fmt: skip
+    found = readings(plain, of_a, of_b)
+    if not found:
+        return replace(p, left_out=why_none(plain, of_a, of_b))
+    return replace(p, family=found[0].family, scales=found[0].scales)
 
 
 def of_nothing(operation: str, reason: str) -> Product:
@@ -141,7 +137,7 @@ def of_nothing(operation: str, reason: str) -> Product:
 def _of_two(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`mm`, `bmm` and `_int_mm`: A @ B."""
     wide = torch.int32 if operation.endswith("_int_mm") else None
-    return _of(operation, args[0], args[1], kwargs.get("out_dtype") or (args[2] if len(args) > 2 else wide))
+    return of_matrices(operation, args[0], args[1], kwargs.get("out_dtype") or (args[2] if len(args) > 2 else wide))
 
 
 def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -150,11 +146,11 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
     if beta == 1 and alpha == 1 and is_bias:
-        return _of(operation, a, b, bias="n")
+        return of_matrices(operation, a, b, bias="n")
     what = "a matrix" if beta else ""
     factors = "" if beta in (0, 1) and alpha == 1 else "factors"
     added = " and ".join(filter(None, (what, factors)))
-    return _of(f"{operation} with {added}" if added else operation, a, b)
+    return of_matrices(f"{operation} with {added}" if added else operation, a, b)
 
 
 def _is_one_row(summand: Tensor) -> bool:
@@ -165,19 +161,22 @@ def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """`_scaled_mm`: A @ B with scale factors."""
     names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
-    return with_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
+    return of_scaled(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
 
 
-def with_factors(
+def of_scaled(
     operation: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, given: dict[str, Any]
 ) -> Product | None:
-    """A [M, K] @ B [K, N] with factors of A and, transposed as B is, of the weight."""
+    """A [M, K] @ B [K, N] with factors of A and, transposed as B is, of the weight, as `given` says."""
     bias = "none" if given.get("bias") is None else "n"
-    of_weight = scale_b.t() if scale_b.dim() == 2 else scale_b
-    family, scales, reason = find_family(scale_a, of_weight, (a.shape[0], b.shape[1], a.shape[1]))
-    product = _of(operation, a, b, given.get("out_dtype"), bias, family, reason)
-    one = scale_a.numel() == 1 and scale_b.numel() == 1
-    return product and replace(product, one_scale=one, scales=scales)
+    product = of_matrices(operation, a, b, given.get("out_dtype"), bias, has_factors=True)
+    if product is None:
+        return None
+    ways_a = find_scalings(scale_a, product.m, product.k, layout := given.get("scale_layout", ""))
+    ways_b = find_scalings(scale_b.t() if scale_b.dim() == 2 else scale_b, product.n, product.k, layout)
+    order, one = given.get("order_b", PLAIN), scale_a.numel() == scale_b.numel() == 1
+    product = replace(product, one_scale=one, order_b="" if order == PLAIN else order)
+    return with_factors(product, *agreeing(ways_a, ways_b))
 
 
 def _of_own_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -186,7 +185,7 @@ def _of_own_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     given |= dict(zip(given, args, strict=False)) | kwargs
     x, w = given["x"], given["w"]
     bias = "none" if given["bias"] is None else "n"
-    return _of(operation, x.reshape(-1, x.shape[-1]), w.t(), given["out_dtype"] or _usual(x), bias)
+    return of_matrices(operation, x.reshape(-1, x.shape[-1]), w.t(), given["out_dtype"] or _usual(x), bias)
 
 
 def _usual(a: Tensor) -> torch.dtype:
@@ -202,18 +201,13 @@ def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
     a, b = given["a"], given["b"]
     bias = "none" if given["bias"] is None else "n"
-    family, scales, reason = "dense", "", ""
-    if given["scale_a"] is not None and a.numel() and b.numel() and given["scale_b"].element_size() == 1:
-        weight, out, layout = b[0].t(), given["out_dtype"] or _usual(a), given["scale_layout"] or ""
-        return of_powers(operation, a.shape[1], weight, out, layout, batch=a.shape[0], bias=bias)
-    if given["scale_a"] is not None:
-        of_a, of_b = (
-            scale.select(0, 0) if scale.dim() > 1 else scale for scale in (given["scale_a"], given["scale_b"])
-        )
-        of_weight = of_b.t() if of_b.dim() == 2 else of_b
-        family, scales, reason = find_family(of_a, of_weight, (a.shape[1], b.shape[2], a.shape[2]))
-    product = _of(operation, a, b, given["out_dtype"] or _usual(a), bias, family, reason)
-    return product and replace(product, scales=scales)
+    scale_a, scale_b, layout = given["scale_a"], given["scale_b"], given["scale_layout"] or ""
+    product = of_matrices(operation, a, b, given["out_dtype"] or _usual(a), bias, has_factors=scale_a is not None)
+    if product is None or scale_a is None:
+        return product
+    (batch, m, _), n, k = a.shape, product.n, product.k
+    of_b = of_each(scale_b, (batch, n, k), layout, turned=True)
+    return with_factors(product, *agreeing(of_each(scale_a, (batch, m, k), layout), of_b))
 
 
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -227,8 +221,10 @@ def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
     scale_a, scale_b = given["scale_a"], given["scale_b"]
     if len(scale_a) == len(scale_b) == 1 and not any((*given["swizzle_a"], *given["swizzle_b"])):
-        return with_factors(operation, args[0], args[1], scale_a[0], scale_b[0], given)
-    return _of(operation, args[0], args[1], left_out="scale factors of two levels, or in an order of their own")
+        return of_scaled(operation, args[0], args[1], scale_a[0], scale_b[0], given)
+    reason = "scale factors of two levels, or in an order of their own"
+    product = of_matrices(operation, args[0], args[1], has_factors=True)
+    return product and replace(product, left_out=reason)
 
 
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -245,15 +241,17 @@ def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, A
     by_row = a.dim() == 2 and b.dim() == 3 and scale_a.numel() == a.shape[0]
     if not by_row or tuple(scale_b.shape) != (b.shape[0], b.shape[2]):
         return _grouped_left_out(operation, a, b)
-    return grouped(operation, a, b, {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16}, "a8w8")
+    given["out_dtype"] = given.get("out_dtype") or torch.bfloat16
+    return grouped(operation, a, b, given, GRANULARITIES["row"])
 
 
-def grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], family: str = "dense") -> Product | None:
-    """A product of groups: A [M, K], whose rows ``offs`` of `given` shares out, and B [groups, K, N]."""
+def grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], pair: ScalePair = NO_SCALES) -> Product | None:
+    """A product of groups with a pair of factors: A [M, K], whose rows ``offs`` shares out, and B [groups, K, N]."""
     if a.dim() != 2 or b.dim() != 3 or given.get("offs") is None or given.get("bias") is not None:
         return _grouped_left_out(operation, a, b)
-    product = _of(operation, a, b[0], given.get("out_dtype"), family=family)
-    return product and replace(product, groups=b.shape[0])
+    product = of_matrices(operation, a, b[0], given.get("out_dtype"), has_factors=pair != NO_SCALES)
+    product = product and replace(product, groups=b.shape[0])
+    return product if pair == NO_SCALES else with_factors(product, pair[:1], pair[1:])
 
 
 def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
@@ -284,25 +282,28 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
 }
 
 
-def _of(
+def of_matrices(
     operation: str,
     a: Tensor,
     b: Tensor,
     out: torch.dtype | None = None,
     bias: str = "none",
-    family: str = "dense",
-    left_out: str = "",
+    has_factors: bool = False,
 ) -> Product | None:
+    """The product A [..., M, K] @ B [..., K, N]; None where one is empty. With factors bytes are two numbers of fp4."""
     if not a.numel() or not b.numel():
         return None
     *batch, m, k = a.shape
-    dtypes = _name(a.dtype), _name(b.dtype), _name(out or a.dtype)
+    of_a, of_b = ("fp4e2m1" if has_factors and t.dtype == torch.uint8 else _name(t.dtype) for t in (a, b))
     layouts, products = (_is_row_major(a), _is_row_major(b)), math.prod(batch)
     shared = [name for name, t in (("a", a), ("b", b)) if products > 1 and t.stride(0) == 0]
     one = shared[0] if len(shared) == 1 else ""
-    return _judged(
-        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, products, family, left_out, shared=one)
+    if has_factors and of_a in DTYPES:
+        k *= DTYPES[of_a].packed
+    product = Product(
+        operation, m, b.shape[-1], k, of_a, of_b, _name(out or a.dtype), *layouts, bias, products, shared=one
     )
+    return _judged(product, {*_TUNABLE, "fp4e2m1"} if has_factors else _TUNABLE)
 
 
 def _is_row_major(t: Tensor) -> bool:
@@ -315,10 +316,10 @@ def _name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _judged(product: Product) -> Product:
+def _judged(product: Product, tunable: Set[str] = _TUNABLE) -> Product:
     """The product, with the reason why it can't be tuned."""
-    unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in _TUNABLE]
+    unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in tunable]
     unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
-    if not unknown or product.left_out:
+    if not unknown:
         return product
     return replace(product, left_out=f"there are no kernels for {unknown[0]}")

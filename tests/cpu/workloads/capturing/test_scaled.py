@@ -14,8 +14,7 @@ import tritongemm
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.decompose import decompose
-from tritongemm.workloads.capturing.factors import find_family
-from tritongemm.workloads.capturing.product import Product
+from tritongemm.workloads.capturing.product import Product, of_scaled
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 FP8 = torch.float8_e4m3fn
@@ -28,6 +27,13 @@ def fp8(*shape: int) -> torch.Tensor:
 
 def ones(*shape: int, transposed: bool = False) -> torch.Tensor:
     return torch.ones(shape[::-1]).t() if transposed else torch.ones(shape)
+
+
+def read(scale_a: torch.Tensor, scale_b: torch.Tensor, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
+    m, n, k = sizes
+    found = of_scaled("scaled_mm", fp8(m, k), fp8(n, k).t(), scale_a, scale_b.t(), {"out_dtype": torch.bfloat16})
+    assert found is not None
+    return found.family, found.scales, found.left_out
 
 
 @pytest.mark.parametrize(
@@ -45,20 +51,21 @@ def ones(*shape: int, transposed: bool = False) -> torch.Tensor:
 def test_shapes_and_strides_tell_the_granularity(
     scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
 ) -> None:
-    assert find_family(scale_a, scale_b, SIZES) == (family, scales, "")
+    assert read(scale_a, scale_b, SIZES) == (family, scales, "")
 
 
 def test_one_row_is_no_other_granularity() -> None:
-    assert find_family(ones(1, 1), ones(N), (1, N, K)) == ("a8w8", "", "")
-    assert find_family(ones(1, 4), ones(2, 4), (1, N, K)) == ("a8w8_blockscale", "", "")
+    assert read(ones(1, 1), ones(N), (1, N, K)) == ("a8w8", "", "")
+    assert read(ones(1, 4), ones(2, 4), (1, N, K)) == ("a8w8_blockscale", "", "")
     wide = 128 * 128  # where the factors of blocks are as many as the rows
-    assert find_family(ones(256, 128), ones(2, 128), (256, 256, wide))[0] == "a8w8_blockscale"
+    assert read(ones(256, 128), ones(2, 128), (256, 256, wide))[0] == "a8w8_blockscale"
 
 
 @pytest.mark.parametrize("scale_b", [ones(4, 4), ones(N, 2), torch.ones(N, dtype=torch.float16)])
 def test_factors_that_no_family_has_are_named(scale_b: torch.Tensor) -> None:
-    family, _, reason = find_family(ones(M, 4), scale_b, SIZES)
-    assert family == "dense" and reason.startswith("scale factors of ")
+    family, _, reason = read(ones(M, 4), scale_b, SIZES)
+    assert family == "dense" and reason.startswith("scale factors of A for 1 x 128 (fp32, stored by rows) and of B ")
+    assert reason.endswith(": no family multiplies fp8e4m3fn by fp8e4m3fn with these")
 
 
 def product(operation: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Product:
@@ -167,7 +174,7 @@ X = torch.zeros(M, K, dtype=torch.bfloat16)
     ("call", "family", "scales", "others"),
     [
         (lambda: tritongemm.scaled_mm(fp8(M, K), fp8(N, K), *MX), "a8w8_blockscale", "mx", {}),
-        (lambda: tritongemm.scaled_mm(HALF, WEIGHTS[0], *MX, ones(N)), "a4w4_blockscale", "mx", {"bias": "n"}),
+        (lambda: tritongemm.scaled_mm(HALF, WEIGHTS[0], *MX), "a4w4_blockscale", "mx", {}),
         (
             lambda: tritongemm.scaled_mm(
                 HALF, WEIGHTS[0], *SHUFFLED, scale_layout="e8m0_32x8", order_b="shuffled_16x16"

@@ -1,0 +1,1 @@
+"""Operations: what the operands of a call mean, for serving and for capturing alike."""

@@ -35,6 +35,14 @@ def add_verbose(p: argparse.ArgumentParser) -> None:
     p.add_argument("--verbose", action="store_true", help="list every row that is left out, not one of each kind")
 
 
+def add_compiling(g: argparse._ActionsContainer, limited: str = "one compile") -> None:
+    """Add the options of the compiler processes, and of the time limit of what they and devices do."""
+    g.add_argument("--num-threads", type=processes, default=0, metavar="N",
+                   help="number of compiler processes (default: one per core)")  # fmt: skip
+    g.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
+                   help=f"time limit of {limited} in seconds (default %(default)g)")  # fmt: skip
+
+
 class Once(argparse.Action):
     """An option that is refused when it is given twice, as the first would count for nothing."""
 

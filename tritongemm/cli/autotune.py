@@ -178,7 +178,7 @@ def _request(
     """What the arguments of `autotune` ask for."""
     effort_named(effort)
     try:
-        configs, seconds = (None, 0.0) if budget is None else arguments.budget(str(budget))
+        limit = None if budget is None else arguments.budget(str(budget))
         named = options.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else None
     except argparse.ArgumentTypeError as error:
         raise InputError(str(error)) from None
@@ -192,6 +192,6 @@ def _request(
         asked,
         sizes=source,
         devices=replace(asked.devices, target=None if target is None else options.architecture(target)),
-        search=replace(asked.search, effort=effort, budget=configs, seconds=seconds),
+        search=replace(asked.search, effort=effort, budget=limit),
         outputs=replace(asked.outputs, path=None if output is None else Path(output)),
     )

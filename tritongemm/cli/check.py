@@ -89,10 +89,7 @@ def _parser() -> arguments.Parser:
                    help="race invalid results again, with fast configs of the nearest sizes")  # fmt: skip
     p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
                    help="GPUs that race results in parallel (default: all)")  # fmt: skip
-    p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
-                   help="number of compiler processes (default: one per core)")  # fmt: skip
-    p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S",
-                   help="time limit of one compile, or of one request to the GPU, in seconds (default 60)")  # fmt: skip
+    arguments.add_compiling(p, "one compile, or of one request to the GPU,")
     arguments.add_verbose(p)
     return p
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -64,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     target = _candidate_of(output, args) if args.compare else output
     request = _read_request(args, target, to)
     with _report(args, request) as reporter:
-        status = tune.run(request, reporter, f"gradlib {shlex.join(argv)}")
+        status = tune.run(request, reporter, ["gradlib", *argv])
         if args.compare:
             least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
             tuned_comparison.compare(request, reporter, output, target, least, args.update_improved)
@@ -265,15 +264,13 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
         types = _DTYPES.get(args.indtype), _DTYPES.get(args.outdtype or args.indtype)
         defaults = replace(defaults, dtype_a=types[0], dtype_c=types[1])
     source = _sizes_file(args, output) if model is None else None
-    budget, seconds = args.budget or (None, 0.0)
     # The tuners of AITER's other families try no splits unless they are told to.
     unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
     return replace(
         request,
         sizes=SizeSource(path=source, model=model, defaults=defaults),
         search=SearchScope(
-            budget=budget,
-            seconds=seconds,
+            budget=args.budget,
             max_split=1 if unsplit else 0,
             libtype=None if args.libtype == "all" else args.libtype,
         ),

@@ -89,15 +89,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder for the files; created if it is missing",
     )
-    g.add_argument(
-        "--timeout",
-        type=arguments.seconds,
-        default=60.0,
-        metavar="S",
-        help="time limit of one compile in seconds (default 60)",
-    )
-    g.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
-                   help="number of compiler processes (default: one per core)")  # fmt: skip
+    arguments.add_compiling(g)
     return p
 
 

@@ -56,13 +56,11 @@ def main(argv: Sequence[str]) -> int:
 def _read_request(args: argparse.Namespace) -> TuneRequest:
     """What each run of the campaign is asked for; without a cluster all GPUs of this host, or those that are named."""
     every = 0 if args.devices or args.ray is not None else count_devices()
-    budget, seconds = args.budget or (None, 0.0)
     return TuneRequest(
         devices=Devices(args.target, args.devices, args.ngpus or every, args.ray, args.num_threads),
         search=SearchScope(
             strategy=args.strategy,
-            budget=budget,
-            seconds=seconds,
+            budget=args.budget,
             population=args.population or 0,
             libtype=args.libtype,
         ),
@@ -109,8 +107,7 @@ def _parser() -> arguments.Parser:
     )
     p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm.tune")
     p.add_argument("--libtype", metavar="B,…", help="as of tritongemm.tune")
-    p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N", help="as of tritongemm.tune")
-    p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S", help="as of tritongemm.tune")
+    arguments.add_compiling(p, "one compile, or of one candidate on the GPU,")
     p.add_argument("--verbose", action="store_true", help="print the outcome of each candidate")
     return p
 

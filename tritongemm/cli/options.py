@@ -256,13 +256,6 @@ def _add_places(p: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="use the GPUs and cores of all hosts of the Ray cluster at ADDRESS: auto, or HOST:PORT of its head",
     )
-    g.add_argument(
-        "--num-threads",
-        type=arguments.processes,
-        default=0,
-        metavar="N",
-        help="number of compiler processes (default: one per core)",
-    )
 
 
 def _add_results(p: argparse.ArgumentParser) -> None:

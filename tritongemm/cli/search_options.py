@@ -13,7 +13,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
 from tritongemm.tuning import servers
 from tritongemm.tuning.effort import EFFORTS
-from tritongemm.tuning.request import SearchScope, TuneRequest
+from tritongemm.tuning.request import SearchScope
 
 
 def add_search_options(p: argparse.ArgumentParser) -> None:
@@ -154,7 +154,7 @@ def _add_clock(g: argparse._ArgumentGroup) -> None:
 
 
 def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
-    """Add the options of the operands, the tolerance and the time limit."""
+    """Add the options of the operands, the tolerance, the compilers and the time limit."""
     g.add_argument("--init-type", default="randn", choices=INITS, help="values of the operands (default %(default)s)")
     g.add_argument(
         "--rotating-tensor",
@@ -174,23 +174,15 @@ def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
         help="share of C's elements that may be outside the tolerance on the GPU (default 0); none may be NaN or off "
         "by half of |reference| + rms",
     )
-    g.add_argument(
-        "--timeout",
-        type=arguments.seconds,
-        default=TuneRequest.timeout_s,
-        metavar="S",
-        help="time limit of one compile, or of one candidate on the GPU, in seconds (default 60)",
-    )
+    arguments.add_compiling(g, "one compile, or of one candidate on the GPU,")
 
 
 def read_search(args: argparse.Namespace) -> SearchScope:
     """The values of `add_search_options`."""
-    budget, seconds = args.budget or (None, 0.0)
     return SearchScope(
         effort=args.effort,
         strategy=args.strategy,
-        budget=budget,
-        seconds=seconds,
+        budget=args.budget,
         finalists=args.finalists,
         max_split=args.max_split,
         libtype=args.libtype,

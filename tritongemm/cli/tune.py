@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             return _print_sizes(request, reporter)
         if args.compare_wo_tuning or args.benchmark:
             return _run_stored(args, request, reporter)
-        return run(request, reporter, f"tune {shlex.join(argv)}", args.compare)
+        return run(request, reporter, ["tune", *argv], args.compare)
 
 
 def read_request(args: argparse.Namespace) -> TuneRequest:
@@ -77,7 +77,7 @@ def _place(name: str | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-def run(request: TuneRequest, reporter: Reporter, command: str, compare: bool = False) -> int:
+def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compare: bool = False) -> int:
     """Tune what is requested and print the results; returns the exit status.
 
     Args:
@@ -91,9 +91,9 @@ def run(request: TuneRequest, reporter: Reporter, command: str, compare: bool = 
     except TuningStopped as stopped:
         print(file=sys.stderr)  # the line ends that the terminal began with ^C
         door.tell(f"{stopped}. Go on with:")
-        # In full, as it is to be copied. Going on with --no-resume would start over.
-        command = command.replace(" --no-resume", "").replace(" --no_resume", "")
-        print(f"  python -m tritongemm.{command}", file=sys.stderr)
+        # In full, as it is to be copied. Going on with --no-resume, or gradlib's --all, would start over.
+        words = [word for word in command if word not in ("--no-resume", "--no_resume", "--all")]
+        print(f"  python -m tritongemm.{shlex.join(words)}", file=sys.stderr)
         raise
     _print_outcome(outcome, request, reporter, compare)
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)
@@ -173,9 +173,17 @@ def _run_stored(args: argparse.Namespace, request: TuneRequest, reporter: Report
             reporter.say_alike(f"left out: {row.reason}" for row in asked.damaged)
             reporter.say(machine.why)
             again = Revalidation(tools.evaluators[0], tools.pool, reporter)
-            verify = _verify if args.compare_wo_tuning else _retime
-            status = verify(again, asked.rows, path, reporter)
-    return max(status, door.WRONG if asked.damaged else door.DONE)
+            if args.compare_wo_tuning:
+                verified = again.verify(asked.rows)
+                print_verified(reporter, verified, again.evaluator.verification)
+                trials = [result.trial for result in verified]
+            else:
+                retimed = again.retime(asked.rows, registry.baseline().name)
+                print_retimed(reporter, retimed)
+                trials = [result.trial for result in retimed]
+            reporter.say_alike(_list_refused(asked.rows, trials, path, again.evaluator.target))
+    wrong = asked.damaged or any(trial.status != "ok" for trial in trials)
+    return door.WRONG if wrong else door.DONE
 
 
 def _stored_rows(path: str, request: TuneRequest, target: Target) -> ResultsFile:
@@ -188,22 +196,6 @@ def _stored_rows(path: str, request: TuneRequest, target: Target) -> ResultsFile
     if not found.rows:
         found.require_undamaged()
     return replace(found, rows=tuple(require_results(found.rows, path)))
-
-
-def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:
-    """Check stored results; 1 if any is wrong, or can't be run or checked."""
-    results = again.verify(rows)
-    print_verified(reporter, results, again.evaluator.verification)
-    reporter.say_alike(_list_refused(rows, [r.trial for r in results], path, again.evaluator.target))
-    return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
-
-
-def _retime(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:
-    """Time stored results beside the baseline; 1 if any can't be timed."""
-    results = again.retime(rows, registry.baseline().name)
-    print_retimed(reporter, results)
-    reporter.say_alike(_list_refused(rows, [r.trial for r in results], path, again.evaluator.target))
-    return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
 def _list_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> Iterator[str]:

@@ -87,8 +87,8 @@ class SearchScope:
     Attributes:
         effort: level of `tuning.effort`, which decides what `strategy` and `budget` leave open.
         strategy: plug-in of strategies/; None for the effort's.
-        budget: most configs tried for each size, 0 for no limit; None for the effort's.
-        seconds: of the run after which nothing new is tried; 0 for no limit.
+        budget: most configs tried for each size, and seconds of the run after which nothing new is tried, each 0 for no
+            limit; None for the effort's.
         population: configs of a generation, of a strategy that has generations; 0 for its own number.
         finalists: candidates of each size that are verified and raced.
         max_split: most programs that share K of a tile; 0 for the search space's values.
@@ -101,8 +101,7 @@ class SearchScope:
 
     effort: str = "normal"
     strategy: str | None = None
-    budget: int | None = None
-    seconds: float = 0.0
+    budget: tuple[int, float] | None = None
     population: int = 0
     finalists: int = TuningOptions.finalists
     max_split: int = 0
@@ -111,6 +110,11 @@ class SearchScope:
     margin: float = MARGIN
     server: str | None = None
     top_k: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run after which nothing new is tried; 0 for no limit."""
+        return self.budget[1] if self.budget else 0.0
 
 
 @dataclass(frozen=True)

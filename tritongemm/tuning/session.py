@@ -121,11 +121,11 @@ def make_options(
     search, stop, level = request.search, request.stop, effort(request.search.effort)
     is_timed = machine.devices and not stop
     is_limited = is_timed or stop == "generate" or search.strategy is not None
-    own = 0 if search.seconds else level.budget if is_limited else level.untimed
+    own = level.budget if is_limited else level.untimed
     return TuningOptions(
         folder=module_folder(output),
         strategy=search.strategy or level.strategy or ("guided" if is_timed else "exhaustive"),
-        budget=own if search.budget is None else search.budget,
+        budget=own if search.budget is None else search.budget[0],
         population=search.population,
         seconds=search.seconds,
         finalists=search.finalists,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import gradlib, tune
+from tritongemm.cli import door, gradlib, tune
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import Defaults
@@ -14,7 +14,7 @@ from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
-from tritongemm.tuning import requested_rows
+from tritongemm.tuning import requested_rows, requested_run
 from tritongemm.tuning.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
@@ -63,7 +63,7 @@ def test_every_flag_has_its_meaning(untuned: Path, requests: list[TuneRequest]) 
     assert asked.outputs == Outputs(Path("t_bf16_tuned.csv"), "aiter", candidates=Path("p.csv"), resume=False)
     assert asked.protocol == MeasureProtocol(err_ratio=0.01, warmup=3, iters=7)
     assert (asked.devices.ngpus, asked.timeout_s, asked.sizes.defaults.family) == (2, 1800, "a8w8")
-    assert asked.search == SearchScope(budget=0, seconds=90, libtype="asm,hipblaslt")
+    assert asked.search == SearchScope(budget=(0, 90), libtype="asm,hipblaslt")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,21 @@ def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
     assert asked.sizes.model == ModelSource(Path("/models/m"), 8, (2, 32), every_bias=True)
     assert (asked.sizes.defaults.dtype_a, asked.sizes.defaults.dtype_c) == ("bf16", "fp32")
     assert asked.outputs.path == Path("bf16_tuned_gemm.csv")
+
+
+def test_a_run_that_is_stopped_says_how_to_continue(
+    untuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same command, but for what would start over."""
+
+    def stop(*_: object) -> None:
+        raise requested_run.TuningStopped(Path("some.yaml.journal"))
+
+    monkeypatch.setattr(requested_run, "tune", stop)
+    assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == door.INTERRUPTED
+    reported = capsys.readouterr().err
+    assert "stopped; what is done is in some.yaml.journal. Go on with:" in reported
+    assert f"\n  python -m tritongemm.gradlib -i {untuned.name} --sort\n" in reported
 
 
 def test_types_and_biases_go_before_the_files(untuned: Path, requests: list[TuneRequest]) -> None:

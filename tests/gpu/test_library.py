@@ -32,7 +32,7 @@ import sys
 from tests.support.serve_library import REFUSED, RefusingFinder
 RefusingFinder().install()
 import torch, tritongemm
-print(tritongemm.load(sys.argv[1]))
+print(int(tritongemm.load(sys.argv[1])))
 for m, n, k in eval(sys.argv[2]):
     x, w = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
     got, want = tritongemm.mm(x, w).double(), x.double() @ w.double().T

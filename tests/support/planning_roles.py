@@ -7,7 +7,15 @@ import signal
 from collections.abc import Iterator
 
 from tritongemm.core.search_results import Pruned
-from tritongemm.tuning.search_processes import Answer, BegunSearch, PreparedBatch, SearchJob, SearchWorker, TriedBatch
+from tritongemm.tuning.search_processes import (
+    Answer,
+    BegunSearch,
+    PreparedBatch,
+    SearchJob,
+    SearchWorker,
+    TriedBatch,
+    WinnerModule,
+)
 
 
 def signature(text: str) -> BegunSearch:
@@ -43,7 +51,7 @@ class WorkerKilledAlways:
 class WorkerKilledLater(SearchWorker):
     """A process that is killed when a search has come to its third batch."""
 
-    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
+    def __call__(self, request: SearchJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
         self.asked = getattr(self, "asked", 0) + isinstance(request, TriedBatch)
         if self.asked == 2:
             os.kill(os.getpid(), signal.SIGKILL)

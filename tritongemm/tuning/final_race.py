@@ -20,6 +20,7 @@ from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import pick_finalists
 from tritongemm.tuning.quantization import with_quantization
+from tritongemm.tuning.search_processes import WinnerModule
 from tritongemm.tuning.task import Task, make_record
 
 
@@ -100,15 +101,15 @@ def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOpti
     return make_record(task.problem, outcome.result, target, options, libraries, outcome.verified, built)
 
 
-def write_best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> None:
-    """Write the fastest generated kernel of a race as a standalone module, whichever backend won."""
-    for name in options.backends:
-        backend = registry.get(Backend, name)
-        ours = [t for t in trials if t.samples and t.config.backend == name]
-        if ours and isinstance(backend, SearchedBackend):
-            best = min(ours, key=lambda t: t.seconds)
-            mine = replace(record, config=best.config, seconds=best.seconds)
-            backend.write_winner(mine, target, options.folder)
+def best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> WinnerModule | None:
+    """Return the fastest generated kernel of a race, whichever backend won; None without one."""
+    searched = {n for n in options.backends if isinstance(registry.get(Backend, n), SearchedBackend)}
+    ours = [t for t in trials if t.samples and t.config.backend in searched]
+    if not ours:
+        return None
+    best = min(ours, key=lambda t: t.seconds)
+    mine = replace(record, config=best.config, seconds=best.seconds)
+    return WinnerModule(best.config.backend, mine, target, options.folder)
 
 
 def _why_nobody_passed(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> str:

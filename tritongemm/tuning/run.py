@@ -42,7 +42,7 @@ from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import events, roster
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
-from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, write_best_kernel
+from tritongemm.tuning.final_race import RaceOutcome, best_kernel, decide, prepare_race
 from tritongemm.tuning.planning import PlannedTasks, begin_search, plan_tasks, take_job
 from tritongemm.tuning.quantization import compile_jobs
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
@@ -79,8 +79,7 @@ class TuningRun:
         self._events: SimpleQueue[events.Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
         self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or are where they work
-        self._to_compile = CompileQueue()
-        self._background = BackgroundBuilds(pool)
+        self._to_compile, self._background, self._planner = CompileQueue(), BackgroundBuilds(pool), Planner(0)
         self._tasks: list[Task] = []
         self._warm_start = WarmStart((), store)
 
@@ -100,7 +99,7 @@ class TuningRun:
         self._warm_start = WarmStart(ordered, self.store)
         self.watcher.stage("plan", len(tasks))
         with ExitStack() as stack:
-            planner = Planner.for_problems(len(tasks), self.pool.jobs)
+            self._planner = planner = Planner.for_problems(len(tasks), self.pool.jobs)
             self._thinker = stack.enter_context(ThreadPoolExecutor(planner.width))
             stack.callback(planner.close)
             planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start, self.pool.jobs)
@@ -120,6 +119,7 @@ class TuningRun:
             self._start_planners_and_builders(planned, over)
             while not all(task.finished for task in tasks):
                 self._handle_next()
+            planner.finish_modules()
         if self.options.stop:
             self._tell_what_was_compiled(tasks)
         return {t.problem: t.failure for t in tasks if t.failure}
@@ -365,7 +365,7 @@ class TuningRun:
             self.watcher.failed(task.problem, task.failure)
             self._end(task, TaskState.FAILED)
             return
-        write_best_kernel(record, trials, self._target, self.options)
+        self._planner.write(best_kernel(record, trials, self._target, self.options))
         # Last and at once: what has a record is done for good, and a race without one would be run again.
         self._store(task.problem, trials, record)
         self._end(task, TaskState.DONE, record)

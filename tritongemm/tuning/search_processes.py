@@ -1,15 +1,15 @@
-"""Child processes that plan problems and run their searches, which relieves the main process of a run with many sizes.
+"""Child processes that plan problems, run their searches and write winners' modules: the main process has less to do.
 
-Planning takes a quarter to half of a core-second where a space has 40 million configs, half of it to prune them, and a
-search takes a tenth. All threads of a run share one core, which must keep several devices busy. A search whose process
-is lost is restarted in the main process, and sent the same trials.
+Planning takes a quarter to half of a core-second where a space has 40 million configs, half of it to prune them; a
+search takes a tenth, and a module too. All threads of a run share one core, which must keep several devices busy. A
+search whose process is lost is restarted in the main process, and sent the same trials.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,13 +24,14 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
+from tritongemm.plugins.contracts import Backend, Search, SearchedBackend, SearchPlan, Strategy
 from tritongemm.search.planner import NO_LIMITS, PlannedProblem, plan_search
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
@@ -148,6 +149,33 @@ class PlannedSearch:
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class WinnerModule:
+    """The fastest generated kernel of a race, to be written as a standalone module.
+
+    Attributes:
+        backend: that generated it.
+        record: of the race, with the kernel's config and seconds.
+        target: the GPU's architecture.
+        folder: for the module.
+    """
+
+    backend: str
+    record: Record
+    target: Target
+    folder: Path
+
+    def write(self) -> None:
+        """Write the module in this process.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        backend = registry.get(Backend, self.backend)
+        assert isinstance(backend, SearchedBackend)
+        backend.write_winner(self.record, self.target, self.folder)
+
+
 Answer: TypeAlias = BegunSearch | PlannedProblem | PreparedBatch | None
 
 
@@ -157,11 +185,15 @@ class SearchWorker:
     def __init__(self) -> None:
         self._searches: dict[Problem, tuple[Search, Target, set[str]]] = {}
 
-    def __call__(self, request: SearchJob | TriedBatch) -> Iterator[Answer]:
+    def __call__(self, request: SearchJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
         """One answer: the first batch of a search, or the plan where it is searched elsewhere; then its next batches.
 
-        The last answer of a search is None.
+        The last answer of a search is None, and so is that of a module.
         """
+        if isinstance(request, WinnerModule):
+            request.write()
+            yield None
+            return
         if isinstance(request, TriedBatch):
             yield self._go_on(request)
             return
@@ -264,6 +296,18 @@ class SearchProcess:
                     yield from _resumed(job.search(job.plan(), compiled, built), reported)
                 return
 
+    def write(self, module: WinnerModule) -> None:
+        """Write a module in the process; if the process is lost or fails, this process writes it.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        try:
+            with self._turn(for_batch=True):
+                self._child.ask(module, inf)
+        except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
+            module.write()
+
     def close(self) -> None:
         """End the process; unanswered requests are given up."""
         self.closed = True
@@ -280,6 +324,8 @@ class Planner:
     def __init__(self, count: int) -> None:
         self._processes = [SearchProcess() for _ in range(count)]
         self._threads = ThreadPoolExecutor(max(1, count))
+        self._writers, self._next = ThreadPoolExecutor(max(1, count)), itertools.cycle(self._processes)
+        self._modules = list[Future[None]]()
 
     @classmethod
     def for_problems(cls, problems: int, jobs: int) -> Planner:
@@ -311,11 +357,28 @@ class Planner:
             else:
                 yield job.planned_here(answer or job.plan())
 
+    def write(self, module: WinnerModule | None) -> None:
+        """Have a winner's module, if there is one, written by one of the processes."""
+        if module is None:
+            return
+        write = next(self._next).write if self._processes else WinnerModule.write
+        self._modules.append(self._writers.submit(write, module))
+
+    def finish_modules(self) -> None:
+        """Wait until all modules are written.
+
+        Raises:
+            OutputError: one can't be.
+        """
+        while self._modules:
+            self._modules.pop().result()
+
     def close(self) -> None:
-        """End the processes; unfinished plans and searches are given up."""
+        """End the processes; unfinished plans, searches and modules are given up."""
         for process in self._processes:
             process.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._writers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def no_search() -> Search:

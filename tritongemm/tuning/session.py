@@ -30,7 +30,7 @@ from tritongemm.runtime.machine import Machine, toolchain
 from tritongemm.tuning import servers
 from tritongemm.tuning.cluster import Cluster
 from tritongemm.tuning.effort import effort
-from tritongemm.tuning.final_race import write_best_kernel
+from tritongemm.tuning.final_race import best_kernel
 from tritongemm.tuning.layer_tuning import LayerTuning
 from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.run import TuningRun
@@ -171,7 +171,8 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
             continue
         raced = [t for (_, stage), t in run.store.trials(problem).items() if stage == "final"]
         with suppress(InputError):  # a template of an older version that is there no more
-            write_best_kernel(record, raced, run.evaluators[0].target, run.options)
+            if winner := best_kernel(record, raced, run.evaluators[0].target, run.options):
+                winner.write()
 
 
 def finish_candidates(problems: Sequence[Problem], run: TuningRun, keep: bool) -> None:

@@ -108,7 +108,7 @@ class DeviceKernels:
         if call.precision == "fp32" and problem in self.tf32:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
-        bound = self.bind(record, call.problem.m)
+        bound = self.bind(record, rows_of(call.problem))
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def bind(self, record: Record, m: int) -> LoadedKernel | Support:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
+from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.grouped_call import GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
-from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, check_extents, problem_of
+from tritongemm.serving.grouped_operands import GroupedOperands, check, check_extents, problem_of
 from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped, wants_gradient
 from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
@@ -59,9 +61,7 @@ def grouped_mm(
         InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
     """
-    if out_dtype is None:
-        plain = scale_a is None and torch.overrides.is_tensor_like(a)
-        out_dtype = output_dtype(a, None) if plain else torch.bfloat16
+    out_dtype = _result_type(a, scale_a, out_dtype)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = _trace(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
         return result
@@ -95,46 +95,81 @@ def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
     ready: Callable[[GroupedOperands], Tensor] | None = table.get(key)
     if ready is None:
         check(operands)
-        ready, lasting = _resolve(dispatcher, operands)
-        if lasting:
-            if len(table) >= _MOST_CALLS:
-                table.clear()
-            table[key] = ready
+        ready = _resolve(dispatcher, key, operands)
     return ready(operands)
 
 
-def _resolve(dispatcher: Dispatcher, operands: GroupedOperands) -> tuple[Callable[[GroupedOperands], Tensor], bool]:
-    """What serves calls like this one, and whether that will be so the next time."""
+def _resolve(
+    dispatcher: Dispatcher, key: tuple[Any, ...], operands: GroupedOperands
+) -> Callable[[GroupedOperands], Tensor]:
+    """What serves calls of a key, kept in the thread's table for the next one."""
+    table: dict[Any, Any] = dispatcher.calls.table
+    answers = ask(dispatcher, operands)
+    resolution, device = answers.resolution, answers.device
+    ready: Callable[[GroupedOperands], Tensor] = _checked
+    if resolution.kernel is not None and device is not None:
+        shape = (*operands.a.shape[:-1], operands.b.shape[2])
+        try:
+            ready = GroupedCall(resolution.kernel, device.device, shape, operands.out_dtype)
+        except (TritonGemmError, LookupError):
+            if resolution.kind == "exact":
+                raise
+    if resolution.lasting:
+        if len(table) >= _MOST_CALLS:
+            table.clear()
+        table[key] = ready
+    return ready
+
+
+def ask(dispatcher: Dispatcher, operands: GroupedOperands) -> CallAnswers:
+    """Who serves a call, and why.
+
+    Raises:
+        InputError: an fp8 encoding that this GPU does not read.
+    """
     problem = problem_of(operands)
-    if isinstance(problem, Support) or not operands.a.is_cuda or _wants_gradient(operands):
-        return _checked, not _wants_gradient(operands)
-    device = dispatcher.device(operands.a.get_device())
-    if device is None:
-        return _checked, False
-    check_encodings_on(operands.a, operands.b, operands.scale_a, device)
-    found = device.find_near(problem)
-    if isinstance(found, Support):
-        return _checked, True
-    shape = (*operands.a.shape[:-1], operands.b.shape[2])
-    call = GroupedCall(found.kernel, device.device, shape, operands.out_dtype)
+    if isinstance(problem, Support):
+        return CallAnswers(Resolution("fallback", problem.reason))
+    if not operands.a.is_cuda:
+        return CallAnswers(Resolution("fallback", f"a is on {operands.a.device}; tuned kernels run on a GPU"))
+    if wants_gradient(*operands.tensors.values()):
+        return CallAnswers(Resolution("fallback", "an operand wants a gradient", lasting=False))
+    index = operands.a.get_device()
+    if (device := dispatcher.device(index)) is not None:
+        check_encodings_on(operands.a, operands.b, operands.scale_a, device)
+    return dispatcher.answer([CallSignature(problem)], index)
 
-    def serve(operands: GroupedOperands) -> Tensor:
-        tensors = as_kernels_read(operands)
-        if any(tensor.data_ptr() & MISALIGNED_BITS for tensor in tensors.values()) or _wants_gradient(operands):
-            return grouped(operands)
-        return call(tensors)
 
-    return serve, True
+def explain_grouped(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    scale_layout: str = "",
+) -> str:
+    """Say which kernel computes `grouped_mm` of these operands, and why, as `tritongemm.explain` does.
+
+    Raises:
+        TypeError, InputError: as `grouped_mm`.
+    """
+    operands = GroupedOperands(a, b, offs, scale_a, scale_b, _result_type(a, scale_a, out_dtype), scale_layout)
+    check(operands)
+    return str(ask(default_dispatcher(), operands))
+
+
+def _result_type(a: Tensor, scale_a: Tensor | None, out_dtype: torch.dtype | None) -> torch.dtype:
+    if out_dtype is not None:
+        return out_dtype
+    return output_dtype(a, None) if scale_a is None and torch.overrides.is_tensor_like(a) else torch.bfloat16
 
 
 def _checked(operands: GroupedOperands) -> Tensor:
     """PyTorch's product; on a CPU the numbers are looked at each time."""
     check(operands)
     return grouped(operands)
-
-
-def _wants_gradient(operands: GroupedOperands) -> bool:
-    return wants_gradient(*operands.tensors.values())
 
 
 def _operation(

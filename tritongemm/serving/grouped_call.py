@@ -1,50 +1,35 @@
-"""The launch of a grouped product's tuned kernel on any addresses."""
+"""One loaded kernel, prepared to be called again and again from one thread with the operands of `grouped_mm`."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.errors import WorkspaceError
+from tritongemm.serving.fast_call import MISALIGNED_BITS, PatchedCall
+from tritongemm.serving.grouped_fallback import grouped
+from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read
+from tritongemm.serving.operand_checks import wants_gradient
 
-if TYPE_CHECKING:
-    from tritongemm.serving.serving_device import ServingDevice
 
-MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes.
+class GroupedCall(PatchedCall):
+    """A launch for the operands of `tritongemm.grouped_mm`; belongs to one thread."""
 
+    __slots__ = ()
 
-class GroupedCall:
-    """A launch of a grouped product; belongs to one thread.
-
-    Args:
-        kernel: the loaded kernel; its programs share no memory.
-        device: the GPU that it is loaded on.
-        shape: of the result.
-        dtype: of the result.
-    """
-
-    def __init__(self, kernel: LoadedKernel, device: ServingDevice, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._shape, self._dtype, self._device = shape, dtype, device.torch_device
-        with torch.cuda.device(device.index):
-            device.driver_device.make_current()
-            self._prepared = kernel.prepare(device.driver_device)
-
-    def __call__(self, operands: Mapping[str, Tensor]) -> Tensor:
-        """The result in new memory, in order of the current stream.
-
-        Args:
-            operands: by the names of the problem's, on the device, at multiples of 16 bytes.
-        """
-        with torch.cuda.device(self._device):
-            c = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-            self.start({name: tensor.data_ptr() for name, tensor in operands.items()} | {"c": c.data_ptr()})
+    def __call__(self, operands: GroupedOperands) -> Tensor:
+        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
+        if not self._alone and torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self(operands)
+        tensors = as_kernels_read(operands)  # some may be copies, which are kept until the launch is queued
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        if any(at & MISALIGNED_BITS for at in addresses.values()) or wants_gradient(*operands.tensors.values()):
+            return grouped(operands)
+        c = self._empty()
+        addresses["c"] = c.data_ptr()
+        try:
+            self.start_on(addresses)
+        except WorkspaceError:
+            return grouped(operands)
         return c
-
-    def start(self, addresses: Mapping[str, int]) -> None:
-        """Launch on these addresses, on the current stream of the device, which must be the current one."""
-        for name, address in addresses.items():
-            self._prepared.set_address(name)(address)
-        self._prepared.launch(torch.cuda.current_stream(self._device).cuda_stream)

@@ -385,7 +385,7 @@ def test_another_targets_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         factors = torch.empty(M, device="cuda:0"), torch.empty(B, N, device="cuda:0")
         operands = GroupedOperands(rows, b, offs, *factors, torch.bfloat16)
         with pytest.raises(InputError, match=says):
-            grouped_api._resolve(dispatcher, operands)
+            grouped_api.ask(dispatcher, operands)
 
 
 def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.record_table import rows_of
 from tritongemm.serving.source_row import tell_kernel
 
 
@@ -25,5 +26,7 @@ class NearRecord(KernelSource):
         if isinstance(found, Support):
             return found
         record = found.row.record
-        text = f"M {record.problem.m}, as no row has {call.problem.m}: {tell_kernel(record)} at M {record.problem.m}"
+        m, asked = rows_of(record.problem), rows_of(call.problem)
+        why = f"as no row has {asked}" if m != asked else "tuned with another spread of rows over groups"
+        text = f"M {m}, {why}: {tell_kernel(record)} at M {m}"
         return Resolution("near", text, found.kernel, record=record, where=found.row.where)

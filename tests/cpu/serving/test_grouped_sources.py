@@ -1,0 +1,111 @@
+"""Who serves a grouped product, as on a GPU that is not there: what the kernel sources answer, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.cpu.serving.test_grouped import COUNTS, problem
+from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu, stand_in_device
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import grouped_api
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.grouped_call import GroupedCall
+from tritongemm.serving.grouped_operands import GroupedOperands
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, GroupedOperands]]:
+    """A dispatcher that believes in an sm90, and operands of 16 rows in four groups on it."""
+    run_on_cpu(monkeypatch)
+    dispatcher = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    with FakeTensorMode():
+        a, b = (torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda:0") for shape in ((16, 256), (4, 144, 256)))
+        of_a, of_b = torch.empty(16, device="cuda:0"), torch.empty(4, 144, device="cuda:0")
+        ends = torch.empty(4, dtype=torch.int32, device="cuda:0")
+        yield dispatcher, GroupedOperands(a, b.mT, ends, of_a, of_b, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("m", "counts", "changes", "starts"),
+    [
+        (16, (), {}, "exact: grouped__"),
+        (16, COUNTS, {}, "near: M 16, tuned with another spread of rows over groups: grouped__"),
+        (64, (), {}, "near: M 64, as no row has 16: grouped__"),
+        (16, (), {"winner": "torch"}, "library: torch won the tuning of 16x144x256"),
+        (64, (), {"winner": "torch"}, "fallback: 16x144x256"),
+    ],
+)
+def test_sources_answer_for_groups(
+    gpu: tuple[Dispatcher, GroupedOperands], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    m: int, counts: tuple[int, ...], changes: dict[str, Any], starts: str,
+) -> None:  # fmt: skip
+    """Who serves a call is asked, told by `explain_grouped` and logged as for every other product."""
+    dispatcher, operands = gpu
+    monkeypatch.setenv("TRITONGEMM_LOG", "config")
+    row = record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)
+    dispatcher.load([row])
+    kernels = attach_device(dispatcher, {} if changes else {row.problem: StandInKernel()})
+    kernels.binders = {(row.problem, 0): lambda m: StandInKernel()}
+    with caplog.at_level("INFO", logger="tritongemm"):
+        said = grouped_api.explain_grouped(*operands[:6])
+    assert said.startswith(starts), said
+    assert ("near_record declines: 64x144x256" in said) == (m == 64 and bool(changes))
+    assert [starts in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("m", [16, 64])
+def test_a_kernel_that_cannot_be_prepared_leaves_the_call_to_pytorch(
+    gpu: tuple[Dispatcher, GroupedOperands], m: int
+) -> None:
+    """But where it was tuned for this very size: that it fails there must be seen."""
+
+    class Broken(StandInKernel):
+        def prepare(self, device: Any) -> PatchedLaunch:
+            raise DriverError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND")
+
+    dispatcher, operands = gpu
+    row = record(problem("a8w8", 0, m, ()), Config("grouped", 16, 32, 64))
+    dispatcher.load([row])
+    kernels = attach_device(dispatcher, {row.problem: Broken()})
+    kernels.binders = {(row.problem, 0): lambda m: Broken()}
+    if m == 16:
+        with pytest.raises(DriverError, match="NOT_FOUND"):
+            grouped_api._resolve(dispatcher, ("key",), operands)
+    else:
+        assert grouped_api._resolve(dispatcher, ("key",), operands) is grouped_api._checked
+        assert dispatcher.calls.table == {("key",): grouped_api._checked}
+
+
+def test_a_launch_has_the_addresses_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_cpu(monkeypatch)
+    now: dict[str, int] = {}
+    launched: list[dict[str, int]] = []
+
+    class Kernel(StandInKernel):
+        def prepare(self, device: Any) -> PatchedLaunch:
+            names = ("a", "b", "c", "offsets", "scale_a", "scale_b")
+            setters = {name: (lambda at, name=name: now.update({name: at})) for name in names}
+            return PatchedLaunch(setters, lambda stream: launched.append(dict(now)))
+
+    call = GroupedCall(Kernel(), stand_in_device(), (16, 144), torch.bfloat16)
+    asked = problem("a8w8_blockscale")
+    made = registry.get(Family, "a8w8_blockscale").make_inputs(asked, "cpu")
+    for of_a in (made["scale_a"].mT, made["scale_a"].mT.contiguous()):
+        operands = GroupedOperands(made["a"], made["b"], made["offsets"], of_a, made["scale_b"], torch.bfloat16)
+        assert call(operands).shape == (16, 144)
+    assert len(launched) == 2 and all(each["offsets"] == made["offsets"].data_ptr() for each in launched)
+    assert launched[0]["scale_a"] == made["scale_a"].data_ptr() != launched[1]["scale_a"]
+    assert {launch["a"] for launch in launched} == {made["a"].data_ptr()}
+    odd = torch.empty(16 * 256 + 1, dtype=torch.float8_e4m3fn)[1:].view(16, 256)  # which the kernel can't read
+    call(operands._replace(a=odd.copy_(made["a"])))
+    assert len(launched) == 2

@@ -150,8 +150,14 @@ def autotune(
         InputError: a size, name or budget can't be.
         OutputError: a file can't be written, or another run holds the output.
         KeyboardInterrupt: the run was interrupted; its message names the file that has the finished work.
+        TypeError: a request is given together with what it has itself.
     """
-    request = sizes if isinstance(sizes, TuneRequest) else _request(sizes, dtype, effort, budget, target, output)
+    if not isinstance(sizes, TuneRequest):
+        request = _request(sizes, dtype, effort, budget, target, output)
+    elif (dtype, effort, budget, target, output) == ("bf16", "normal", None, None, None):
+        request = sizes
+    else:
+        raise TypeError("a TuneRequest has dtype, effort, budget, target and output of its own; set them there")
     listener = Listener(progress, request.search.seconds)
     with listener:
         outcome = requested_run.tune(request, listener)

@@ -32,12 +32,12 @@ from tritongemm.serving.batched_operands import (
     check_shapes,
     read_batch,
 )
+from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors, is_wrapped
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _NO_TENSORS = ("out_dtype", "scale_layout")
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 _modes = torch._C._len_torch_dispatch_stack
@@ -181,7 +181,7 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
 def _resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: BatchOperands) -> Callable[..., Tensor]:
     """What serves calls of a key, kept in the thread's table for the next one."""
     dense = check_shapes(operands)
-    table, found = dispatcher.calls.table, _Resolver(dispatcher, dense)
+    found = _Resolver(dispatcher, dense)
     ready: Callable[..., Tensor] = _torch_bmm
     device = found.answers.device
     if found.kernel is not None and device is not None:
@@ -193,9 +193,7 @@ def _resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: BatchOperan
             if found.answers.resolution.kind == "exact":
                 raise
     if found.answers.resolution.lasting:
-        if len(table) >= _MOST_CALLS:
-            table.clear()
-        table[key] = ready
+        keep(dispatcher.calls.table, key, ready)
     return ready
 
 
@@ -235,12 +233,12 @@ class _Resolver:
         a = operands.a
         product = read_batch(operands) if a.is_cuda else Support(f"a is on {a.device}; tuned kernels run on a GPU")
         if isinstance(product, Support):
-            self.answers = CallAnswers(Resolution("fallback", product.reason))
+            self.answers = CallAnswers.pytorch(product.reason)
             return
         precision = float32_precision() if operands.a.dtype is torch.float32 else "fp32"
         readings = [CallSignature(problem, precision) for problem in product.readings()]
         if not readings and product.scalings is not None:
-            self.answers = CallAnswers(Resolution("fallback", why_none(product.problem, *product.scalings)))
+            self.answers = CallAnswers.pytorch(why_none(product.problem, *product.scalings))
             return
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device

@@ -1,9 +1,9 @@
-"""What a call asks for: its operands, and the signature that sources of kernels see."""
+"""What a call asks for: its operands, and the signature that sources of kernels see; and what is kept for the next."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ from tritongemm.serving.served_problems import layer_problem
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
+_MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.
+
+
+def keep(table: dict[Any, Any], key: Any, ready: Any) -> None:
+    """Keep what serves calls of a key in a table, which is emptied before it grows too large."""
+    if len(table) >= _MOST_CALLS:
+        table.clear()
+    table[key] = ready
 
 
 class CallOperands(NamedTuple):

@@ -24,7 +24,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, are_transposed, sign_call
+from tritongemm.serving.calls import CallOperands, are_transposed, keep, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource
     from tritongemm.serving.device_kernels import DeviceKernels
 
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _PRECISION = 6  # The place of float32's precision in a key.
 
 # Shapes of x and w, their dtypes, x's device, the dtype asked for, float32's precision (None for other dtypes), and the
@@ -133,6 +132,11 @@ class CallAnswers:
     source: str = ""
     refusals: tuple[tuple[str, Support], ...] = ()
     device: DeviceKernels | None = None
+
+    @classmethod
+    def pytorch(cls, reason: str, lasting: bool = True) -> CallAnswers:
+        """PyTorch serves the call, which no source had to be asked for."""
+        return cls(Resolution("fallback", reason, lasting=lasting))
 
     def __str__(self) -> str:
         lines = [f"  {source} declines: {refusal}" for source, refusal in self.refusals]
@@ -242,9 +246,7 @@ class Dispatcher:
         else:
             ready, lasting = prepare(operands)
         if lasting and strided:  # A call that is not has the key of one that is.
-            if len(ready_calls.table) >= _MOST_CALLS:
-                ready_calls.table.clear()
-            ready_calls.table[key] = ready
+            keep(ready_calls.table, key, ready)
         return ready
 
     def _prepare(self, key: CallKey, frequent: bool, operands: CallOperands) -> tuple[ReadyCall, bool]:
@@ -286,7 +288,7 @@ class Dispatcher:
         """The sources' answers, up to the first that serves the call; arguments are those of `sign_call`."""
         call = sign_call(operands, precision, frequent)
         if isinstance(call, Support):
-            return CallAnswers(Resolution("fallback", call.reason))
+            return CallAnswers.pytorch(call.reason)
         readings = [replace(call, problem=problem) for problem in coinciding(call.problem)]
         return self.answer(readings, operands.x.get_device())
 
@@ -301,7 +303,7 @@ class Dispatcher:
         device = self.device(index)
         if device is None:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
-            return CallAnswers(Resolution("fallback", text, lasting=False))
+            return CallAnswers.pytorch(text, lasting=False)
         rows = [device.find_row(reading.problem) for reading in readings]
         at = next((i for i, row in enumerate(rows) if not isinstance(row, Support)), None)
         if at is None:

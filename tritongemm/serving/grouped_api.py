@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.grouped_call import GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
@@ -20,7 +21,6 @@ from tritongemm.serving.operand_checks import check_encodings_on, check_values, 
 from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
-_MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -103,7 +103,6 @@ def _resolve(
     dispatcher: Dispatcher, key: tuple[Any, ...], operands: GroupedOperands
 ) -> Callable[[GroupedOperands], Tensor]:
     """What serves calls of a key, kept in the thread's table for the next one."""
-    table: dict[Any, Any] = dispatcher.calls.table
     answers = ask(dispatcher, operands)
     resolution, device = answers.resolution, answers.device
     ready: Callable[[GroupedOperands], Tensor] = _checked
@@ -115,9 +114,7 @@ def _resolve(
             if resolution.kind == "exact":
                 raise
     if resolution.lasting:
-        if len(table) >= _MOST_CALLS:
-            table.clear()
-        table[key] = ready
+        keep(dispatcher.calls.table, key, ready)
     return ready
 
 
@@ -129,11 +126,11 @@ def ask(dispatcher: Dispatcher, operands: GroupedOperands) -> CallAnswers:
     """
     problem = problem_of(operands)
     if isinstance(problem, Support):
-        return CallAnswers(Resolution("fallback", problem.reason))
+        return CallAnswers.pytorch(problem.reason)
     if not operands.a.is_cuda:
-        return CallAnswers(Resolution("fallback", f"a is on {operands.a.device}; tuned kernels run on a GPU"))
+        return CallAnswers.pytorch(f"a is on {operands.a.device}; tuned kernels run on a GPU")
     if wants_gradient(*operands.tensors.values()):
-        return CallAnswers(Resolution("fallback", "an operand wants a gradient", lasting=False))
+        return CallAnswers.pytorch("an operand wants a gradient", lasting=False)
     index = operands.a.get_device()
     if (device := dispatcher.device(index)) is not None:
         check_encodings_on(operands.a, operands.b, operands.scale_a, device)

@@ -17,6 +17,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.calls import keep
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import CallTable
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
@@ -25,7 +26,6 @@ from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.tuned_blocks import BlockOperands
 
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 
 
 class Verdict(NamedTuple):
@@ -74,9 +74,7 @@ def judge(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOpera
     if verdict is None:
         verdict = _judge(scaled(operands), x.dtype)
         if verdict.lasting:
-            if len(_found.table) >= _MOST_CALLS:
-                _found.table.clear()
-            _found.table[key] = verdict
+            keep(_found.table, key, verdict)
     return verdict
 
 

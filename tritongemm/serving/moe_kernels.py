@@ -14,14 +14,14 @@ from tritongemm.build.expert_kernels import DEPTH, MX_MODES, Chosen, powers_of
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.serving import microscaling, moe_torch
+from tritongemm.serving.calls import keep
+from tritongemm.serving.fast_call import MISALIGNED_BITS
 from tritongemm.serving.helper_kernels import HelperCall
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tritongemm.serving.device_kernels import DeviceKernels
 
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
-_MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes.
 _ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
 _Pair: TypeAlias = "tuple[Tensor, Tensor | None]"
 
@@ -112,9 +112,7 @@ class MoeKernels:
             if torch.cuda.is_current_stream_capturing():
                 return None
             warnings.warn(f"PyTorch's operations do a step of fused_moe, as no kernel does: {error}", stacklevel=5)
-        if len(self._table) >= _MOST_CALLS:
-            self._table.clear()
-        self._table[key] = call
+        keep(self._table, key, call)
         return call
 
 
@@ -138,4 +136,4 @@ def _as_taken(scale: Tensor | None, mode: str) -> Tensor | None:
 
 def _aligned(tensor: Tensor) -> Tensor:
     """A tensor at a multiple of 16 bytes; only a caller's own lies elsewhere, which kernels do not write."""
-    return tensor.clone() if tensor.data_ptr() & _MISALIGNED_BITS else tensor
+    return tensor.clone() if tensor.data_ptr() & MISALIGNED_BITS else tensor

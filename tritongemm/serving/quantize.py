@@ -22,6 +22,7 @@ from tritongemm.operations.factors import powers
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.calls import keep
 from tritongemm.serving.operand_checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
@@ -34,7 +35,6 @@ GRANULARITIES = ("tensor", "row", "block", "mx")
 LAYOUTS = ("rows", "groups", "tma")
 _TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
 _INPUTS = (torch.bfloat16, torch.float16, torch.float32)
-_MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _Pair = tuple[Tensor, Tensor]
 
@@ -261,10 +261,7 @@ def _make_ready(
         if torch.cuda.is_current_stream_capturing():
             return launch
         warnings.warn(f"PyTorch's operations quantise activations, as no kernel does: {error}", stacklevel=3)
-    table: dict[Any, Any] = dispatcher.calls.table
-    if len(table) >= _MOST_CALLS:
-        table.clear()
-    table[key] = launch
+    keep(dispatcher.calls.table, key, launch)
     return launch
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.serving import CallSignature
+from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.operand_checks import check_layout, check_values
 from tritongemm.serving.scaled_call import ScaledCall
@@ -22,8 +23,6 @@ from tritongemm.serving.scaled_operands import (
     read_product,
 )
 
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
-
 
 def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperands) -> Callable[..., Tensor]:
     """What serves calls of a key, kept in the thread's table for the next one.
@@ -31,7 +30,6 @@ def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperan
     Raises:
         InputError: as `scaled_mm` says.
     """
-    table = dispatcher.calls.table
     product = read_product(operands)
     answers = ask(dispatcher, product, operands)
     resolution, device = answers.resolution, answers.device
@@ -45,9 +43,7 @@ def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperan
             if resolution.kind == "exact":
                 raise
     if resolution.lasting:
-        if len(table) >= _MOST_CALLS:
-            table.clear()
-        table[key] = ready
+        keep(dispatcher.calls.table, key, ready)
     return ready
 
 
@@ -83,27 +79,25 @@ def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands
         InputError: an fp8 encoding that this GPU does not read.
     """
     if not operands.a.is_cuda:
-        return _fallback(f"a is on {operands.a.device}; tuned kernels run on a GPU")
+        return CallAnswers.pytorch(f"a is on {operands.a.device}; tuned kernels run on a GPU")
     if not product.dense:
-        return _fallback(f"b has strides {operands.b.stride()}; kernels take a dense weight")
+        return CallAnswers.pytorch(f"b has strides {operands.b.stride()}; kernels take a dense weight")
     index = operands.a.get_device()
     device = dispatcher.device(index)
     if device is None:
-        return _fallback("nothing is loaded on this device; call tritongemm.load or run it once first", lasting=False)
+        return CallAnswers.pytorch(
+            "nothing is loaded on this device; call tritongemm.load or run it once first", lasting=False
+        )
     target = device.target
     check_encoding(product, target)
     if not product.m:
-        return _fallback("an operand is empty")
+        return CallAnswers.pytorch("an operand is empty")
     if operands.bias is not None and operands.bias.dtype != operands.out_dtype:
-        return _fallback(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
+        return CallAnswers.pytorch(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
     problems = product.problems(target)
     if not problems:
-        return _fallback(product.why_none(target))
+        return CallAnswers.pytorch(product.why_none(target))
     return dispatcher.answer([CallSignature(problem) for problem in problems], index)
-
-
-def _fallback(reason: str, lasting: bool = True) -> CallAnswers:
-    return CallAnswers(Resolution("fallback", reason, lasting=lasting))
 
 
 def explain(dispatcher: Dispatcher, operands: ScaledOperands) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.serving import scaled_dispatch
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallTable
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scaled_api import multiply_quantized, scaled_mm
@@ -21,7 +22,6 @@ LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own product
 AS_IT_IS = "as it is"  # activations that are quantised already
 _NOT_TUNED = ("fallback", "library")
 _NEAR = "near"
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _UNKNOWN: Final = object()
 
 
@@ -84,9 +84,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     if near:
         chosen = chosen or nearest
     if lasting:
-        if len(_found.table) >= _MOST_CALLS:
-            _found.table.clear()
-        _found.table[key] = chosen
+        keep(_found.table, key, chosen)
     return chosen
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from tritongemm.serving.calls import CallOperands, are_transposed
+from tritongemm.serving.calls import CallOperands, are_transposed, keep
 from tritongemm.serving.dispatcher import CallTable, Dispatcher
 from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
@@ -18,7 +18,6 @@ from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 _NOT_TUNED = ("fallback", "library")  # kinds of resolutions that leave a call to the function itself
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _UNKNOWN: Final = object()
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -89,9 +88,7 @@ class TunedCalls:
             prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)
             call = prepare_call(prepare, are_transposed(x, w), self._compute_otherwise)
         if resolution.lasting and x.layout == w.layout == torch.strided:
-            if len(table) >= _MOST_CALLS:
-                table.clear()
-            table[key] = call
+            keep(table, key, call)
         return call
 
     def _compute_otherwise(self, x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:

@@ -270,7 +270,7 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.
     thread.start()
     thread.join()
     assert sizes == [0]
-    monkeypatch.setattr("tritongemm.serving.dispatcher._MOST_CALLS", 4)
+    monkeypatch.setattr("tritongemm.serving.calls._MOST_CALLS", 4)
     for rows in range(1, 20):
         dispatcher.run(torch.randn(rows, 8), w, None, None)
     assert len(dispatcher.calls.table) <= 4

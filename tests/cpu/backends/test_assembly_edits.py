@@ -245,6 +245,7 @@ def test_a_launch_of_adjacent_programs(m: int, n: int, programs: int) -> None:
         assert "adjacent must be 0, or 1 without" in triton.check(other, problem, SM90).reason
 
 
+@pytest.mark.heavy  # test_the_two_parts_of_a_tile and tiles of unlike parts are quick
 def test_a_high_tile_is_multiplied_in_halves() -> None:
     """Both halves of the rows have their sums in the same registers, of which there are enough for one."""
     config = Config("ws_tma", 256, 128, 128, 8, num_warps=8, num_stages=3, options=(("epilogue_parts", 4),))

@@ -133,7 +133,7 @@ def refusals(problems: Iterable[Problem], target: Target, most: int | None = Non
 def test_the_front_end_accepts_the_first_of_each_template(target: str, family: str, given: dict[str, Any]) -> None:
     facts = target_files.load_target(target)
     defaults = Defaults(family=family, row_major_b=False, fp8_encoding=facts.fp8, **given)
-    assert refusals([make_problem(defaults, 1024, 1024, 4096)], facts, 6) == {}
+    assert refusals([make_problem(defaults, 1024, 1024, 4096)], facts, 3) == {}
 
 
 @pytest.mark.heavy

@@ -107,7 +107,9 @@ def test_what_is_compiled_is_the_text_that_names_the_binary() -> None:
     assert TRITON.compile(job)[1] == code
 
 
-@pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8e5m2fnuz"), ("gfx950", "fp8e4m3fn")])
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [pytest.param("gfx942", "fp8e5m2fnuz", marks=pytest.mark.heavy), ("gfx950", "fp8e4m3fn")]
+)
 def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, tmp_path: Path) -> None:
     """Triton's own conversions to it make whatever else a kernel computes in fp16 saturate."""
     config, problem, target = (
@@ -126,7 +128,14 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
 @pytest.mark.parametrize(
     ("family", "size", "dtype", "batch", "config"),
     [
-        ("a8w8_blockscale", (188, 17, 545), "int8", 1, Config("tile", 64, 16, 128, num_warps=2)),
+        pytest.param(
+            "a8w8_blockscale",
+            (188, 17, 545),
+            "int8",
+            1,
+            Config("tile", 64, 16, 128, num_warps=2),
+            marks=pytest.mark.heavy,
+        ),
         ("dense", (17, 219, 2048), "bf16", 3, Config("tile", 16, 64, 32, split_k=6, num_warps=8)),
     ],
 )

@@ -11,7 +11,7 @@ from tritongemm.core.artifact import CompileJob
 from tritongemm.search_spaces import loader
 
 
-@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm90", pytest.param("gfx942", marks=pytest.mark.heavy)])
 def test_its_kernels_are_distinct(arch: str) -> None:
     script, target = importlib.import_module("library_load"), loader.load_target(arch)
     records = script.records(target, 200)

@@ -84,6 +84,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.heavy  # the same run without a cluster is quick, and so is a run of sizes on one
 def test_a_campaign_measures_all_its_stages_on_a_cluster(
     ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

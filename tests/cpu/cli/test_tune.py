@@ -177,17 +177,14 @@ def signalled(process: subprocess.Popen[str], number: int, folder: Path, ready: 
     return process.returncode, err
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.heavy)])
-def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path, session_cache: Path, kills: int) -> None:
-    """Killed at random moments, then run to the end: the same file as without, nothing done twice.
-
-    Many times from a cold cache, so that compilers are killed as well.
-    """
+@pytest.mark.heavy  # tests of the journal and of resumed runs are quick, and test_processes.py kills a run
+def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path) -> None:
+    """Killed at random moments from a cold cache, then run to the end: the same file as without, nothing done twice."""
     (tmp_path / "sizes.yaml").write_text(SIZES)
-    cache, seed = tmp_path / "cache" if kills > 1 else session_cache, random.randrange(2**32)
+    cache, seed = tmp_path / "cache", random.randrange(2**32)
     rng = random.Random(seed)
     whole = len(journal_of(tuned.folder))
-    for lines in sorted(rng.sample(range(whole), kills)):
+    for lines in sorted(rng.sample(range(whole), 3)):
         status, err = signalled(start(tmp_path, cache), signal.SIGKILL, tmp_path, lambda j, n=lines: len(j) > n)
         assert status in (-signal.SIGKILL, 0), err
     process = start(tmp_path, cache)

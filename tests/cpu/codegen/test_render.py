@@ -215,7 +215,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(
         right=forked.run([str(module)], folder, environment()),
         others=forked.run(["-c", script], folder, environment(TRITON_INTERPRET="1")),
-        large=alone(["-c", timed], folder),
+        large=forked.run(["-c", timed], folder, environment()),
         refused=forked.run(["refused.py"], folder, environment()),
     )
 

@@ -146,7 +146,7 @@ def own_templates(name: str, target: Target, inputs: BuildInputs) -> list[str]:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(data=st.data())
 def test_whatever_numbers_a_config_has_the_answer_is_a_reason(
     name: str, manifest: BuildInputs, data: st.DataObject

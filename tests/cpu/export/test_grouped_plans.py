@@ -39,7 +39,10 @@ def write(folder: Path, arch: str, config: str, more: list[str]) -> Path:
     return folder / "plan_0.json"
 
 
-@pytest.mark.parametrize(("arch", "config", "more"), PLANS[:4])
+@pytest.mark.parametrize(
+    ("arch", "config", "more"),
+    [pytest.param(*plan, marks=() if place in (0, 3) else pytest.mark.heavy) for place, plan in enumerate(PLANS[:4])],
+)
 def test_a_plan_has_its_groups(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:
     plan = json.loads(write(tmp_path, arch, config, more).read_text())
     about = {b["name"]: b for b in plan["buffers"]}

@@ -111,7 +111,8 @@ def parameters(cubin: Path) -> list[tuple[int, int]]:
     return sorted((int(offset, 16), int(size, 16)) for offset, size in found)
 
 
-CUBINS = [("sm80", 32), pytest.param("sm90", 32, marks=pytest.mark.heavy), ("sm90", SPILLING["sm90"]), ("sm100", 32)]
+HEAVY = (("sm80", 32), ("sm90", 32))
+CUBINS = [("sm90", SPILLING["sm90"]), ("sm100", 32), *(pytest.param(*c, marks=pytest.mark.heavy) for c in HEAVY)]
 
 
 @pytest.mark.parametrize(("name", "size"), CUBINS)

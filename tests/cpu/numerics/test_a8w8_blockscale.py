@@ -62,7 +62,8 @@ def of(scales: str, **changes: Any) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "scales", ["block", "block_rows", "group", "block_tma", pytest.param("group_rows", marks=pytest.mark.heavy)]
+    "scales",
+    ["block", "group", "block_tma", *(pytest.param(s, marks=pytest.mark.heavy) for s in ("block_rows", "group_rows"))],
 )
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}

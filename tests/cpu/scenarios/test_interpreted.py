@@ -26,7 +26,7 @@ def test_pointer_templates_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Pa
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize(("dtype", "bias"), [("fp16", "m"), ("int8", "n")])
+@pytest.mark.parametrize(("dtype", "bias"), [pytest.param("fp16", "m", marks=pytest.mark.heavy), ("int8", "n")])
 def test_shared_tiles_are_added_up_in_slices(interpreter: WorkerProcess, tmp_path: Path, dtype: str, bias: str) -> None:
     problem = Problem(18, 37, 64, dtype, dtype, dtype, bias=bias)
     configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
@@ -51,12 +51,12 @@ def test_descriptor_templates_at_odd_sizes(
 @pytest.mark.parametrize(
     ("dtypes", "target"),
     [
-        (("bf16", "bf16", "bf16"), "gfx942"),
+        pytest.param(("bf16", "bf16", "bf16"), "gfx942", marks=pytest.mark.heavy),
         (("fp32", "fp32", "fp32"), "sm90"),
-        (("int8", "int8", "int32"), "sm90"),
+        pytest.param(("int8", "int8", "int32"), "sm90", marks=pytest.mark.heavy),
         (("int8", "int8", "int8"), "gfx942"),
         (("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
-        (("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950"),
+        pytest.param(("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950", marks=pytest.mark.heavy),
         (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
         (("bf16", "fp16", "bf16"), "gfx942"),
         (("fp16", "fp8e5m2", "fp16"), "sm90"),
@@ -90,7 +90,7 @@ def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert builder.create_dot is mended is not plain
 
 
-@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), (32, 16, 48)])
+@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), pytest.param((32, 16, 48), marks=pytest.mark.heavy)])
 def test_sizes_small_and_even(interpreter: WorkerProcess, tmp_path: Path, size: tuple[int, int, int]) -> None:
     found = errors(interpreter, Problem(*size), list(POINTERS), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found

@@ -11,14 +11,14 @@ import pytest
 from tests.support import terminal
 from tests.support.call_logs import line
 
-SEARCH = "--target gfx1100 --budget 2 --num_threads 2"
+SEARCH = "--target gfx1100 --budget 2 --num_threads 1"
 COMMANDS = (
     f"tune --gemm_size_file sizes.yaml {SEARCH} --compare -o first.yaml",
     "tune --gemm_size_file first.yaml --compare_wo_tuning --target gfx1100",
     "tune --gemm_size_file first.yaml --benchmark --target gfx1100",
     f"tune --gemm_size_file sizes.yaml {SEARCH} --compile_only -o second.yaml",
     f"tune --m_range 1-64 -n 16 -k 16 {SEARCH} -o table.yaml",
-    "optimize job.log --log_summary --only configs -o campaign -a gfx1100 --num_threads 2",
+    "optimize job.log --log_summary --only configs -o campaign -a gfx1100 --num_threads 1",
     "check first.yaml",
 )
 KEYS = [f"{m}x16x16_fp16_TT" for m in (16, 8, 5)]

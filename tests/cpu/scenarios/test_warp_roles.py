@@ -241,7 +241,7 @@ SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_st
 @pytest.mark.parametrize(
     ("family", "scales", "configs"),
     [
-        ("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED)),
+        pytest.param("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
         ("a8w8_blockscale", "block", (SCALED_SPLIT, SCALED_SWAPPED)),
         pytest.param("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
         pytest.param("a8w8_blockscale", "block", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),

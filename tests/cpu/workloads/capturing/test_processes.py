@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -126,8 +124,8 @@ def test_a_new_shape_is_written_while_the_program_runs(tmp_path: Path) -> None:
 def test_an_unmodified_program_and_its_children_are_captured(tmp_path: Path) -> None:
     program, path = tmp_path / "program.py", tmp_path / "shapes.yaml"
     program.write_text(PROGRAM, encoding="utf-8")
-    command = [sys.executable, "-m", "tritongemm.capture", "-o", str(path), str(program), "-o", "x", "--flag"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = ["-m", "tritongemm.capture", "-o", str(path), str(program), "-o", "x", "--flag"]
+    done = forked.run(command, ROOT)
     assert (done.returncode, done.stderr) == (7, "")
     assert counts(path) == {1: 5, 2: 5, 3: 5}
 

@@ -120,9 +120,8 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
     problem = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
     strides = {"a": of_a, "b": of_b, "c": of_c}
     for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
-        if beside is not None:
-            together = beside.numel() // batch if beside.dim() > 1 else beside.numel()
-            strides[name] = Strides(0, together if batch == 1 else beside.stride(0) if beside.dim() > 1 else 0)
+        if beside is not None and batch > 1:
+            strides[name] = Strides(0, beside.stride(0) if beside.dim() > 1 else 0)
     if bias is not None and DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name:
         return Support(f"the bias is {bias.dtype}; kernels take {problem.bias_dtype.torch}")
     scalings = None

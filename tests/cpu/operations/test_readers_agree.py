@@ -172,6 +172,9 @@ def test_factors_with_padded_rows_are_captured_and_served() -> None:
     assert captured is not None and (captured.family, captured.scales) == ("a8w8_blockscale", "block_tma")
     (served,) = read_product(ScaledOperands(q, weight, scale, torch.ones(2, 4))).problems(KINDS["fp8"].target)
     assert served == written(captured) and served.operands["scale_a"].shape == (4, 8)
+    one = BatchOperands(q[None], weight.mT[None], None, BF16, scale[None], torch.ones(1, 4, 2).mT.contiguous().mT)
+    batch = read_batch(check_shapes(one))
+    assert not isinstance(batch, Support) and served in batch.readings() and batch.moved(served) == {}
 
 
 PLUGIN = '''

@@ -88,7 +88,21 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
             f"{type(error).__name__}: {first}; {CAPTURE}"
         ) from None
     config.require_used(known)
+    if config.values is config.whole_model and text is not model.config:
+        _require_read(config, text, class_)
     return found if whole else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
+
+
+def _require_read(config: ModelConfig, text: Any, class_: Any) -> None:
+    """Refuse a file without a text part if its numbers are not those of the language model that was built."""
+    for key, value in config.values.items():
+        if type(value) is not int or key.endswith("token_id"):
+            continue
+        if type(built := getattr(text, key, value)) is int and built != value:
+            raise InputError(
+                f"{config.path}: {class_.__name__} does not read {key} = {value} where it stands, and would have "
+                f"{built}; a language model beside others is described in text_config; {CAPTURE}"
+            )
 
 
 def _keep_shapes(values: Any) -> Any:

@@ -109,6 +109,7 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
         (QWEN3_MOE | {"hidden_size": "wide"}, r"transformers [\d.]+ can't build Qwen3MoeForCausalLM: .*hidden_size"),
         (QWEN3_MOE | {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 20000, not 10000000"),
         (QWEN3_MOE | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes in a way that is not"),
+        (SMALL | {"architectures": ["Gemma3ForConditionalGeneration"]}, "does not read hidden_size = 64 where"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_built(values: dict[str, Any], complaint: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 from tritongemm.cli import gradlib, tune
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
+from tritongemm.report.console import Reporter
+from tritongemm.tuning.request import TuneRequest
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -79,13 +81,12 @@ def run_tune(text: str | bytes) -> int:
 def run_gradlib(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Print the sizes that gradlib's command hands on from such a file, in fp16."""
     Path(NAME).write_bytes(text.encode())
-    whole = tune.main
 
-    def only_print(argv: Sequence[str]) -> int:
-        return int(whole([*argv, "--print_sizes"]))
+    def only_print(request: TuneRequest, reporter: Reporter, command: Sequence[str]) -> int:
+        return tune._print_sizes(request, reporter)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "main", only_print)
+        patch.setattr(tune, "run", only_print)
         return int(gradlib.main(["-i", NAME, "--indtype", "f16"]))
 
 

@@ -304,7 +304,7 @@ class SearchProcess:
         """
         try:
             with self._turn(for_batch=True):
-                self._child.ask(module, inf)
+                list(self._child.ask(module, inf))  # the answer comes when it is taken
         except (UnavailableError, WorkerDied, WorkerError, WorkerTimeout):
             module.write()
 

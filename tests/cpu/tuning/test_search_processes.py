@@ -24,10 +24,12 @@ from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import compile_job
+from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
@@ -41,6 +43,7 @@ from tritongemm.tuning.search_processes import (
     SearchJob,
     SearchProcess,
     SearchWorker,
+    WinnerModule,
 )
 from tritongemm.workers.child_process import WorkerProcess
 
@@ -133,6 +136,22 @@ def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypa
             assert TuningRun([judge], pool, store, options, Reporter()).tune(sizes) == {}
             tried.append({s: sorted(name for name, stage in store.trials(s) if stage == "screen") for s in sizes})
     assert tried[0] == tried[1] and all(len(names) >= 4 for names in tried[0].values()), "several batches"
+
+
+def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process it is written where the other is lost."""
+    config = Config("tile", 16, 16, 32, num_warps=1, num_stages=1)
+    record = Record(PROBLEMS[0], GFX942.name, config, "triton", 1e-6, 0.0, "events")
+    module = WinnerModule("triton", record, GFX942, tmp_path)
+    for worker in (SearchWorker, WorkerKilledAlways):
+        with monkeypatch.context() as patch, closing(Planner(1)) as planning:
+            if worker is SearchWorker:
+                patch.setattr(WinnerModule, "write", pytest.fail)
+            else:
+                work_as(patch, worker)
+            planning.write(module)
+            planning.finish_modules()
+        winner_path(PROBLEMS[0], tmp_path).unlink()
 
 
 def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

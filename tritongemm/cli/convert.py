@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.convert`: results of one format told in another, and files merged."""
+"""The command line of `python -m tritongemm.convert`: results of one format written in another, and files merged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         found = _read(paths, format_, args.family)
         if not (found.records or found.merged):
             raise InputError(
-                f"{', '.join(args.files)}: no result that can be told as {format_.title}"
+                f"{', '.join(args.files)}: no result that can be written as {format_.title}"
                 + "".join(f"; {note}" for note in found.notes[:1])
                 + "; files of one format are merged into another of it, which --to names"
             )
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if not (written.told or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
-    print(f"{output}: {merged}{written.told} of {len(found.records)} results told as {format_.title}")
+    print(f"{output}: {merged}{written.told} of {len(found.records)} results written as {format_.title}")
     return door.WRONG if found.damaged else door.DONE
 
 

@@ -14,7 +14,7 @@ from tritongemm.formats._aiter_table import CsvLine, CsvTable
 
 _Key = tuple[str, ...]
 # What becomes of lines that are merged, where it is worth telling.
-_SHADOWED = "are told as fast, or faster, by an earlier file"
+_SHADOWED = "are as fast, or faster, in an earlier file"
 _FASTER = "go before slower ones of earlier files"
 _WRONG = "have more or fewer values than columns, and are left out"
 _SORTED = ("B", "N", "M", "K", "token")  # N before M, as AITER's tuners sort; B stands before both

@@ -241,7 +241,7 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
         lost = f"AITER has no kernel for {winner} ({seconds * 1e6:.2f} us)"
         if merging.is_faster(lines.seconds(cells), seconds_of(cells)):
             return False, f"{lost}; the line that is there stays"
-        lost += f"; told as {chosen[0].library} {stead} ({chosen[1] * 1e6:.2f} us)"
+        lost += f"; written as {chosen[0].library} {stead} ({chosen[1] * 1e6:.2f} us)"
     cells |= _kept_numbers(lines.there(cells), cells)
     line = lines.table.line_of(cells)
     try:

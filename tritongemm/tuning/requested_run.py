@@ -188,8 +188,8 @@ def _tell(
     watcher.say_alike(f"{told_file.path}: {record.problem.key}: {reason}" for record, reason in written.untold)
     for name in filter(None, written.files):
         watcher.say(f"written: {told_file.place / name}")
-    lost = f"; {len(written.untold)} lost something, which {store.path} has" if written.untold else ""
-    watcher.say(f"{told_file.path}: {written.told} results told{lost}")
+    lost = f"; {len(written.untold)} without something that {store.path} has" if written.untold else ""
+    watcher.say(f"{told_file.path}: {written.told} results written{lost}")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     written(tuned, HEADER, TORCH, OTHER)
     assert convert.main([str(tuned), "-o", str(ours)]) == 0
     said = capsys.readouterr()
-    assert "1 of 1 results told as the YAML of our results" in said.out
+    assert "1 of 1 results written as the YAML of our results" in said.out
     assert "1 rows are sizes, or name kernels that can't be run from here" in said.err
     (row,) = sizes.from_file(ours, Defaults())
     assert row.record and (row.record.winner, row.record.compute_units, row.record.seconds) == ("torch", 304, 9e-6)
@@ -55,7 +55,7 @@ def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert convert.main([str(ours), "-o", str(output)]) == 0
     assert output.read_bytes().decode() == text.replace("9.0,native,0.0,7.46,482.42", "8.0,native,0.0,8.39,542.72")
     said = capsys.readouterr()
-    assert "1 of 2 results told" in said.out and f"not written in full: {ONE.key}: " in said.err
+    assert "1 of 2 results written" in said.out and f"not written in full: {ONE.key}: " in said.err
 
 
 def test_files_are_merged_with_rows_that_nobody_here_can_run(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest
     source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
     assert convert.main([source, "-o", str(tmp_path / "merged.yaml")]) == 2
     translated = capsys.readouterr().err
-    assert "no result that can be told as the YAML of our results" in translated and "which --to names" in translated
+    assert "no result that can be written as the YAML of our results" in translated and "which --to names" in translated
     assert not (tmp_path / "merged.yaml").exists()
     assert convert.main([source, "-o", str(tmp_path / "merged.csv"), "--to", "aiter"]) == 0
 

@@ -266,7 +266,7 @@ def test_a_triton_winner_is_told_as_what_aiter_has() -> None:
         BF16,
         "gfx942,304,16,512,4096,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,9.0,native,0.0,7.46,482.42",
     ]
-    assert "AITER has no kernel for tile 16x16x16 w4 s2 (5.00 us); told as torch native (9.00 us)" in lost
+    assert "AITER has no kernel for tile 16x16x16 w4 s2 (5.00 us); written as torch native (9.00 us)" in lost
     finalist = replace(
         BEST, config=Config(TENSILE, 16, 16, 256, options=(("index", 7), ("version", 1)), backend="blaslt"),
         winner="blaslt", seconds=7e-6, library="", library_seconds=None,
@@ -324,7 +324,7 @@ def test_files_are_merged_by_key() -> None:
     ]
     merged = plugin().merge(paths)
     assert merged and merged.text.splitlines() == [BF16, faster, *text.splitlines()[2:], other]
-    assert len(merged.notes) == 2 and "b.csv: 1 lines are told as fast" in merged.notes[0]
+    assert len(merged.notes) == 2 and "b.csv: 1 lines are as fast" in merged.notes[0]
     assert (plugin().merge(paths[:1] * 3) or merged).text == text
 
 

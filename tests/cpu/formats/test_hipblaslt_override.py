@@ -163,5 +163,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "final.yaml").write_text(results_format().write([result(product())]), encoding="utf-8")
     argv = [str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]
     assert convert.main(argv) == 0
-    assert "1 of 1 results told as hipBLASLt's override file" in capsys.readouterr().out
+    assert "1 of 1 results written as hipBLASLt's override file" in capsys.readouterr().out
     assert (tmp_path / "tuning.txt").read_text(encoding="utf-8").endswith(",44\n")

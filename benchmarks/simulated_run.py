@@ -45,7 +45,7 @@ from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import search_processes
 from tritongemm.tuning.run import TuningRun
-from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch
+from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch, WinnerModule
 from tritongemm.workers.child_process import WorkerError
 from tritongemm.workloads import sizes
 
@@ -209,8 +209,11 @@ class SimulatedProcess:
     def __init__(self, waits: Waits, searches: Mapping[Problem, RecordedSearch]) -> None:
         self._waits, self._searches, self._told = waits, searches, dict[Problem, int]()
 
-    def ask(self, request: SearchJob | TriedBatch, timeout: float) -> Iterator[Any]:
+    def ask(self, request: SearchJob | TriedBatch | WinnerModule, timeout: float) -> Iterator[Any]:
         """One answer; a process's first takes twice as long, as it loads what planning needs."""
+        if isinstance(request, WinnerModule):
+            yield None  # no module is written
+            return
         answers = self._searches[request.problem].answers
         number = self._told[request.problem] = self._told.get(request.problem, -1) + 1
         if isinstance(request, TriedBatch):

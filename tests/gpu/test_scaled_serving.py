@@ -91,8 +91,9 @@ def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Te
     given = family.make_inputs(here, "cuda", seed=seed)
     exact = family.reference(here, given)
     assert here.scale_a is not None and here.scale_b is not None
-    # The tensors of families lie in memory as kernels read them; a caller's have one row for each row of its operand.
-    scale_a = given["scale_a"].t() if here.scale_a.layout == "groups" else given["scale_a"]
+    # The tensors of families lie in memory as kernels read them; a caller's have one row for each row of its operand,
+    # whatever the rows are padded to.
+    scale_a = given["scale_a"].t()[:m] if here.scale_a.layout == "groups" else given["scale_a"]
     scale_b = given["scale_b"].t() if here.scale_b.layout == "groups" else given["scale_b"]
     named = {"a": given["a"], "b": given["b"].T, "scale_a": scale_a, "scale_b": scale_b}
     return named | ({"bias": given["bias"]} if "bias" in given else {}), exact

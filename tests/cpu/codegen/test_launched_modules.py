@@ -117,7 +117,8 @@ def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
     configs = {c.template: c for c in configs_of("bf16", facts)}.values()
     with launches_for(facts, tmp_path, binary=True) as made:
         for config in configs:
-            module = modules.run_text(render.winner(problem, config, facts, "Remark."), "gemm")
+            # A text of its own: kernels of one that another test has run would not be compiled again.
+            module = modules.run_text(render.winner(problem, config, facts, "A binary."), "gemm")
             for size in (problem, problem.at(1)):
                 module.matmul(**operands(size))
     assert len(made) == 2 * len(configs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,17 @@ def gpu_machine() -> Machine:
 def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache of compiled kernels for the whole run."""
     return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def share_of_the_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of several pytest processes share the GPU, but one marked ``alone``, which takes all of its memory."""
+    folder = tmp_path_factory.getbasetemp().parent
+    with (folder / "gpu.lock").open("w") as held, (folder / "gpu.turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # so that the one that waits to be alone comes next
+        fcntl.flock(held, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(scope="module")

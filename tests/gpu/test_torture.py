@@ -104,6 +104,7 @@ def test_a_killed_process_costs_no_candidate(gpu: GpuEvaluator, built: list[Arti
     assert {t.status for t in race.trials} == {"ok"}, [t.reason for t in race.trials]
 
 
+@pytest.mark.alone
 def test_memory_that_another_process_holds(gpu: GpuEvaluator, built: list[Artifact]) -> None:
     """A size whose operands do not fit is refused in words; a smaller one is measured meanwhile, and it later."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

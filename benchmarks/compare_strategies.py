@@ -78,13 +78,13 @@ class Replay:
         return self.expected.configs
 
     @classmethod
-    def prepare(cls, table: Table, learned: Correction | None = None) -> Replay:
+    def prepare(cls, table: Table, fitted: Correction | None = None) -> Replay:
         """Rank a table's configs, by another correction than the target's where one is given; cut its space to them."""
         chip = target_files.load_target(table.target, device_name=table.device)
         expected = cost_model.rank(table.times, table.problem, chip)
-        if learned:
-            analytical, rows = cost_model.features(expected.configs, table.problem, chip, learned.templates)
-            seconds = analytical * learned.factors(expected.configs, rows)
+        if fitted:
+            analytical, rows = cost_model.features(expected.configs, table.problem, chip, fitted.templates)
+            seconds = analytical * fitted.factors(expected.configs, rows)
             order = np.argsort(seconds, kind="stable")
             configs = tuple(expected.configs[i] for i in order)
             expected = Predictions(configs, seconds[order], expected.terms[order])
@@ -174,7 +174,7 @@ def regret(replays: Sequence[Replay], found: Sequence[float]) -> tuple[float, fl
 
 
 def compare(replays: Sequence[Replay], strategies: Sequence[str], seeded: bool) -> list[dict[str, Any]]:
-    """One row a contender: regret at each fraction of the space, and what its own default budget brings."""
+    """One row a competitor: regret at each fraction of the space, and what its own default budget brings."""
     counts = {f: [max(1, round(f * len(r.order))) for r in replays] for f in FRACTIONS}
     seeds = [solved(r, replays) if seeded else [] for r in replays]
     chance = {

@@ -5,7 +5,7 @@ So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, and `tritongemm.quantiz
     python benchmarks/dispatch_cost.py
 
 Sizes are so small that the GPU waits for the host; calls are queued, and waited for outside the measured time. A round
-measures every contender once, in a new order; printed are medians over the rounds, beside those of `linear` for the
+measures every competitor once, in a new order; printed are medians over the rounds, beside those of `linear` for the
 same operands. "moving" operands change with every call, as the layers of a model do, so that every address and tensor
 map is written anew.
 """
@@ -44,12 +44,12 @@ CONFIGS = {
     "persistent": (512, Config("persistent", 64, 64, 64, 1, 1, 4, 3)),
 }
 NEVER, LOST, ALGORITHM, RANGE, ROW_MAJOR = 128, 192, 448, 576, 704  # other N
-LINEAR = " by linear"  # what stands beside a contender: `linear`, or PyTorch's function of the same kind
+LINEAR = " by linear"  # what stands beside a competitor: `linear`, or PyTorch's function of the same kind
 SCALED = 640  # N of products with scales
 
 
 def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) -> dict[str, float]:
-    """Median microseconds of a call of each contender."""
+    """Median microseconds of a call of each competitor."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(-2, rounds):  # the first two warm up
         for name in random.sample(list(calls), len(calls)):
@@ -65,8 +65,8 @@ def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) 
 
 
 def print_table(found: dict[str, float]) -> None:
-    """Print each contender's time beside that of `linear` for the same operands."""
-    print(f"{'contender':36} {'us':>7} {'torch':>7}  ratio")
+    """Print each competitor's time beside that of `linear` for the same operands."""
+    print(f"{'competitor':36} {'us':>7} {'torch':>7}  ratio")
     for name, us in found.items():
         if not name.endswith(LINEAR):
             beside = found[name + LINEAR]
@@ -111,7 +111,7 @@ def main() -> None:
     """Load records of every kind, time calls of them and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--count", type=int, default=500, help="calls a round queues of one contender (default 500)")
+    parser.add_argument("--count", type=int, default=500, help="calls a round queues of one competitor (default 500)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
     vendor = driver.find_vendor()

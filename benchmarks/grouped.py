@@ -161,7 +161,7 @@ def _padded_places(problem: Problem, package: Any) -> tuple[torch.Tensor, torch.
 
 
 def race(entries: dict[str, Calls], sets: OperandSets) -> dict[str, float]:
-    """Median microseconds of each contender, which take turns."""
+    """Median microseconds of each competitor, which take turns."""
     graphs = {}
     for name, calls in entries.items():
         launches = max(len(calls), min(64, int(GRAPH_US / time_calls(calls))))
@@ -211,7 +211,7 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
 
 
 def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torch.Tensor]]:
-    """The layer of experts by each contender."""
+    """The layer of experts by each competitor."""
     import tritongemm
     from tritongemm.serving import grouped_api, moe_api
     from tritongemm.serving.grouped_fallback import grouped as by_pytorch
@@ -239,7 +239,7 @@ def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torc
 
 
 def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Median microseconds and deviation of each contender, which take turns; those that fail are told and left out."""
+    """Median microseconds and deviation of each competitor, which take turns; those that fail are told and left out."""
     graphs, errors = {}, {}
     for name, call in calls.items():
         try:

@@ -80,7 +80,7 @@ def _size_row(p: Problem) -> str:
     return "- {" + f"{said}, family: {p.family}" + "}\n"
 
 
-class Contender:
+class Competitor:
     """Calls on copies of operands, and their graph.
 
     Args:
@@ -100,8 +100,8 @@ class Contender:
         self.samples.append(1e6 * gpu_seconds(partial(self.graph.launch, self.sets.stream)) / self.launches)
 
 
-def race(competitors: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median microseconds of each contender, which take turns."""
+def race(competitors: dict[str, Competitor], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median microseconds of each competitor, which take turns."""
     lead_in = LeadInKernel("cuda")
     for turn in range(rounds):
         for name in list(competitors)[:: 1 if turn % 2 else -1]:
@@ -138,14 +138,14 @@ def quantising_calls(problem: Problem, sets: OperandSets, here: machine.Machine)
     return calls
 
 
-def best_of_library(problem: Problem, sets: OperandSets, most: int) -> Contender | None:
+def best_of_library(problem: Problem, sets: OperandSets, most: int) -> Competitor | None:
     """The fastest of cuBLASLt's algorithms; None where it has none for the problem."""
-    copies, found = min(sets.copies, MOST_COPIES), dict[str, Contender]()
+    copies, found = min(sets.copies, MOST_COPIES), dict[str, Competitor]()
     try:
         library = registry.get(LibraryBackend, "blaslt")
         for config in library.list_algorithms(problem, sets.sets[0], most):
             if calls := sets.library_calls("blaslt", copies, config):
-                found[config.name] = Contender(sets, calls)
+                found[config.name] = Competitor(sets, calls)
     except (TritonGemmError, RuntimeError) as error:
         print(f"{problem.key}: cuBLASLt: {str(error).splitlines()[0][:100]}")
     if not found:
@@ -162,14 +162,14 @@ def compare(
     m: int, n: int, k: int, args: argparse.Namespace, known: dict[Problem, Record], here: machine.Machine, fp8: str
 ) -> dict[str, float]:
     """Race all competitors of one size; the gains by what they are over."""
-    entries: dict[str, Contender] = {}
+    entries: dict[str, Competitor] = {}
     errors, apart = [], {}
     plain = make_problem("bf16", m, n, k, fp8)
     stream = torch.cuda.current_stream().cuda_stream
     sets = make_operands(plain, here, stream)
-    entries["torch bf16"] = Contender(sets, sets.library_calls("torch", min(sets.copies, MOST_COPIES)))
+    entries["torch bf16"] = Competitor(sets, sets.library_calls("torch", min(sets.copies, MOST_COPIES)))
     if plain in known and (calls := our_calls(known[plain], plain, sets, here)):
-        entries["ours bf16"] = Contender(sets, calls)
+        entries["ours bf16"] = Competitor(sets, calls)
     for kind in args.kinds:
         problem = make_problem(kind, m, n, k, fp8)
         if problem not in known:
@@ -186,8 +186,8 @@ def compare(
         torch.cuda.synchronize()
         exact = sets.family.reference(problem, sets.sets[0])
         errors.append(f"{kind} {error_metric.deviation(sets.sets[0]['c'], exact):.1e}")
-        entries |= {f"{kind} both": Contender(sets, pairs), f"{kind} quantise": Contender(sets, quantising)}
-        entries[kind] = Contender(sets, calls)
+        entries |= {f"{kind} both": Competitor(sets, pairs), f"{kind} quantise": Competitor(sets, quantising)}
+        entries[kind] = Competitor(sets, calls)
         if args.algorithms and (best := best_of_library(problem, sets, args.algorithms)):
             entries[f"{kind} cublaslt"] = best
         apart[kind] = known[problem].config.short_name

@@ -1,11 +1,11 @@
 """One table of everything that computes x[M, K] @ w[N, K].T: PyTorch, its tuners, triton.autotune, and ours.
 
-    python benchmarks/side_by_side.py [--gemm_size_file F] [--contenders a,b,…] [--json OUT] [--plot OUT.png]
+    python benchmarks/side_by_side.py [--gemm_size_file F] [--competitors a,b,…] [--json OUT] [--plot OUT.png]
     python benchmarks/side_by_side.py --recheck TUNED.yaml
 
 One process and one protocol: operands rotate through more than three times the last-level cache, launches are captured
-in graphs, a time is the median of replays, and in every round the contenders come in a new random order. Every output
-is verified against float64. Each contender tunes with empty caches. Our tuner is run first, on all sizes at once.
+in graphs, a time is the median of replays, and in every round the competitors come in a new random order. Every output
+is verified against float64. Each competitor tunes with empty caches. Our tuner is run first, on all sizes at once.
 
 The JSON is rewritten after each size; with --resume the same command goes on from it.
 """
@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import contenders
+import competitors
 from _common import BENCHMARKS, make_operands
-from contenders import BASELINE, NAMES, Setting, _board, _hold, _race
-from contenders._tuned import Tuned, recorded, tuned
+from competitors import BASELINE, NAMES, Setting, _board, _hold, _race
+from competitors._tuned import Tuned, recorded, tuned
 
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError
@@ -42,7 +42,7 @@ SIZES = BENCHMARKS / "sizes_48.yaml"
 
 
 class DeviceLost(Exception):
-    """A contender's kernel faulted, and this process can't use the GPU any more."""
+    """A competitor's kernel faulted, and this process can't use the GPU any more."""
 
 
 def problems(path: Path) -> list[Problem]:
@@ -77,18 +77,18 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     with torch.cuda.stream(stream), torch.no_grad():
         bench = make_operands(problem, here, stream.cuda_stream)
         row |= {"copies": bench.copies, "cold": bench.cold}
-        for name in args.contenders:
+        for name in args.competitors:
             setting = Setting(problem, target, bench, folder, args.autotune_configs, ours, tuple(entries))
             try:
-                ready = contenders.load(name).prepare(setting)
+                ready = competitors.load(name).prepare(setting)
                 times[name] = {"tuning_s": ready.seconds, "detail": ready.detail}
                 if ready.same:
                     times[name] |= {"how": f"same as {ready.same}", "same": ready.same}
                 else:
                     entries[name] = _race.enter(setting, name, ready, args.graph_us * 1e-6)
-            except Exception as error:  # a refusal costs that contender this size
+            except Exception as error:  # a refusal costs that competitor this size
                 times[name] = {"reason": _race.reason(error)}
-                _alive(row, args.contenders)
+                _alive(row, args.competitors)
         try:
             _race.race(bench, list(entries.values()), args.rounds, seed=0)
         except Exception as error:
@@ -120,7 +120,7 @@ def _alive(row: dict[str, Any], names: Sequence[str]) -> None:
     except Exception as error:
         for name in names:
             if "us" not in row["times"].get(name, {}) and "reason" not in row["times"].get(name, {}):
-                row["times"][name] = {"reason": f"the device was lost to another contender: {_race.reason(error)}"}
+                row["times"][name] = {"reason": f"the device was lost to another competitor: {_race.reason(error)}"}
         raise DeviceLost(row) from error
 
 
@@ -146,22 +146,22 @@ def compare(args: argparse.Namespace) -> int:
             if old.get(key) != document[key]:
                 raise InputError(f"{out} is of {key} {old.get(key)}, this is {document[key]}: name another --json")
         keys = {p.key for p in wanted}
-        document["rows"] = [r for r in old["rows"] if r["key"] in keys and set(args.contenders) <= r["times"].keys()]
+        document["rows"] = [r for r in old["rows"] if r["key"] in keys and set(args.competitors) <= r["times"].keys()]
     done = {r["key"] for r in document["rows"]}
     todo = [p for p in wanted if p.key not in done]
     if todo and not here.devices:
         print("needs a GPU", file=sys.stderr)
         return 2
-    names = args.contenders
+    names = args.competitors
     versions = ", ".join(f"{package} {settings.version(package)}" for package in ("torch", "triton"))
     print(f"{here.product} ({here.target.name}), {versions}")
     for name in names:
         limit = f", its first {args.autotune_configs} configs as predicted" if name == "autotune" else ""
-        print(f"  {name:<12} {contenders.load(name).NOTE}{limit}")
+        print(f"  {name:<12} {competitors.load(name).NOTE}{limit}")
     print("of each: us, times as fast as torch, share of the roofline", flush=True)
     with tempfile.TemporaryDirectory(prefix="side_by_side-") as scratch:
         folder = Path(scratch)
-        # Inductor and Triton ask for these when they are first used: every contender starts with empty caches.
+        # Inductor and Triton ask for these when they are first used: every competitor starts with empty caches.
         os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         ours = Tuned()
         if todo and {"ours", "ours_triton"} & set(names):
@@ -227,7 +227,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gemm_size_file", "--gemm-size-file", default=str(SIZES), metavar="F",
                         help="sizes in any format the tuner reads (default: the 48 of sizes_48.yaml)")  # fmt: skip
-    parser.add_argument("--contenders", default=",".join(NAMES), metavar="A,B,…",
+    parser.add_argument("--competitors", default=",".join(NAMES), metavar="A,B,…",
                         help=f"of {', '.join(NAMES)} (default all); torch always runs")  # fmt: skip
     parser.add_argument("--json", metavar="OUT", help="write everything here, after each size")
     parser.add_argument("--resume", action="store_true", help="keep the sizes that --json OUT holds already")
@@ -236,15 +236,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--strategy", metavar="S", help="search strategy of our tuner (default: its own choice)")
     parser.add_argument("--autotune-configs", type=int, default=100, metavar="N",
                         help="configs triton.autotune is given, the best-predicted first (default 100)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="samples of each contender (default 50)")
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="samples of each competitor (default 50)")
     parser.add_argument("--graph-us", type=int, default=400, metavar="US",
                         help="length of a sample at the roofline (default 400, as the tuner's)")  # fmt: skip
     parser.add_argument("--recheck", metavar="FILE", help="only time the winners of a results file again")
     args = parser.parse_args(argv)
-    named = [n for n in args.contenders.split(",") if n]
+    named = [n for n in args.competitors.split(",") if n]
     if unknown := [n for n in named if n not in NAMES]:
-        parser.error(f"--contenders {', '.join(unknown)}: there are {', '.join(NAMES)}")
-    args.contenders = [n for n in NAMES if n in {*named, BASELINE}]
+        parser.error(f"--competitors {', '.join(unknown)}: there are {', '.join(NAMES)}")
+    args.competitors = [n for n in NAMES if n in {*named, BASELINE}]
     if args.autotune_configs < 1 or args.graph_us < 1 or args.rounds < 5:
         parser.error("--autotune-configs and --graph-us must be at least 1, --rounds at least 5")
     if args.resume and not args.json:

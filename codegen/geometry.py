@@ -147,13 +147,13 @@ def list_needs(template: str) -> tuple[Need, ...]:
     """
     return (
         distant_rows,
-        _whole_pieces,
-        _whole_scales,
-        *(_told_need(words, holds) for words, holds in kernel_template(template).needs.items()),
+        _complete_pieces,
+        _complete_scales,
+        *(_expression_need(words, holds) for words, holds in kernel_template(template).needs.items()),
     )
 
 
-def _told_need(words: str, holds: str) -> Need:
+def _expression_need(words: str, holds: str) -> Need:
     """The need that an expression among a template's facts tells."""
     code = _code(holds)
 
@@ -178,7 +178,7 @@ def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> st
     return None
 
 
-def _whole_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
+def _complete_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Blocks of K hold whole scales, or scales whole blocks."""
     matrix = kernel_template(config.template).search.matrix
     if problem.microscaled and matrix and config.block_k % MX_INSTRUCTION_DEPTH:
@@ -191,7 +191,7 @@ def _whole_scales(config: Config, problem: Problem, compute_units: int) -> str |
     return None
 
 
-def _whole_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:
+def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Blocks hold whole groups and pieces of a B whose columns are interleaved."""
     return split_piece(config, problem)
 

@@ -221,9 +221,9 @@ def exchanges_sums(config: Config) -> bool:
     if config.split_k not in EXCHANGED_SPLITS or not _has_constant(config.template, "exchange"):
         return False
     columns = kernel_template(config.template).columns(config)
-    stored_whole = config.option("epilogue_parts", 1) == 1 and not config.option("pair")
+    stored_complete = config.option("epilogue_parts", 1) == 1 and not config.option("pair")
     room = config.block_m * config.block_n <= EXCHANGED_SUMS and EXCHANGED_COLUMNS * config.split_k <= columns
-    return stored_whole and room and columns <= HALVED_COLUMNS and columns.bit_count() == 1
+    return stored_complete and room and columns <= HALVED_COLUMNS and columns.bit_count() == 1
 
 
 def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
@@ -283,8 +283,8 @@ def kernel_template(name: str) -> KernelTemplate:
     facts: dict[str, Any] = yaml.safe_load(match.group(1))
     known = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names"}
     if unknown := sorted(set(facts) - known):
-        told = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
-        raise InputError(f"templates/kernels/{path.name}: the header has {told}")
+        complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
+        raise InputError(f"templates/kernels/{path.name}: the header has {complaint}")
     named: dict[str, str] = facts.get("names", {})
 
     def spelled_out(expression: object) -> str:

@@ -101,11 +101,11 @@ def read_target(where: str, name: str, facts: Any) -> Target:
     return Target(name=name, **{**checked, "features": frozenset(checked["features"])})
 
 
-def tell_target(target: Target) -> dict[str, Any]:
-    """The facts of a target as `read_target` reads them."""
-    told = {f.name: getattr(target, f.name) for f in fields(Target) if f.name != "name"}
-    maps = {name: dict(value) for name, value in told.items() if isinstance(value, Mapping)}
-    return {**told, **maps, "features": sorted(target.features)}
+def target_facts(target: Target) -> dict[str, Any]:
+    """Return the facts of a target as `read_target` reads them."""
+    values = {f.name: getattr(target, f.name) for f in fields(Target) if f.name != "name"}
+    maps = {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
+    return {**values, **maps, "features": sorted(target.features)}
 
 
 def check_template(where: str, section: Any, axes: Iterable[str]) -> None:

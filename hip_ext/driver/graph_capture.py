@@ -186,25 +186,25 @@ def _launch(api: Api, node: int, early: bool) -> Captured | Cleared | None:
 
 
 def _memset(api: Api, node: int) -> Cleared | None:
-    told = _MemsetNode()
-    api.calls["node_memset"](node, byref(told))
-    if told.value or told.height != 1:
+    found = _MemsetNode()
+    api.calls["node_memset"](node, byref(found))
+    if found.value or found.height != 1:
         return None
-    return Cleared(told.width * told.size, struct.pack("<Q", told.address or 0))
+    return Cleared(found.width * found.size, struct.pack("<Q", found.address or 0))
 
 
 def _kernel(api: Api, node: int) -> Captured | None:
-    told = _KernelNode()
-    api.calls["node_kernel"](node, byref(told))
-    handle = told.kernel or told.function
-    pieces = list(_pieces(api, "kernel_param" if told.kernel else "function_param", handle))
-    if told.params:
+    found = _KernelNode()
+    api.calls["node_kernel"](node, byref(found))
+    handle = found.kernel or found.function
+    pieces = list(_pieces(api, "kernel_param" if found.kernel else "function_param", handle))
+    if found.params:
         block = bytearray(max((o + size for o, size in pieces), default=0))
-        for at, (offset, size) in zip(told.params[: len(pieces)], pieces, strict=True):
+        for at, (offset, size) in zip(found.params[: len(pieces)], pieces, strict=True):
             block[offset : offset + size] = ctypes.string_at(at, size)
         params, offsets = bytes(block), tuple(offset for offset, _ in pieces)
     else:
-        params, offsets = _whole(told.extra), ()
+        params, offsets = _whole(found.extra), ()
     if not params:
         return None
     x, y, z = (max(1, c) for c in _attribute(api, node, _CLUSTER))
@@ -213,7 +213,7 @@ def _kernel(api: Api, node: int) -> Captured | None:
         return None
     if any(_attribute(api, node, other)[0] for other in _ZERO):
         return None
-    return Captured(handle, tuple(told.grid), tuple(told.block), cluster, told.shared, params, offsets)
+    return Captured(handle, tuple(found.grid), tuple(found.block), cluster, found.shared, params, offsets)
 
 
 def _attribute(api: Api, node: int, which: int) -> list[int]:

@@ -35,7 +35,7 @@ def server(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("counts", [(), (7, 0, 133, 1, 0, 64, 20, 3), (1, *[0] * 14, 1)])
 @pytest.mark.parametrize("m", [1, 33, 256])
 def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, counts: tuple[int, ...]) -> None:
-    """The first contenders and some of the others, on odd sizes."""
+    """The first competitors and some of the others, on odd sizes."""
     dtype = fp8(gpu_machine.target)
     groups: Any = {"groups": len(counts), "spread": "captured", "counts": counts} if counts else {}
     problem = FAMILY.problem(sum(counts) or m, 520, 640, dtype, dtype, "bf16", row_major_b=False, **groups)

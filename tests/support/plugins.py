@@ -48,7 +48,7 @@ def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.Mo
         forget_plugins(place)
 
 
-def tell_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -> None:
+def end_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Have processes that start from now on find what was `dropped` into a folder, too."""
     site = folder / "site"
     site.mkdir()

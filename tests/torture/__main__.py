@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.torture.campaigns import IN_PROCESS, Campaign
+from tests.torture.complete_commands import WITH_PROCESSES
 from tests.torture.file_campaigns import FILES
 from tests.torture.outcome import Outcome, Tally, TortureFailure
-from tests.torture.whole_commands import WITH_PROCESSES
 
 _BATCH = 100  # tries that one process makes of a campaign that reads files, so that a crash costs few
 _TRY_SECONDS = 60  # a try that only reads files and takes longer has hung

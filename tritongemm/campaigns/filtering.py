@@ -97,7 +97,7 @@ def _replace_library(records: Sequence[Record], path: Path, say: Callable[[str],
     """
     published = publish(records, path, find_machine(None)) if records else None
     if published is not None:
-        for line in published.tell_missing():
+        for line in published.describe_missing():
             say(line)
     if published is None or not published.built.entries:
         withdraw(path)

@@ -20,7 +20,7 @@ from tritongemm.core.target import Target
 from tritongemm.formats import read_text, results_format
 from tritongemm.report.listener import Listener
 from tritongemm.report.progress import RunProgress
-from tritongemm.results import told_file
+from tritongemm.results import tuned_file
 from tritongemm.results.rewriting import place_of
 from tritongemm.tuning import requested_run
 from tritongemm.tuning.effort import effort as effort_named
@@ -92,16 +92,16 @@ class Results:
             OutputError: the file can't be written.
         """
         place, kept = Path(path), dict[object, Record]()
-        format_ = told_file.output_format(place)
-        with told_file.held(place):
+        format_ = tuned_file.output_format(place)
+        with tuned_file.held(place):
             if format_ is results_format() and place.is_file() and (text := read_text(place)).strip():
                 rows = format_.read_usable(place, text, SizeSource().defaults).require_undamaged().rows
                 if any(row.record is None for row in rows):
                     raise InputError(f"{place} holds sizes without a result, which would be lost; name another file")
                 kept = {place_of(row.record): row.record for row in rows if row.record is not None}
             kept |= {place_of(record): record for record in self.records}
-            written = told_file.write(place, format_, kept.values())
-        for record, reason in written.untold:
+            written = tuned_file.write(place, format_, kept.values())
+        for record, reason in written.incomplete:
             warnings.warn(f"{place}: {record.problem.key}: {reason}", RemarkWarning, stacklevel=2)
 
     def report(self, path: str | os.PathLike[str]) -> None:

@@ -15,7 +15,7 @@ from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import format_of, plain_text, read_exactly, read_text, results_format
 from tritongemm.plugins.contracts import Format
-from tritongemm.results import told_file
+from tritongemm.results import tuned_file
 
 _Thing = tuple[Problem, str, int]
 
@@ -42,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.files]
-    format_ = told_file.output_format(output, args.to)
-    with told_file.held(output):
+    format_ = tuned_file.output_format(output, args.to)
+    with tuned_file.held(output):
         files_there = _base(output, format_, paths)
         found = _read(paths, format_, args.family)
         if not (found.records or found.merged):
@@ -53,19 +53,19 @@ def main(argv: Sequence[str]) -> int:
                 + "; files of one format are merged into another of it, which --to names"
             )
         base, notes = _merge(format_, files_there, found.merged, args.family)
-        written = told_file.write(output, format_, found.records.values(), base, family=args.family)
+        written = tuned_file.write(output, format_, found.records.values(), base, family=args.family)
     said = [f"left out: {note}" for note in found.notes] + [f"merging: {note}" for note in notes]
-    said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.untold]
+    said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.incomplete]
     door.tell_alike(said, args.verbose)
     ranges = sum(record.m_from > 0 for record in found.records.values())
     if ranges and format_ is not results_format():
         door.tell(
             f"not whole: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
         )
-    if not (written.told or found.merged):
+    if not (written.count or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
-    print(f"{output}: {merged}{written.told} of {len(found.records)} results written as {format_.title}")
+    print(f"{output}: {merged}{written.count} of {len(found.records)} results written as {format_.title}")
     return door.WRONG if found.damaged else door.DONE
 
 

@@ -200,5 +200,5 @@ def _unfailing(descriptor: int, stream: TextIO | None) -> TextIO:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Tell a warning in one line, without the line of code that gave it."""
+    """Send a warning in one line, without the line of code that gave it."""
     tell(f"warning: {message}")

@@ -22,7 +22,7 @@ from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import format_of, read_exactly, read_text
 from tritongemm.report.console import Reporter
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime import machine
 from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
     output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
     # A file of any name is AITER's where the user says the family.
     to = _FORMAT if args.family is not None and args.tune_file is not None else ""
-    told_file = ToldFile.find(output, to)
-    if told_file is None:
+    tuned_file = TunedFile.find(output, to)
+    if tuned_file is None:
         raise InputError(
             f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
             f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
             least = _LEAST_PERCENT if args.min_improvement_pct is None else args.min_improvement_pct
             tuned_comparison.compare(request, reporter, output, target, least, args.update_improved)
     if args.sort and (args.update_improved or not args.compare):
-        told_file.arrange()
+        tuned_file.arrange()
     return status
 
 

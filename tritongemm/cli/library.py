@@ -83,12 +83,12 @@ def _build(args: argparse.Namespace) -> int:
         damaged |= bool(found.damaged)
         door.tell_alike((f"left out: {row.reason}" for row in found.damaged), args.verbose)
     published = publish(records, output, machine.find_machine(None))
-    door.tell_alike(published.tell_missing(), args.verbose)
+    door.tell_alike(published.describe_missing(), args.verbose)
     if not published.built.entries:
         raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
     for line in tuned_rows.list_calls(records, every=False):
         door.tell(line)
-    _tell_written(output, published.contents, published.conflicts, args.verbose)
+    _report_written(output, published.contents, published.conflicts, args.verbose)
     return door.WRONG if damaged or published.built.left_out else door.DONE
 
 
@@ -102,7 +102,7 @@ def _merge(args: argparse.Namespace) -> int:
         for path in ([output] if storage.is_library(output) else []) + others:
             library = open_library(path)
             faults = library.faults()
-            _tell_faults("damaged" if path == output else "left out", path, faults, args.verbose)
+            _report_faults("damaged" if path == output else "left out", path, faults, args.verbose)
             whole = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
             readers = writing.readers(library, faults)
@@ -115,7 +115,7 @@ def _merge(args: argparse.Namespace) -> int:
         for entry in own:  # of the damaged ones those that nothing has replaced, which check --repair finds there
             contents.entries.setdefault(entry.key, entry)
         writing.write(output, contents)
-    _tell_written(output, contents, conflicts, args.verbose)
+    _report_written(output, contents, conflicts, args.verbose)
     return door.WRONG if damaged else door.DONE
 
 
@@ -123,12 +123,12 @@ def _are_one(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _tell_faults(what: str, path: Path, faults: Mapping[str, str], verbose: bool) -> None:
+def _report_faults(what: str, path: Path, faults: Mapping[str, str], verbose: bool) -> None:
     lines = (f"{what}: {path}: {name}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items())
     door.tell_alike(lines, verbose)
 
 
-def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str], verbose: bool) -> None:
+def _report_written(output: Path, contents: Contents, conflicts: Sequence[str], verbose: bool) -> None:
     door.tell_alike((f"conflict: {conflict}" for conflict in conflicts), verbose)
     kernels = sum(entry.kernel is not None for entry in contents.entries.values())
     size = sum({code.sha256: code.size for code in contents.objects}.values())
@@ -140,7 +140,7 @@ def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str], ve
     )
 
 
-def _tell_damaged(library: KernelLibrary, verbose: bool) -> bool:
+def _report_damaged(library: KernelLibrary, verbose: bool) -> bool:
     door.tell_alike((f"left out: {library.path}: {entry}" for entry in library.damaged), verbose)
     return bool(library.damaged)
 
@@ -150,7 +150,7 @@ def _list(args: argparse.Namespace) -> int:
     damaged = False
     for path in args.libraries:
         library = open_library(Path(path))
-        damaged |= _tell_damaged(library, args.verbose)
+        damaged |= _report_damaged(library, args.verbose)
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
@@ -180,7 +180,7 @@ def _verify(args: argparse.Namespace) -> int:
     for path in args.libraries:
         library = open_library(Path(path))
         faults = library.faults()
-        _tell_faults("damaged", Path(path), faults, args.verbose)
+        _report_faults("damaged", Path(path), faults, args.verbose)
         damaged += len(faults)
         count = len(library.entries) + len(library.helpers) + len(library.damaged)
         what = "results and helper kernels" if library.helpers else "results"

@@ -22,7 +22,7 @@ from tritongemm.serving import winners
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.served_problems import is_served, other_layouts, tell_calls
+from tritongemm.serving.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes
 
@@ -103,7 +103,7 @@ def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target) 
     known = table.devices_of(problem)
     for other in () if known else other_layouts(problem):
         if table.devices_of(other):
-            yield f"rows of this N x K are of layout {other.layout}, which serves {tell_calls(other)}"
+            yield f"rows of this N x K are of layout {other.layout}, which serves {describe_calls(other)}"
     if any(isinstance(table.find_row(problem, *one), SourceRow) for one in known):
         return  # the reason names these devices
     if known and not {(device.name, units) for units in (0, device.compute_units)} & {*known}:
@@ -140,8 +140,8 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
     if record.library_fault:
         yield f"wrong     the library at {record.library_fault}"
-    if record.whole_seconds is not None:
-        quantised = f"{record.whole_seconds * 1e6:.2f} us with A quantised before it"
+    if record.seconds_with_quantization is not None:
+        quantised = f"{record.seconds_with_quantization * 1e6:.2f} us with A quantised before it"
         yield f"quantise  {(record.quantize_seconds or 0.0) * 1e6:.2f} us, {quantised}"
     if record.held_out:
         yield f"held out  {_held_out(record)}"

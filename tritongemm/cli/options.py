@@ -20,7 +20,7 @@ from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, Plugin, Strategy, Timer
 from tritongemm.results.run_files import check_output_name
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
 
@@ -374,7 +374,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         p.error(complaint)
     if args.output is not None:
         try:
-            if ToldFile.find(Path(args.output), args.to) is None:
+            if TunedFile.find(Path(args.output), args.to) is None:
                 check_output_name(Path(args.output))
         except (InputError, OutputError) as error:
             p.error(str(error))

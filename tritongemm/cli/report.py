@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     text = _write(output, data, args.title)
     door.tell_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
-        print(f"{name}: {curve.tell()}")
+        print(f"{name}: {curve.describe()}")
     print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
     return door.WRONG if found.damaged else door.DONE
 

@@ -129,7 +129,7 @@ def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -
         with suppress(InputError):
             curve = quality_over_time(history.read(store.journal, measured))
             if curve.points:
-                reporter.say(f"time to quality: {curve.tell()}")
+                reporter.say(f"time to quality: {curve.describe()}")
 
 
 def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:

@@ -22,7 +22,7 @@ from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed
-from tritongemm.results import told_file
+from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
 from tritongemm.tuning import session
@@ -210,8 +210,8 @@ def _compared(
 
 def _update(output: Path, candidate: Path, records: Sequence[Record], timing: _Timing, to: str) -> None:
     """Put records into a file of tuned configs, and what our own results say of them into those beside it."""
-    with told_file.held(output):
-        told_file.write(output, told_file.output_format(output, to), records, family=timing.defaults.family)
+    with tuned_file.held(output):
+        tuned_file.write(output, tuned_file.output_format(output, to), records, family=timing.defaults.family)
     suffix = results_format().suffixes[0]
     ours = timing.rows(candidate.with_suffix(suffix))
     mine = [row.record for record in records if (row := ours.get(record.problem)) and row.record]

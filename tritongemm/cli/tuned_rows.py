@@ -9,7 +9,7 @@ from tritongemm.core.record import Record
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.serving.served_problems import is_layer, is_product, is_served, tell_calls
+from tritongemm.serving.served_problems import describe_calls, is_layer, is_product, is_served
 
 
 def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
@@ -35,7 +35,7 @@ def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
         records: results of one command.
         every: whether those that linear layers and products with scales use are told too.
     """
-    kinds = Counter((tell_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
+    kinds = Counter((describe_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
     for (calls, predicted), count in kinds.items():
         which = "these results" if count == len(records) else f"{count} of {len(records)} results"
         unless = "are predictions, which serve no call; measured on a GPU they" if predicted else ""

@@ -15,7 +15,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
 
-_MOST_TOLD = 10  # Damaged rows of a file that one line names.
+_MOST_NAMED = 10  # Damaged rows of a file that one line names.
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class ResultsFile:
     damaged: tuple[DamagedRow, ...] = ()
     untunable: tuple[DamagedRow, ...] = ()
 
-    def tell_damaged(self) -> str:
+    def describe_damaged(self) -> str:
         """What is wrong with the first damaged row, and which ones there are, in a line; there must be one."""
         numbers = [str(row.row) for row in self.damaged]
-        others = f" and {len(numbers) - _MOST_TOLD} others" if len(numbers) > _MOST_TOLD else ""
-        which = f"rows {', '.join(numbers[:_MOST_TOLD])}{others} are" if len(numbers) > 1 else "the row is"
+        others = f" and {len(numbers) - _MOST_NAMED} others" if len(numbers) > _MOST_NAMED else ""
+        which = f"rows {', '.join(numbers[:_MOST_NAMED])}{others} are" if len(numbers) > 1 else "the row is"
         return f"{self.damaged[0].reason}; {which} not used"
 
     def require_undamaged(self) -> ResultsFile:
@@ -130,17 +130,17 @@ class ResultsFile:
 
 @dataclass(frozen=True)
 class Translation:
-    """Results told in a format.
+    """Results written in a format.
 
     Attributes:
         files: text of each file by its name; "" is the output itself, the only one unless the format keeps a folder.
-        told: how many results the files tell.
-        untold: results that the format can't tell, or not whole, each with the reason.
+        count: of the results that the files hold.
+        incomplete: results that the format can express in part or not at all, each with the reason.
     """
 
     files: Mapping[str, str]
-    told: int
-    untold: tuple[tuple[Record, str], ...] = ()
+    count: int
+    incomplete: tuple[tuple[Record, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def read_bytes(path: Path) -> bytes:
         _check_size(path, status.st_size)
         descriptor = _open(path, status.st_mode)
         try:
-            return _read_whole(path, descriptor, is_pipe=stat.S_ISFIFO(status.st_mode))
+            return _read_to_end(path, descriptor, is_pipe=stat.S_ISFIFO(status.st_mode))
         finally:
             os.close(descriptor)
 
@@ -129,7 +129,7 @@ def _open(path: Path, mode: int) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _read_whole(path: Path, descriptor: int, is_pipe: bool) -> bytes:
+def _read_to_end(path: Path, descriptor: int, is_pipe: bool) -> bytes:
     pieces, size = list[bytes](), 0
     for piece in _pieces(path, descriptor, is_pipe):
         pieces.append(piece)

@@ -138,7 +138,7 @@ class Record:
         return self.library_seconds or self.seconds if is_library else self.seconds
 
     @property
-    def whole_seconds(self) -> float | None:
+    def seconds_with_quantization(self) -> float | None:
         """The time of the called kernel plus the quantisation of A, in seconds; None if that was not measured."""
         return None if self.quantize_seconds is None else self.served_seconds + self.quantize_seconds
 

@@ -13,7 +13,7 @@ from tritongemm.formats._aiter_rows import device, seconds_of, whole_number
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
 
 _Key = tuple[str, ...]
-# What becomes of lines that are merged, where it is worth telling.
+# What becomes of lines that are merged, where it is worth translating.
 _SHADOWED = "are as fast, or faster, in an earlier file"
 _FASTER = "go before slower ones of earlier files"
 _WRONG = "have more or fewer values than columns, and are left out"
@@ -132,7 +132,7 @@ def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
 
 
 def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
-    """Add a file's lines; how many of them had each fate that is worth telling."""
+    """Add a file's lines; how many of them had each fate that is worth translating."""
     counts = dict.fromkeys((_SHADOWED, _FASTER, _WRONG), 0)
     same = table.columns == lines.table.columns
     for line in table.lines:

@@ -113,8 +113,8 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
             cells.fail(f"can't be: {error}")
 
 
-def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, family: CsvFamily) -> Translation:
-    """Tell the results of layers, each in a row of both of its products, with the sum of their times.
+def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str, family: CsvFamily) -> Translation:
+    """Send the results of layers, each in a row of both of its products, with the sum of their times.
 
     Args:
         rows: as `read_line` gave them, those of a layer one after the other.
@@ -127,21 +127,21 @@ def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, fami
         best.setdefault(record.problem, record)
     columns = (*DEVICE, *(name for name in rows[0].subject if name not in DEVICE), *_RESULTS)
     table = CsvTable.parse(Path("the output"), before or ",".join(dict.fromkeys(columns)) + "\n")
-    lines, written, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
+    lines, written, incomplete = merging.Lines(table, family), 0, list[tuple[Record, str]]()
     for _, layer in groupby(rows, key=lambda row: row.number):
         stages = list(layer)
         found = [best[row.problem] for row in stages if row.problem in best]
         if len(found) < len(_STAGES):
-            untold += [(record, "the other product of its layer has no result") for record in found]
+            incomplete += [(record, "the other product of its layer has no result") for record in found]
             continue
         reason = _untellable(found)
         if reason:
-            untold.append((found[0], reason))
+            incomplete.append((found[0], reason))
             continue
-        cells = _told_cells(stages[0].subject, found)
+        cells = _layer_cells(stages[0].subject, found)
         lines.put(lines.table.line_of(cells), cells)
         written += 1
-    return Translation({"": lines.text() if written else before}, written, tuple(untold))
+    return Translation({"": lines.text() if written else before}, written, tuple(incomplete))
 
 
 def _untellable(records: Sequence[Record]) -> str:
@@ -153,7 +153,7 @@ def _untellable(records: Sequence[Record]) -> str:
     return "" if all(r.target and r.compute_units for r in records) else "it does not say which GPU it was tuned on"
 
 
-def _told_cells(subject: Mapping[str, str], records: Sequence[Record]) -> dict[str, str]:
+def _layer_cells(subject: Mapping[str, str], records: Sequence[Record]) -> dict[str, str]:
     first, us = records[0], sum(record.seconds for record in records) * 1e6
     cells = {**subject, "gfx": first.target, "cu_num": str(first.compute_units)}
     cells |= {"block_m": str(first.config.block_m), "ksplit": str(first.config.split_k), "run_1stage": "0"}

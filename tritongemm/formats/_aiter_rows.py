@@ -295,7 +295,7 @@ def _has_one_scale(problem: Problem) -> bool:
     return all(s is not None and not s.rows and not s.depth for s in (problem.scale_a, problem.scale_b))
 
 
-def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
+def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
     """The cells of a result as AITER writes them.
 
     Args:

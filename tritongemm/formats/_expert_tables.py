@@ -152,7 +152,7 @@ class ExpertTables(ServerFormat, abstract=True):
         first = tuple(dict.fromkeys(config for config in today if config is not None))
         return SearchLimits(1, (TEMPLATE,), (), OPTIONS, first)
 
-    def can_tell(self, config: Config) -> bool:
+    def can_express(self, config: Config) -> bool:
         """Whether the server's kernel may be launched so."""
         kind = next(iter(self.kinds.values()))
         return tells(row_of(config, kind), config, kind, self.backend)
@@ -176,14 +176,14 @@ class ExpertTables(ServerFormat, abstract=True):
             known[record.problem].append(record)
         tables: dict[str, dict[int, Mapping[str, int]]] = defaultdict(dict)
         facts: dict[str, tuple[ExpertKind, str]] = {}
-        written, untold = 0, list[tuple[Record, str]]()
+        written, incomplete = 0, list[tuple[Record, str]]()
         asked = [row for row in rows if row.subject]
         for _, layer in groupby(asked, key=lambda row: row.number):
             stages = list(layer)
             found = [known[row.problem] for row in stages]
             best = self._best(found)
             if best is None:
-                untold += [(of_one[0], self._why_not(of_one[0])) for of_one in found if of_one]
+                incomplete += [(of_one[0], self._why_not(of_one[0])) for of_one in found if of_one]
                 continue
             subject, kind = stages[0].subject, self.kinds[stages[0].subject["dtype"]]
             name = self._file_name(subject, best[0])
@@ -192,7 +192,7 @@ class ExpertTables(ServerFormat, abstract=True):
             written += len(stages)
         if not asked:
             return self.translate([record for group in known.values() for record in group[:1]], before)
-        return Translation(dict(_texts(tables, facts, before)), written, tuple(untold))
+        return Translation(dict(_texts(tables, facts, before)), written, tuple(incomplete))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
         """The results of the config that takes the least time for all products of a layer; None where none ran all.
@@ -214,7 +214,7 @@ class ExpertTables(ServerFormat, abstract=True):
             return "its time is a prediction, which no timer measured"
         if not DEVICE.fullmatch(self._device(record)):
             return "it does not say on which device it was measured, which the name of a table tells"
-        if not self.can_tell(record.config):
+        if not self.can_express(record.config):
             return f"{record.config.short_name} won, and none of the server's kernels ran both products of its layer"
         return ""
 

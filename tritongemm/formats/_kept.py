@@ -9,7 +9,7 @@ from pathlib import Path
 from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow
 
-WHOLE_FLOAT32 = "it multiplies whole float32; here products of float32 are of tf32"
+FULL_FLOAT32 = "it multiplies whole float32; here products of float32 are of tf32"
 
 
 class KeptError(Exception):

@@ -196,11 +196,11 @@ class Entry:
 def _whole(entry: Entry, key: str, value: Value, least: int) -> int:
     number = _decimal(value) if isinstance(value, Whole) else None
     if number is None or not least <= number <= _MOST:
-        _refuse_whole(entry, key, value, least)
+        _refuse_number(entry, key, value, least)
     return number
 
 
-def _refuse_whole(entry: Entry, key: str, value: Value, least: int) -> NoReturn:
+def _refuse_number(entry: Entry, key: str, value: Value, least: int) -> NoReturn:
     number = _decimal(value) if isinstance(value, str) else None
     if number is None:
         entry.fail(f"{key} must be a whole number, not {describe(value)}")

@@ -28,7 +28,7 @@ from tritongemm.formats._aiter_families import (
     has_results,
     is_header,
 )
-from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, seconds_of, told_cells
+from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, result_cells, seconds_of
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
@@ -36,7 +36,7 @@ from tritongemm.plugins.contracts import Backend, Format
 
 _OUTPUT = Path("the output")
 _SHOWN = 200  # characters of the names of columns
-_Told = tuple[NamedKernel, float]
+_Timed = tuple[NamedKernel, float]
 
 
 class AiterCsv(Format):
@@ -101,7 +101,7 @@ class AiterCsv(Format):
         if not any(row.subject for row in rows):
             return self.translate(records, before)
         family = next(family for family in FAMILIES if not family.ours)
-        return moe.tell(rows, records, before.get("", ""), family)
+        return moe.translate(rows, records, before.get("", ""), family)
 
     def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
         """A file is of one family: a result of another one is none of its rows, though its columns may be the same."""
@@ -113,13 +113,13 @@ class AiterCsv(Format):
         return f"the file is of AITER's family {' or '.join(found.name for found in possible)}"
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Tell the results whose kernels AITER has; other lines stay as they are.
+        """Send the results whose kernels AITER has; other lines stay as they are.
 
         On a GPU that AITER does not run on, every kernel is told by our own name: AITER never looks such rows up.
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
-        written, untold = 0, list[tuple[Record, str]]()
+        written, incomplete = 0, list[tuple[Record, str]]()
         groups = [list(group) for _, group in groupby(sorted(records, key=_thing), key=_thing)]
         family = _family_of_output(before.get("", ""), [group[0] for group in groups])
         if family is None:
@@ -130,11 +130,11 @@ class AiterCsv(Format):
         for group in groups:
             reason = _untellable(group[0], family)
             if not reason:
-                is_told, reason = _tell(group, family, lines)
+                is_told, reason = _write_group(group, family, lines)
                 written += is_told
             if reason:
-                untold.append((group[0], reason))
-        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(untold))
+                incomplete.append((group[0], reason))
+        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(incomplete))
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
         """Files of one family as one, in the columns of all; only lines that lost are left out."""
@@ -220,7 +220,7 @@ def _untellable(record: Record, family: CsvFamily) -> str:
     return next((reason for holds, reason in rules if holds()), "")
 
 
-def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
+def _write_group(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
     """Put the best result of a problem that can be told into the file.
 
     Returns:
@@ -232,9 +232,9 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     winner = best.config.short_name if best.winner == best.config.backend else best.winner
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
-    chosen: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
+    chosen: _Timed = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
     measured = next(record for record in group if chosen in _ways(record))
-    cells = told_cells(best, family, *chosen) | kept_cells(measured, chosen[0])
+    cells = result_cells(best, family, *chosen) | kept_cells(measured, chosen[0])
     lost = ""
     if ways[0] != chosen:
         seconds, stead = ways[0][1], chosen[0].name
@@ -251,7 +251,7 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
         same = False
     if not same:
         return False, f"the columns of the file can't tell it ({','.join(lines.table.columns)})"
-    if not _is_said(lines.there(cells), line):
+    if not _is_unchanged(lines.there(cells), line):
         lines.put(line, cells)
     return True, lost
 
@@ -263,7 +263,7 @@ def _kept_numbers(there: Mapping[str, str], cells: Mapping[str, str]) -> dict[st
     return {number: there[number]} if same else {}
 
 
-def _is_said(there: Mapping[str, str], line: CsvLine) -> bool:
+def _is_unchanged(there: Mapping[str, str], line: CsvLine) -> bool:
     """Whether the line that is there says the same of what runs and how fast; the rest of it is nobody's to change."""
     names = ("libtype", "solidx", "kernelId", "splitK", "kernelName")
     held = line.cells or {}

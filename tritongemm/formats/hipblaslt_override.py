@@ -27,7 +27,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
@@ -100,7 +100,7 @@ class HipblasltOverride(Format):
         text = before.get("", "")
         if text.strip() and not self.recognises(Path(), text):
             raise InputError(f"the file that is there is not {self.title}; choose another file with -o")
-        revision, written, untold = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
+        revision, written, incomplete = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
         first: Record | None = None
         for record in records:
             found = Support(_UNREAD) if text.strip() and not revision else _row_of(record, revision)
@@ -109,13 +109,15 @@ class HipblasltOverride(Format):
             elif first is not None and (record.target, record.compute_units) != (first.target, first.compute_units):
                 reason = f"a file is of one device, and this one is of {first.target}"
             elif found[0] in written:
-                reason = "a row of its sizes and types is told, and a row tells neither bias nor scales"
+                reason = "a row of its sizes and types is written, and a row holds neither bias nor scales"
             else:
                 first, revision = first or record, revision or found[2]
                 written[found[0]] = found[1]
                 continue
-            untold.append((record, reason))
-        return Translation({"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(untold))
+            incomplete.append((record, reason))
+        return Translation(
+            {"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(incomplete)
+        )
 
 
 def _is_head(line: str) -> bool:
@@ -166,7 +168,7 @@ def _product(pair: _Pair) -> ColumnMajor:
     if unknown or compute not in _SUMS:
         raise KeptError(f"its types {printable(', '.join([*types, compute]), 80)} are none that are tuned here")
     if "f32_r" in types[:2]:
-        raise KeptError(WHOLE_FLOAT32)
+        raise KeptError(FULL_FLOAT32)
     m, n, batch, k = (int(values[name]) for name in ("m", "n", "batch_count", "k"))
     a, b, c = (_TYPES[one] for one in types)
     return ColumnMajor(values["transA"] + values["transB"], m, n, batch, k, a, b, c)

@@ -17,7 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
@@ -80,12 +80,12 @@ class TensileLogic(Format):
         """Files with the sizes of these results, each told where its solution is."""
         files = {name: read_logic(Path(name or "the file"), text) for name, text in before.items() if text.strip()}
         indices = {name: _by_template(logic) for name, logic in files.items()}
-        written, untold = set[str](), list[tuple[Record, str]]()
+        written, incomplete = set[str](), list[tuple[Record, str]]()
         count = 0
         for record in records:
             place = _place(record, files, indices)
             if isinstance(place, Support):
-                untold.append((record, place.reason))
+                incomplete.append((record, place.reason))
                 continue
             name, size, index = place
             logic = files[name]
@@ -94,7 +94,7 @@ class TensileLogic(Format):
                 written.add(name)
             count += 1
         texts = {name: files[name].text() if name in written else text for name, text in before.items()}
-        return Translation({name: text for name, text in texts.items() if text}, count, tuple(untold))
+        return Translation({name: text for name, text in texts.items() if text}, count, tuple(incomplete))
 
 
 def _place(
@@ -146,7 +146,7 @@ def _product(logic: Logic, size: Size) -> ColumnMajor:
     if not all(types):
         raise KeptError(f"its types {printable(str(numbers), 80)} are none that are tuned here")
     if "fp32" in types[:2] and not kind.get("F32XdlMathOp"):
-        raise KeptError(WHOLE_FLOAT32)
+        raise KeptError(FULL_FLOAT32)
     if len(size) > 4:
         raise KeptError(f"the rows of {shown(size)} lie apart as it says, which a size can't tell")
     m, n, batch, k = size

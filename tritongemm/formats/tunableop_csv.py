@@ -25,7 +25,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._kept import WHOLE_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
@@ -118,22 +118,24 @@ class TunableOpCsv(Format):
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
-        places, written, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
+        places, written, incomplete = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
         for rivals in by_device(records):
             best, problem = rivals[0], rivals[0].problem
             solutions = [_solution(record, validators) for record in rivals]
             known = next((one for one in solutions if not isinstance(one, Support)), None)
             if problem in written:
-                untold.append((best, "a result of another device of the same target is told"))
+                incomplete.append((best, "a result of another device of the same target is written"))
             elif known is None:
-                untold.append((best, str(solutions[0])))
+                incomplete.append((best, str(solutions[0])))
             elif not (places.get(problem) or _names(problem)):
-                untold.append((best, "what TunableOp calls this product is not known"))
+                incomplete.append((best, "what TunableOp calls this product is not known"))
             else:
                 written[problem] = known
                 if isinstance(solutions[0], Support):
-                    untold.append((best, f"{solutions[0]}; {known[0]} stands for it"))
-        return Translation({"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(untold))
+                    incomplete.append((best, f"{solutions[0]}; {known[0]} stands for it"))
+        return Translation(
+            {"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(incomplete)
+        )
 
 
 def _lines(text: str) -> Iterator[_Line]:
@@ -173,7 +175,7 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
         raise InputError(f"params must be those of {_shown(fields[0])}, such as {example}, not {_shown(fields[1])}")
     given = _given(operation["kind"], _types(operation["types"]), parameters)
     if operation["types"] == _FULL:
-        raise KeptError(WHOLE_FLOAT32)
+        raise KeptError(FULL_FLOAT32)
     m, n, k = (int(parameters[name]) for name in "mnk")
     problem = make_problem(Defaults(), m, n, k, given)
     _require_dense(problem, parameters)

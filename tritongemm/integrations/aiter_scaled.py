@@ -171,7 +171,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         _check_memory(out, (out.shape[0], n), dtype, A=A, B=B, A_scale=A_scale, B_scale=B_scale, bias=bias)
     wanted = dtype or torch.bfloat16
     result = tritongemm.scaled_mm(
-        A, B, _whole_blocks(A_scale, m), _whole_blocks(B_scale, n), _row(bias, wanted), wanted,
+        A, B, _complete_blocks(A_scale, m), _complete_blocks(B_scale, n), _row(bias, wanted), wanted,
         order_b=SHUFFLED if bpreshuffle else "plain", scale_layout=_SHUFFLED_SCALES,
     )  # fmt: skip
     if out is None:
@@ -281,7 +281,7 @@ def _one_row(name: str, values: Tensor) -> Tensor:
     return values.reshape(-1)
 
 
-def _whole_blocks(scales: Tensor, rows: int) -> Tensor:
+def _complete_blocks(scales: Tensor, rows: int) -> Tensor:
     """Shuffled factors without the blocks that AITER pads them by."""
     return scales[: round_up(rows, _SCALE_ROWS)]
 

@@ -124,8 +124,8 @@ def _standing(samples: Mapping[str, Sequence[float]], margin: float, libraries: 
         return ranked[0]
     ours, theirs = samples[kernel], samples[algorithm]
     # An entry that left the race before the other was told slower then; too few of its rounds are left for a test.
-    told_apart = len(theirs) < len(ours) or faster(ours, theirs)
-    return kernel if _gain(ours, theirs) >= margin and told_apart else algorithm
+    kept_apart = len(theirs) < len(ours) or faster(ours, theirs)
+    return kernel if _gain(ours, theirs) >= margin and kept_apart else algorithm
 
 
 def _near_best(samples: Mapping[str, Sequence[float]]) -> set[str]:

@@ -184,7 +184,7 @@ class Reporter:
             compare: print the library's times beside ours as well.
         """
         timers = sorted({r.timer for r in records})
-        quantised = compare and any(r.whole_seconds is not None for r in records)
+        quantised = compare and any(r.seconds_with_quantization is not None for r in records)
         columns = ["size", "us", *(["library us", "ratio", "winner"] if compare else []), "TFLOPS"]
         columns += ["quantise us", "both us", "of bf16"] if quantised else []
         columns += [
@@ -310,7 +310,7 @@ def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dic
         record: the result.
         plain: seconds of products without scales, by `_sizes`.
     """
-    whole, alone = record.whole_seconds, record.quantize_seconds
+    whole, alone = record.seconds_with_quantization, record.quantize_seconds
     if whole is None or alone is None:
         return dict.fromkeys(("quantise us", "both us", "of bf16"), "-")
     bf16 = plain.get((*_sizes(record)[:-1], "bf16"))

@@ -36,7 +36,7 @@ class QualityCurve:
             found = passed
         return found
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """When the goal was reached, in words."""
         passed = self.reached(GOAL)
         if passed is None:

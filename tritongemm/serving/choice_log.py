@@ -17,9 +17,9 @@ class ChoiceLog:
     """Tells once of each problem who serves it."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
-    def tell(self, key: str, device: str, resolution: Resolution, where: str) -> None:
+    def log(self, key: str, device: str, resolution: Resolution, where: str) -> None:
         """Log a line, unless the environment does not ask for it, or an equal call was told of.
 
         Args:
@@ -28,10 +28,10 @@ class ChoiceLog:
             resolution: who serves the call.
             where: the row that it follows from; "" where there is none.
         """
-        if not resolution.lasting or (key, device) in self._told or not settings.logs_choices():
+        if not resolution.lasting or (key, device) in self._logged or not settings.logs_choices():
             return
-        if len(self._told) < _MOST_KEYS:
-            self._told.add((key, device))
+        if len(self._logged) < _MOST_KEYS:
+            self._logged.add((key, device))
             _show_lines()
             row = f"; {where}" if where else ""
             _LOG.info("%s", printable(f"{key} on {device}: {resolution}{row}"))

@@ -311,7 +311,7 @@ class Dispatcher:
         call, row = readings[at], rows[at]
         answers = _first_answer(self.sources, call, device)
         where = answers.resolution.where or ("" if isinstance(row, Support) else row.where)
-        self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
+        self._choices.log(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 
     def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:

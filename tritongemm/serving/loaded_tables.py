@@ -136,7 +136,7 @@ class LoadReport(int):
     def __new__(cls, table: LoadedTable, device: DeviceKernels | None) -> LoadReport:
         """The report of a table on a GPU; None for no GPU."""
         report = super().__new__(cls, len(table.rows))
-        report._text = _tell_rows([table], device)
+        report._text = _describe_rows([table], device)
         return report
 
     def __repr__(self) -> str:
@@ -175,10 +175,10 @@ def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
     compiled = [row.record for row in rows if row.code is None and not why_idle(row.record, device)]
     checked = sum(record.toolchain.get("triton") != installed for record in compiled)
     again = f"; {checked} of those that serve were made by another Triton than {installed}" if checked else ""
-    return f"{files}: {_tell_rows(tables, device)}{again}"
+    return f"{files}: {_describe_rows(tables, device)}{again}"
 
 
-def _tell_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
+def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
     """How many rows of tables serve a GPU, and why the others do not, each reason with its count."""
     reasons = [why_idle(row.record, device) for table in tables for row in table.rows]
     reasons += [why_unserved(record.problem) for table in tables for record in table.unserved]

@@ -180,7 +180,7 @@ class OnlineTuner:
             library_seconds=None if outcome.baseline_wrong else outcome.baseline.seconds,
             library=baseline,
             library_wrong=outcome.baseline_wrong,
-            verified=_tell_trials(outcome),
+            verified=_describe_trials(outcome),
             toolchain={library.name: version, "torch": settings.version("torch")},
             compute_units=self._device.compute_units,
         )
@@ -217,7 +217,7 @@ class OnlineTuner:
             self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
 
 
-def _tell_trials(outcome: OnlineOutcome) -> str:
+def _describe_trials(outcome: OnlineOutcome) -> str:
     return f"online: {outcome.tried} algorithms, checked against float64"
 
 

@@ -15,7 +15,7 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.serving.served_problems import other_layouts, tell_calls
+from tritongemm.serving.served_problems import describe_calls, other_layouts
 from tritongemm.serving.source_row import SourceRow, padded_ms
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units
@@ -106,7 +106,7 @@ class RecordTable:
             return f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one"
         possible = other_layouts(problem) if self._layouts - {problem.layout} else ()
         known = (other for other in possible if self._find_row(other, arch, compute_units))
-        also = "".join(f"; {other.key} was, which serves {tell_calls(other)}" for other in known)
+        also = "".join(f"; {other.key} was, which serves {describe_calls(other)}" for other in known)
         return f"{problem.key} was never tuned for {arch}{also}"
 
     def devices_of(self, problem: Problem) -> list[tuple[str, int]]:
@@ -210,7 +210,7 @@ def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceR
         foreign = next((f"; row {row.number} names {row.foreign}" for row in found.rows if row.foreign), "")
         raise InputError(f"{path}: holds sizes but no tuned result{foreign}; tune it first")
     if found.damaged:
-        warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=stacklevel)
+        warnings.warn(found.describe_damaged(), DamagedFileWarning, stacklevel=stacklevel)
     return rows
 
 

@@ -91,7 +91,7 @@ def why_unserved(problem: Problem) -> str:
     return "of products that no call computes"
 
 
-def tell_calls(problem: Problem) -> str:
+def describe_calls(problem: Problem) -> str:
     """Which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
     if reason := why_unserved(problem):
         return f"no call: they are {reason}"

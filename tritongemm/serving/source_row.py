@@ -43,7 +43,7 @@ def kind_of(record: Record, m: int) -> str:
     return "range" if record.serves(m) else "bucket"
 
 
-def tell_kernel(record: Record) -> str:
+def describe_kernel(record: Record) -> str:
     """A record's kernel and its times, in words."""
     gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
     return f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"

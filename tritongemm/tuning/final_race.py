@@ -94,7 +94,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
 def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> Record | None:
     """Return the record of a race, or None if no candidate passed, in which case the task gets the reason."""
     if outcome.result is None:
-        task.fail(outcome.failure or _why_nobody_passed(task, outcome, target, options))
+        task.fail(outcome.failure or _why_none_passed(task, outcome, target, options))
         return None
     libraries = frozenset(n for n in options.backends if roster.is_library(n))
     built = task.artifacts.values()
@@ -112,7 +112,7 @@ def best_kernel(record: Record, trials: Sequence[Trial], target: Target, options
     return WinnerModule(best.config.backend, mine, target, options.folder)
 
 
-def _why_nobody_passed(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> str:
+def _why_none_passed(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> str:
     trials = [*task.trials.values(), *outcome.lost]
     counts = Counter(t.status for t in trials)
     within = f" within {options.seconds:g} s" if options.seconds else ""

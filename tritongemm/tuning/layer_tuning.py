@@ -24,11 +24,11 @@ class LayerTuning:
 
     Args:
         run: the run that tuned the products, whose devices, compilers and store are used.
-        can_tell: whether a server's table can express a config.
+        can_express: whether a server's table can express a config.
     """
 
-    def __init__(self, run: TuningRun, can_tell: Callable[[Config], bool]) -> None:
-        self._run, self._can_tell, self._races = run, can_tell, TableTuning(run)
+    def __init__(self, run: TuningRun, can_express: Callable[[Config], bool]) -> None:
+        self._run, self._can_express, self._races = run, can_express, TableTuning(run)
 
     def tune(self, rows: Sequence[FormatRow]) -> None:
         """Race at each product of a layer the configs that were fastest at one of them, and the server's own.
@@ -55,7 +55,7 @@ class LayerTuning:
         chosen = dict.fromkeys(self._run.options.limits.first)
         for problem in layer:
             screened = self._races.screened(problem)
-            fastest = sorted(filter(self._can_tell, screened), key=screened.__getitem__)
+            fastest = sorted(filter(self._can_express, screened), key=screened.__getitem__)
             chosen |= dict.fromkeys(fastest[:_FASTEST])
         for problem in layer:
             self._races.race(problem, chosen, device)

@@ -17,7 +17,7 @@ from tritongemm.plugins.contracts import Watcher
 from tritongemm.results import candidates_csv
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime.machine import Machine
 from tritongemm.tuning import requested_rows, servers, session
 from tritongemm.tuning.cluster import Cluster, open_machine
@@ -100,10 +100,10 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         backends = _choose_backends(request, rows, machine, watcher)
         suffix = f"_{search.server}" if search.server else ""
         output = outputs.path or Path(f"output/tuning_results_{machine.target.name}{suffix}.yaml")
-        told_file = ToldFile.find(output, outputs.to)
-        if told_file is not None:
-            told_file.check()
-            rows, output = _wanted(rows, told_file, request, machine.target, watcher), told_file.results
+        tuned_file = TunedFile.find(output, outputs.to)
+        if tuned_file is not None:
+            tuned_file.check()
+            rows, output = _wanted(rows, tuned_file, request, machine.target, watcher), tuned_file.results
         if outputs.candidates is not None:
             others = [path for path in (request.sizes.path, outputs.path) if path is not None]
             candidates_csv.check(outputs.candidates, [*RunFiles(output).every(), *others])
@@ -125,8 +125,8 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         run = TuningRun(tools.evaluators, tools.pool, store, plan, watcher)
 
         def write_others() -> None:
-            if told_file is not None and not plan.stop:
-                _tell(told_file, store, problems, rows, request, watcher)
+            if tuned_file is not None and not plan.stop:
+                _write_tuned_file(tuned_file, store, problems, rows, request, watcher)
             if outputs.candidates is not None:
                 count = candidates_csv.write(outputs.candidates, store, problems, run.unstored)
                 watcher.say(f"profile: {outputs.candidates}: {count} rows")
@@ -161,22 +161,22 @@ def _choose_backends(
 
 
 def _wanted(
-    rows: Sequence[FormatRow], told_file: ToldFile, request: TuneRequest, target: Target, watcher: Watcher
+    rows: Sequence[FormatRow], tuned_file: TunedFile, request: TuneRequest, target: Target, watcher: Watcher
 ) -> list[FormatRow]:
     """The rows whose results another tool's file does not have yet."""
     source = None if request.sizes.is_workload else request.sizes.path
     again, family = not request.outputs.resume, request.sizes.defaults.family
-    wanted, damaged = told_file.wanted(rows, source, target, again, family)
+    wanted, damaged = tuned_file.wanted(rows, source, target, again, family)
     watcher.say_alike(f"kept, but not understood: {row.reason}" for row in damaged)
     if len(wanted) < len(rows):
         watcher.say(
-            f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {told_file.path} tells them already"
+            f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {tuned_file.path} tells them already"
         )
     return wanted
 
 
-def _tell(
-    told_file: ToldFile,
+def _write_tuned_file(
+    tuned_file: TunedFile,
     store: Store,
     problems: Sequence[Problem],
     rows: Sequence[FormatRow],
@@ -184,12 +184,12 @@ def _tell(
     watcher: Watcher,
 ) -> None:
     """Write results into another tool's file, and say what it can't hold."""
-    written = told_file.write(store, problems, rows, request.sizes.defaults.family)
-    watcher.say_alike(f"{told_file.path}: {record.problem.key}: {reason}" for record, reason in written.untold)
+    written = tuned_file.write(store, problems, rows, request.sizes.defaults.family)
+    watcher.say_alike(f"{tuned_file.path}: {record.problem.key}: {reason}" for record, reason in written.incomplete)
     for name in filter(None, written.files):
-        watcher.say(f"written: {told_file.place / name}")
-    lost = f"; {len(written.untold)} without something that {store.path} has" if written.untold else ""
-    watcher.say(f"{told_file.path}: {written.told} results written{lost}")
+        watcher.say(f"written: {tuned_file.place / name}")
+    lost = f"; {len(written.incomplete)} without something that {store.path} has" if written.incomplete else ""
+    watcher.say(f"{tuned_file.path}: {written.count} results written{lost}")
 
 
 @contextmanager

@@ -48,7 +48,7 @@ from tritongemm.tuning.quantization import compile_jobs
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
 from tritongemm.tuning.search_processes import Planner
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
-from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tell_slow_build
+from tritongemm.tuning.threads import choose_batch, send_builds, send_plans, send_slow_build
 
 # Of each size's first batch so many, the best predicted, are compiled before all else; the rest in the sizes' order.
 URGENT_CONFIGS, FIRST_TURN = 8, 0
@@ -121,7 +121,7 @@ class TuningRun:
                 self._handle_next()
             planner.finish_modules()
         if self.options.stop:
-            self._tell_what_was_compiled(tasks)
+            self._report_compiled(tasks)
         return {t.problem: t.failure for t in tasks if t.failure}
 
     @property
@@ -145,8 +145,8 @@ class TuningRun:
         """Start the thread that plans the sizes and the one that has their kernels compiled, until the run is over."""
         post = self._events.put
         built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.turn)
-        threading.Thread(target=tell_plans, args=(post, planned, over), name="plans", daemon=True).start()
-        threading.Thread(target=tell_builds, args=(post, built, over), name="builds", daemon=True).start()
+        threading.Thread(target=send_plans, args=(post, planned, over), name="plans", daemon=True).start()
+        threading.Thread(target=send_builds, args=(post, built, over), name="builds", daemon=True).start()
 
     @property
     def _time_is_spent(self) -> bool:
@@ -158,7 +158,7 @@ class TuningRun:
         """Compile and screen what a task's strategy asks for, and with its first batch what other backends bring."""
         task.move_to(TaskState.BUILDING)
         jobs = [] if self._time_is_spent else list(self._compile_jobs(task))
-        first, task.others_asked = not task.others_asked, True
+        first, task.asked_others = not task.asked_others, True
         if first and not self.options.stop:
             self._to_compile.put_ahead(compile_jobs(task.problem, self.evaluators[0]), self._turn_of(task))
         self.watcher.stage("compile", len(jobs))
@@ -167,7 +167,7 @@ class TuningRun:
             if roster.compile_limit_s(config.backend):
                 task.slow[config.name] = config
                 future = self._background.begin(job)
-                future.add_done_callback(partial(tell_slow_build, self._events.put, task, config))
+                future.add_done_callback(partial(send_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
                 urgent = first and number < URGENT_CONFIGS
@@ -181,7 +181,7 @@ class TuningRun:
     def _compile_jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
         known = self.store.trials(task.problem)
-        for config in [*task.batch, *(() if task.others_asked else self._candidates(task))]:
+        for config in [*task.batch, *(() if task.asked_others else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
             if trial is not None:
                 task.add_trial(trial)
@@ -374,7 +374,7 @@ class TuningRun:
         task.move_to(state)
         self.watcher.finished(record)
 
-    def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
+    def _report_compiled(self, tasks: Sequence[Task]) -> None:
         late = f"its kernels were not compiled within the {self.options.seconds:g} s of --budget"
         for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
             hints = [] if task.artifacts else roster.suggest_backends(task.problem, self._target, self.options.backends)

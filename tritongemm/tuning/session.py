@@ -188,7 +188,7 @@ def finish_candidates(problems: Sequence[Problem], run: TuningRun, keep: bool) -
 def race_layers(rows: Sequence[FormatRow], run: TuningRun, request: TuneRequest) -> None:
     """Race the same configs at all products of each layer, where a server launches one at them."""
     if request.search.top_k is not None:
-        LayerTuning(run, servers.format_of(request).can_tell).tune(rows)
+        LayerTuning(run, servers.format_of(request).can_express).tune(rows)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:

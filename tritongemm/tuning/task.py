@@ -70,7 +70,7 @@ class Task:
         jobs: compile jobs of the batch's configs that another process has prepared, by config name.
         trials: the outcome of every config so far, by config name.
         artifacts: compiled artifacts, by config name.
-        others_asked: other backends have been asked for their candidates.
+        asked_others: other backends have been asked for their candidates.
         unscreened: configs of the batch that have not been screened.
         untried: configs that the search may still try.
         in_flight: pieces of work that a device has not answered.
@@ -88,7 +88,7 @@ class Task:
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    others_asked: bool = False
+    asked_others: bool = False
     unscreened: int = 0
     untried: int = 0
     in_flight: int = 0

@@ -25,51 +25,51 @@ from tritongemm.tuning.events import (
 from tritongemm.tuning.planning import PlannedTasks
 from tritongemm.tuning.task import Task
 
-Tell: TypeAlias = Callable[[Event], None]
+Send: TypeAlias = Callable[[Event], None]
 
 
-def tell_plans(tell: Tell, planned: PlannedTasks, over: threading.Event) -> None:
+def send_plans(send: Send, planned: PlannedTasks, over: threading.Event) -> None:
     """Report each task as it is planned, until the run is over."""
     try:
         with closing(planned):
             for task, plan in planned:
                 if over.is_set():
                     return
-                tell(SizePlanned(task, plan))
+                send(SizePlanned(task, plan))
     except BaseException as error:
-        tell(ThreadFailed(error))
+        send(ThreadFailed(error))
 
 
-def tell_builds(tell: Tell, built: Generator[Artifact, None, None], over: threading.Event) -> None:
+def send_builds(send: Send, built: Generator[Artifact, None, None], over: threading.Event) -> None:
     """Report each artifact as it is built, and the end; once the run is over no further build begins."""
     try:
         with closing(built):
             for artifact in built:
                 if over.is_set():
                     return
-                tell(ArtifactBuilt(artifact))
+                send(ArtifactBuilt(artifact))
     except BaseException as error:
-        tell(ThreadFailed(error))
+        send(ThreadFailed(error))
     else:
-        tell(BuildsEnded())
+        send(BuildsEnded())
 
 
-def tell_slow_build(tell: Tell, task: Task, config: Config, future: Future[Artifact]) -> None:
+def send_slow_build(send: Send, task: Task, config: Config, future: Future[Artifact]) -> None:
     """Report one background compile, unless it was given up."""
     if future.cancelled():
         return
     error = future.exception()
     if error is not None:
-        tell(ThreadFailed(error))
+        send(ThreadFailed(error))
     else:
-        tell(SlowArtifactBuilt(task, replace(future.result(), config=config)))
+        send(SlowArtifactBuilt(task, replace(future.result(), config=config)))
 
 
-def choose_batch(tell: Tell, task: Task, search: Search, trials: list[Trial]) -> None:
+def choose_batch(send: Send, task: Task, search: Search, trials: list[Trial]) -> None:
     """Send a strategy the trials of its last batch, and report its next batch."""
     try:
-        tell(BatchChosen(task, search.send(trials)))
+        send(BatchChosen(task, search.send(trials)))
     except StopIteration:
-        tell(BatchChosen(task, None))
+        send(BatchChosen(task, None))
     except BaseException as error:
-        tell(ThreadFailed(error))
+        send(ThreadFailed(error))

@@ -56,7 +56,7 @@ def find_class(config: ModelConfig) -> Any:
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
     if not config.architectures:
-        kind = config.whole_model.get("model_type")
+        kind = config.top_level.get("model_type")
         for names in (
             modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
             modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -72,7 +72,7 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
     Raises:
         InputError: transformers can't build it, or does not use a key of the file that changes shapes.
     """
-    values = _keep_shapes(config.whole_model)
+    values = _keep_shapes(config.top_level)
     _require_few(config, values)
     try:
         with _offline():
@@ -88,7 +88,7 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
             f"{type(error).__name__}: {first}; {CAPTURE}"
         ) from None
     config.require_used(known)
-    if config.values is config.whole_model and text is not model.config:
+    if config.values is config.top_level and text is not model.config:
         _require_read(config, text, class_)
     return found if whole else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
 

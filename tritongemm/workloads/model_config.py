@@ -53,14 +53,14 @@ class ModelConfig:
     Attributes:
         path: the file, for messages.
         values: by key; null stands for a key that is missing.
-        whole_model: the values of the file's first level.
+        top_level: the values of the file's first level.
         usual: values of keys that files of such models leave out, as the model's code has them.
         read: keys that were read.
     """
 
     path: Path
     values: Mapping[str, Any]
-    whole_model: Mapping[str, Any]
+    top_level: Mapping[str, Any]
     usual: Mapping[str, Any]
     read: set[str] = field(default_factory=set, compare=False)
 
@@ -71,14 +71,14 @@ class ModelConfig:
     @property
     def architectures(self) -> Sequence[str]:
         """Names of the classes that can run the model."""
-        names = self.whole_model.get("architectures")
+        names = self.top_level.get("architectures")
         self.require(NAMES, "architectures", names if names is not None else [])
         return names or []
 
     @property
     def dtype(self) -> str:
         """Name of the type in which the model computes, as torch has it; "" where the file does not say."""
-        for values in (self.whole_model, self.values):
+        for values in (self.top_level, self.values):
             for key in ("torch_dtype", "dtype"):
                 if values.get(key) is not None:
                     self.require(TEXT, key, values[key])
@@ -88,17 +88,17 @@ class ModelConfig:
     @property
     def nested_type(self) -> str:
         """The model_type of a text part that is nested; "" where there is none, or the file does not say."""
-        return str(self.values.get("model_type") or "") if self.values is not self.whole_model else ""
+        return str(self.values.get("model_type") or "") if self.values is not self.top_level else ""
 
     @property
     def quantisation(self) -> Mapping[str, Any]:
         """What the file says of quantised weights; empty where they are not."""
-        found = self.whole_model.get("quantization_config")
+        found = self.top_level.get("quantization_config")
         return dict(self.require(MAP, "quantization_config", {} if found is None else found))
 
     def describe_other_parts(self) -> list[str]:
         """A remark for each part beside the text's."""
-        parts = [key.removesuffix("_config") for key in _OTHER_PARTS if self.whole_model.get(key)]
+        parts = [key.removesuffix("_config") for key in _OTHER_PARTS if self.top_level.get(key)]
         return [f"the {part} part of the model is not listed" for part in parts]
 
     def experts(self, some: bool) -> int:
@@ -125,7 +125,7 @@ class ModelConfig:
         Raises:
             InputError: there is one.
         """
-        for key, value in {**self.whole_model, **self.values}.items():
+        for key, value in {**self.top_level, **self.values}.items():
             if key in known or key in self.read or not _CHANGES_SHAPES.fullmatch(key):
                 continue
             kinds = set(map(str, value)) if isinstance(value, list) else set()
@@ -191,7 +191,7 @@ class ModelConfig:
     def _typed(self, kind: FieldKind, key: str) -> Any:
         value = self._find(key)
         if value is None:
-            where = f" in {NESTED}" if self.values is not self.whole_model else ""
+            where = f" in {NESTED}" if self.values is not self.top_level else ""
             raise InputError(f"{self.path}: there is no {key}{where}, which the sizes of {self._name} follow from")
         return self.require(kind, key, value)
 

@@ -165,7 +165,7 @@ def test_another_correction_orders_a_replay_otherwise(scripts: tuple[ModuleType,
     tables, script = scripts
     table = tables.read(RECORDED)[6]
     shipped = script.Replay.prepare(table)
-    learned = correction.fitted("sm90")
-    assert script.Replay.prepare(table, learned).order == shipped.order
-    none = correction.Correction(**{**vars(learned), "most": 0.0})
+    fitted = correction.fitted("sm90")
+    assert script.Replay.prepare(table, fitted).order == shipped.order
+    none = correction.Correction(**{**vars(fitted), "most": 0.0})
     assert set(script.Replay.prepare(table, none).order) == set(shipped.order) != shipped.order

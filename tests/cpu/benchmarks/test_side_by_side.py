@@ -31,13 +31,13 @@ NAMES = ["torch", "inductor", "ours"]
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
     yield importlib.import_module("side_by_side")
-    for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "contenders")]:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "competitors")]:
         del sys.modules[name]
 
 
 @pytest.fixture
 def board(script: ModuleType) -> ModuleType:
-    return importlib.import_module("contenders._board")
+    return importlib.import_module("competitors._board")
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_plot_without_matplotlib(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--contenders", "ours,cutlass"], "--contenders cutlass: there are torch, inductor"),
+        (["--competitors", "ours,cutlass"], "--competitors cutlass: there are torch, inductor"),
         (["--resume"], "name it with --json"),
         (["--rounds", "2"], "--rounds at least 5"),
         (["--autotune-configs", "0"], "at least 1"),
@@ -126,7 +126,7 @@ def test_argument_errors(
 
 
 def test_torch_always_runs_first(script: ModuleType) -> None:
-    assert script.parse(["--contenders", "ours,inductor"]).contenders == ["torch", "inductor", "ours"]
+    assert script.parse(["--competitors", "ours,inductor"]).competitors == ["torch", "inductor", "ours"]
 
 
 def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,16 +159,16 @@ def test_a_finished_run_is_printed_without_a_gpu(
     head = {"device": "H100", "toolchain": machine.toolchain(machine.find_machine(None)), "protocol": protocol}
     out.write_text(json.dumps({**head, "rows": [done, row(1, 1, {"torch": 1.0})]}))
     common = ["--gemm_size_file", str(file), "--json", str(out), "--resume"]
-    assert script.main([*common, "--contenders", "torch,ours"]) == 0
+    assert script.main([*common, "--competitors", "torch,ours"]) == 0
     assert json.loads(out.read_text())["summary"]["ours"]["geomean"] == 2.0
-    assert script.main([*common, "--contenders", "inductor"]) == 2, "a row without a contender is measured again"
+    assert script.main([*common, "--competitors", "inductor"]) == 2, "a row without a competitor is measured again"
     assert script.main([*common, "--rounds", "9"]) == 2 and "is of protocol" in capsys.readouterr().err
     out.write_text(json.dumps({**head, "device": "another", "rows": []}))
     assert script.main(common) == 2 and "is of device another" in capsys.readouterr().err
 
 
 def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -> None:
-    tuned = importlib.import_module("contenders._tuned")
+    tuned = importlib.import_module("competitors._tuned")
     half = Problem(7, 33, 777, "fp16", "fp16", "fp16", row_major_b=False)
     file = tmp_path / "sizes.yaml"
     file.write_text(tuned.sizes_text([PROBLEM, half]))
@@ -176,7 +176,7 @@ def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -
 
 
 def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
-    tuned = importlib.import_module("contenders._tuned")
+    tuned = importlib.import_module("competitors._tuned")
     quick, sure, other = (Config("tile", 16, n, 64) for n in (32, 64, 128))
     library = Config("kernel", 0, 0, 0, backend="blaslt")
     trials = [
@@ -194,7 +194,7 @@ def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
 
 
 def test_winners_hold(script: ModuleType) -> None:
-    hold = importlib.import_module("contenders._hold")
+    hold = importlib.import_module("competitors._hold")
     base: dict[str, Any] = {
         "problem": PROBLEM,
         "target": "sm90",

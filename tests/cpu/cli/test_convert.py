@@ -15,7 +15,7 @@ from tritongemm.core import held_files
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
-from tritongemm.results import told_file
+from tritongemm.results import tuned_file
 from tritongemm.workloads import sizes
 
 HEADER = (
@@ -222,13 +222,13 @@ def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest
 
 def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reads what the one before has written, however long that takes."""
-    output, write = tmp_path / "all_bf16_tuned.csv", told_file.write
+    output, write = tmp_path / "all_bf16_tuned.csv", tuned_file.write
 
     def slowly(*args: Any, **named: Any) -> Any:
         time.sleep(0.02)
         return write(*args, **named)
 
-    monkeypatch.setattr(told_file, "write", slowly)
+    monkeypatch.setattr(tuned_file, "write", slowly)
     rows = [OTHER.replace(",16,512", f",{m},512") for m in (16, 32, 48)]
     merges = []
     for number, row in enumerate(rows):
@@ -238,6 +238,6 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for merge in merges:
         merge.join()
     assert sorted(output.read_text().splitlines()) == sorted([HEADER, *rows])
-    with told_file.held(output), monkeypatch.context() as patch:
+    with tuned_file.held(output), monkeypatch.context() as patch:
         patch.setattr(held_files, "_LOCK_SECONDS", 0.01)
         assert convert.main([str(tmp_path / "0_bf16_tuned.csv"), "-o", str(output)]) == 2

@@ -11,7 +11,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import Defaults
 from tritongemm.report.console import Reporter
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
 from tritongemm.tuning import requested_rows, requested_run
@@ -125,11 +125,11 @@ def test_files_may_be_called_anything_where_the_family_is_said(requests: list[Tu
     assert gradlib.main([*flags, "--family", "a4w4_blockscale", "-k"]) == 0
     (asked,) = requests
     assert [asked.sizes.path, asked.outputs.path, asked.outputs.candidates] == files and asked.outputs.to == "aiter"
-    reported = ToldFile.find(files[1], "aiter")
+    reported = TunedFile.find(files[1], "aiter")
     assert reported is not None and (reported.place, reported.results) == (tmp_path / "best", tmp_path / "best.yaml")
     files[1].write_text("a letter\n")
     with pytest.raises(InputError, match="is there and is not AITER's CSV"):
-        ToldFile.find(files[1], "aiter")
+        TunedFile.find(files[1], "aiter")
 
 
 def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:

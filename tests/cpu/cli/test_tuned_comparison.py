@@ -15,7 +15,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
-from tritongemm.results import told_file
+from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
 from tritongemm.runtime import machine
@@ -49,7 +49,7 @@ def result(m: int, config: Config, us: float) -> Record:
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of tuned configs, sizes beside it, and a run that tunes them as `TIMES` says."""
     path, aiter = tmp_path / "bf16_tuned_gemm.csv", registry.get(Format, "aiter")
-    told_file.write(path, aiter, [result(m, OLD, 10) for m, (old, *_) in TIMES.items() if old != 0])
+    tuned_file.write(path, aiter, [result(m, OLD, 10) for m, (old, *_) in TIMES.items() if old != 0])
     untuned = "".join(f"{m},64,128,False,torch.bfloat16,torch.bfloat16,False,False\n" for m in TIMES)
     (tmp_path / "bf16_untuned_gemm.csv").write_text(f"{HEADER}\n{untuned}")
 
@@ -61,7 +61,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             and candidate.read_text() == path.read_text()
         )
         records = [result(m, NEW, 7) for m in TIMES]
-        told_file.write(candidate, aiter, records)
+        tuned_file.write(candidate, aiter, records)
         with Store.open(candidate.with_suffix(".yaml"), "sm90", {}, {}, compute_units=132) as store:
             for record in records:
                 store.add_record(record)

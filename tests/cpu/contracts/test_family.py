@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.plugins import dropped, tell_children
+from tests.support.plugins import dropped, end_children
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
@@ -137,7 +137,7 @@ def test_a_family_that_leaves_something_out_is_refused() -> None:
 def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file is all there is: planned, searched, compiled, predicted, and verified by the interpreter."""
     with dropped(Family, TOY, tmp_path, monkeypatch):
-        tell_children(Family, tmp_path, monkeypatch)
+        end_children(Family, tmp_path, monkeypatch)
         problem = make_problem(Defaults(dtype_b="int8", row_major_b=False, bias="n", family=TOY), 40, 96, 256)
         backend = registry.get(KernelBackend, "triton")
         planned = planner.plan_search(problem, GFX942, tmp_path, backend.name)

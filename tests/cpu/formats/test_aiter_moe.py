@@ -14,7 +14,7 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, Format
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces.loader import load_target
 
 KEYS = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
@@ -110,7 +110,7 @@ def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
 
 def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:
     rows = read(UNTUNED)
-    written = ToldFile.find(tmp_path / "tuned_fmoe.csv")
+    written = TunedFile.find(tmp_path / "tuned_fmoe.csv")
     assert written is not None
     with take(written.results, target="sm90", compute_units=132, toolchain={"torch": "2.13.0"}) as store:
         for number, row in enumerate(rows[:3]):  # of the second layer one product alone
@@ -119,7 +119,7 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
     head, line = (tmp_path / "tuned_fmoe.csv").read_text(encoding="utf-8").splitlines()
     assert head == f"gfx,cu_num,{KEYS},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw"
     assert line.startswith(f"sm90,132,{BF16},16,1,10.0,{TILE.name},0.0%,20.0,{TILE.name},0.0%,30.0,0,")
-    assert [reason for _, reason in found.untold] == ["the other product of its layer has no result"]
+    assert [reason for _, reason in found.incomplete] == ["the other product of its layer has no result"]
     again = read(f"{head}\n{line}\n", "tuned_fmoe.csv")
     assert [r.problem for r in again] == [r.problem for r in rows[:2]]
     assert [r.record and r.record.seconds for r in again] == [1e-5, 2e-5]
@@ -135,4 +135,4 @@ def test_what_can_not_be_told_is_named(other: dict[str, str], reason: str) -> No
     rows = read(UNTUNED)[:2]
     records = [replace(result(row), **other) for row in rows]  # type: ignore[arg-type]
     found = registry.get(Format, "aiter").translate_rows(rows, records, {"": ""})
-    assert not found.told and reason in found.untold[0][1]
+    assert not found.count and reason in found.incomplete[0][1]

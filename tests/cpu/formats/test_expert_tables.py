@@ -76,21 +76,21 @@ def test_what_the_servers_run_today_can_be_raced(target: str) -> None:
         limits = server.limits("a8w8_blockscale", facts)
         assert limits.templates == ("grouped_tile",) and limits.most_splits == 1 and limits.first
         for config in limits.first:
-            assert server.can_tell(config) and not server.can_tell(replace(config, split_k=2))
+            assert server.can_express(config) and not server.can_express(replace(config, split_k=2))
             assert triton.check(config, up.problem, facts) and triton.check(config, down.problem, facts)
 
 
 def test_the_config_that_is_fastest_at_both_products_is_told() -> None:
     rows = rows_of(1, 16)
     translated = VLLM.translate_rows(rows, results(rows), {})
-    assert translated.told == 4 and not translated.untold and list(translated.files) == [NAME]
+    assert translated.count == 4 and not translated.incomplete and list(translated.files) == [NAME]
     table = json.loads(translated.files[NAME])
     assert [int(m) for m in table] == list(LADDER)
     ours = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
     assert table["1"] == table["16"] == {**ours, "num_stages": 3}
     assert table["2"]["num_stages"] == 4 and table["4096"]["BLOCK_SIZE_M"] == 64, "elsewhere it runs what it does today"
     again = VLLM.translate_rows(rows, results(rows), translated.files)
-    assert not again.files and again.told == 4
+    assert not again.files and again.count == 4
     with_remark = json.dumps({"triton_version": "3.4.0", **table}, indent=4)
     assert not VLLM.translate_rows(rows, results(rows), {NAME: with_remark}).files
     changed = VLLM.translate_rows(rows_of(96), results(rows_of(96)), {NAME: with_remark}).files[NAME]
@@ -111,10 +111,10 @@ def test_what_can_not_be_told_has_a_reason() -> None:
     )
     for found, why in cases:
         translated = VLLM.translate_rows(rows, found, {})
-        assert not translated.files and not translated.told and len(translated.untold) == len(found)
-        assert all(why in reason for _, reason in translated.untold)
+        assert not translated.files and not translated.count and len(translated.incomplete) == len(found)
+        assert all(why in reason for _, reason in translated.incomplete)
     translated = VLLM.translate(results(rows), {})
-    assert not translated.files and all("--top_k" in reason for _, reason in translated.untold)
+    assert not translated.files and all("--top_k" in reason for _, reason in translated.incomplete)
     with pytest.raises(InputError, match="name a folder"):
         VLLM.translate_rows(rows, results(rows), {"": "{}"})
 

@@ -166,7 +166,7 @@ def test_the_library_and_rows_that_are_there() -> None:
     lost = TABLE.translate([lost_record], {"": text})
     same = result(product(), Config("torch", 0, 0, 0, backend="torch"))
     assert TABLE.translate([same], {"": text}) == TABLE.translate([lost_record], {"": text})
-    assert json.loads(lost.files[""]) == {MM: [{"template_id": "aten::mm"}]} and lost.told == 1
+    assert json.loads(lost.files[""]) == {MM: [{"template_id": "aten::mm"}]} and lost.count == 1
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_the_library_and_rows_that_are_there() -> None:
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
     written = TABLE.translate([result(product(m=32)), record], {})
-    assert written.told == 1 and list(json.loads(written.files[""])) == [key_of(product(m=32))]
-    ((same, reason),) = written.untold
+    assert written.count == 1 and list(json.loads(written.files[""])) == [key_of(product(m=32))]
+    ((same, reason),) = written.incomplete
     assert same is record
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(reason)

@@ -38,7 +38,7 @@ def test_the_library_serves_until_there_is_a_candidate() -> None:
     )
     assert curve.in_seconds and told_as(curve) == ([0, 2, 3], pytest.approx([0.5, 1, 1]))
     assert curve.reached(0.99) == 2.0 and curve.reached(0.4) == 0.0
-    assert curve.tell() == "99% of the final speed after 2.0 s"
+    assert curve.describe() == "99% of the final speed after 2.0 s"
 
 
 def test_sizes_count_by_their_geometric_mean() -> None:
@@ -59,7 +59,7 @@ def test_older_journals_are_told_over_candidates() -> None:
     curve = quality_over_time(history.read(DATA / "h200_fp8_journal.jsonl"))
     assert not curve.in_seconds and curve.points[-1][1] == pytest.approx(1.0)
     assert all(0 < quality <= 1 for _, quality in curve.points)
-    assert 1 < (curve.reached(0.99) or 0) <= 76 and curve.tell().endswith(" trials")
+    assert 1 < (curve.reached(0.99) or 0) <= 76 and curve.describe().endswith(" trials")
 
 
 def test_nothing_timed_has_no_curve() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.plugins import dropped, tell_children
+from tests.support.plugins import dropped, end_children
 from tritongemm.cli import export, launch_plan, tune
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -31,7 +31,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelB
     """A backend whose kernel computes, put beside the others, where compiler processes find it too."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     with dropped(Backend, BACKEND, tmp_path, monkeypatch) as name:
-        tell_children(Backend, tmp_path, monkeypatch)
+        end_children(Backend, tmp_path, monkeypatch)
         yield registry.get(KernelBackend, name)
 
 
@@ -79,7 +79,7 @@ def test_a_family_with_its_own_scales_is_tuned_and_verified(
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "2"]
     with dropped(Family, FAMILY, tmp_path, monkeypatch):
-        tell_children(Family, tmp_path, monkeypatch)
+        end_children(Family, tmp_path, monkeypatch)
         assert tune.main([*size, "--family", FAMILY, "-o", str(tmp_path / "out.yaml")]) == 0
     (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert (row["family"], row["dtype_a"], row["dtype_b"], row["dtype_c"]) == (FAMILY, "fp16", "int8", "fp16")

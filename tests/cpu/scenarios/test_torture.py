@@ -10,8 +10,8 @@ import pytest
 
 from tests.torture import __main__ as torture
 from tests.torture.campaigns import IN_PROCESS, Campaign
+from tests.torture.complete_commands import WITH_PROCESSES
 from tests.torture.file_campaigns import FILES
-from tests.torture.whole_commands import WITH_PROCESSES
 
 READS = 60  # tries of a campaign that only reads files
 LONGER = dict.fromkeys(FILES, 24) | {FILES[-1]: 12}  # of those whose tries take longer, the last one most

@@ -101,30 +101,30 @@ def test_problems_without_a_table_are_the_analytical_models(problem: Problem, mo
 
 
 def test_other_templates_and_other_targets_have_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned = correction.fitted("sm90")
-    assert learned is not None and correction.fitted("gfx942") is None
-    _, rows = model.features(CONFIGS, BF16, H200, learned.templates)
-    assert all(learned.factors([replace(c, template="not_recorded") for c in CONFIGS], rows) == 1)
-    assert all(learned.factors([replace(c, backend="cutlass") for c in CONFIGS], rows) == 1)
-    assert len(set(learned.factors(CONFIGS, rows).tolist())) > 1
+    fitted = correction.fitted("sm90")
+    assert fitted is not None and correction.fitted("gfx942") is None
+    _, rows = model.features(CONFIGS, BF16, H200, fitted.templates)
+    assert all(fitted.factors([replace(c, template="not_recorded") for c in CONFIGS], rows) == 1)
+    assert all(fitted.factors([replace(c, backend="cutlass") for c in CONFIGS], rows) == 1)
+    assert len(set(fitted.factors(CONFIGS, rows).tolist())) > 1
 
 
 def test_no_size_is_far_enough_for_a_factor_without_bounds() -> None:
-    learned = correction.fitted("sm90")
-    assert learned is not None
+    fitted = correction.fitted("sm90")
+    assert fitted is not None
     for size in [(1, 1, 1), (1, 16, 65536), (70000, 70000, 16), (33, 100003, 77)]:
-        _, rows = model.features(CONFIGS, replace(BF16, m=size[0], n=size[1], k=size[2]), H200, learned.templates)
-        factors = learned.factors(CONFIGS, rows)
-        assert np.isfinite(factors).all() and abs(np.log(factors)).max() <= learned.most
+        _, rows = model.features(CONFIGS, replace(BF16, m=size[0], n=size[1], k=size[2]), H200, fitted.templates)
+        factors = fitted.factors(CONFIGS, rows)
+        assert np.isfinite(factors).all() and abs(np.log(factors)).max() <= fitted.most
 
 
 def test_a_correction_is_read_back_as_it_was_written() -> None:
-    learned = correction.fitted("sm90")
-    assert learned is not None
-    data = learned.to_json()
+    fitted = correction.fitted("sm90")
+    assert fitted is not None
+    data = fitted.to_json()
     again = correction.Correction.from_json(data)
-    _, rows = model.features(CONFIGS, BF16, H200, learned.templates)
-    assert again.factors(CONFIGS, rows) == pytest.approx(learned.factors(CONFIGS, rows))
+    _, rows = model.features(CONFIGS, BF16, H200, fitted.templates)
+    assert again.factors(CONFIGS, rows) == pytest.approx(fitted.factors(CONFIGS, rows))
     with pytest.raises(InputError, match="fit it again"):
         correction.Correction.from_json({**data, "features": data["features"][1:]})
 

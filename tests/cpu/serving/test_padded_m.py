@@ -137,8 +137,8 @@ def test_each_size_is_told_of_once_where_that_is_asked_for(
         for name, value in (("AITER_LOG_TUNED_CONFIG", "0"), ("TRITONGEMM_LOG", "config")):
             monkeypatch.setenv(name, value)
             for _ in range(2):
-                log.tell("13x32x64", "cuda:0", choice, "a.csv: row 3 (line 4)")
-                log.tell("13x32x64", "cuda:1", Resolution("fallback", "not loaded yet", lasting=False), "")
+                log.log("13x32x64", "cuda:0", choice, "a.csv: row 3 (line 4)")
+                log.log("13x32x64", "cuda:1", Resolution("fallback", "not loaded yet", lasting=False), "")
     assert [r.getMessage() for r in caplog.records] == ["13x32x64 on cuda:0: bucket: M 16 …; a.csv: row 3 (line 4)"]
 
 

@@ -23,7 +23,7 @@ from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ServerFormat
 from tritongemm.report.console import Reporter
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
@@ -68,7 +68,7 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
     limits = servers.limits(request, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
     assert {config.backend for config in limits.first} == {backend}
     options = TuningOptions(Path("unused"), backends=(backend,), toolchain=MACHINE, limits=limits)
-    reported = ToldFile.find(tmp_path / NAME)
+    reported = TunedFile.find(tmp_path / NAME)
     assert reported is not None
     with take(reported.results, target="sm90", toolchain=MACHINE) as store:
         for problem in (row.problem for row in rows):
@@ -79,11 +79,11 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
             store.add_trials(problem, [*screens, *result.trials], record)
         pool = SimpleNamespace(stream=lambda jobs: iter([Artifact(job.config, job.digest) for job in jobs]))
         run: Any = SimpleNamespace(store=store, options=options, evaluators=[judge], pool=pool, watcher=Reporter())
-        LayerTuning(run, server.can_tell).tune(rows)
+        LayerTuning(run, server.can_express).tune(rows)
         raced = [{t.config for (_, stage), t in store.trials(row.problem).items() if stage == "final"} for row in rows]
         assert raced[0] == raced[1] and raced[0] >= {*limits.first} and len(raced[0]) > len(limits.first) + 4
         found = reported.write(store, [row.problem for row in rows], rows)
-    assert found.told == 2 and not found.untold
+    assert found.count == 2 and not found.incomplete
     table = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     sums = {c: sum(seconds_of(c, row.problem) for row in rows) for c in raced[0]}
     best = min(sums, key=sums.__getitem__)

@@ -120,7 +120,7 @@ def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.Monk
 def test_files_and_tables_tell_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp8 = record(problem("a8w8"), quantize_seconds=1.5e-6)
     plain = record(Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False))
-    assert fp8.whole_seconds == pytest.approx(3.5e-6) and plain.whole_seconds is None
+    assert fp8.seconds_with_quantization == pytest.approx(3.5e-6) and plain.seconds_with_quantization is None
     assert Record.from_json(fp8.to_json()) == fp8 and "quantize_seconds" not in plain.to_json()
     file = tmp_path / "tuned.yaml"
     file.write_text(results_format().write([fp8, plain]), encoding="utf-8")

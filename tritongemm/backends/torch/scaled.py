@@ -55,13 +55,13 @@ def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Ca
     if coverage(problem) not in _ALONG_K:
         made = {"out": c} if own_c else {}
         named = {"use_fast_accum": fast, "out_dtype": c.dtype, **made}
-        calls = iter([_whole_rows(problem, operands, left, right, named)])
+        calls = iter([_complete_rows(problem, operands, left, right, named)])
     else:
         calls = _along_k(problem, operands, left, right, own_c)
     return next(filter(accepts, calls), None)
 
 
-def _whole_rows(problem: Problem, operands: Operands, left: Tensor, right: Tensor, named: dict[str, Any]) -> Call:
+def _complete_rows(problem: Problem, operands: Operands, left: Tensor, right: Tensor, named: dict[str, Any]) -> Call:
     """`_scaled_mm` with a factor for all, or for each row of A and column of B."""
     import torch
 

@@ -28,7 +28,7 @@ class Published:
     contents: Contents
     conflicts: tuple[str, ...]
 
-    def tell_missing(self) -> Iterator[str]:
+    def describe_missing(self) -> Iterator[str]:
         """A line for each result and kernel that the library does not hold."""
         for record, reason in self.built.left_out:
             yield f"left out: {record.problem.key}: {reason}"

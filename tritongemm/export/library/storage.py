@@ -351,7 +351,7 @@ def manifest_text(
 ) -> str:
     """The manifest of these entries, kernels beside them and facts of targets."""
     listed = [",\n".join(_compact(one.to_json()) for one in several) for several in (entries, helpers)]
-    facts = ",\n".join(f"{json.dumps(t.name)}:{_compact(sealed({'facts': schema.tell_target(t)}))}" for t in targets)
+    facts = ",\n".join(f"{json.dumps(t.name)}:{_compact(sealed({'facts': schema.target_facts(t)}))}" for t in targets)
     return (
         f'{{"{_KIND}": {SCHEMA}, "entries": [\n{listed[0]}\n], "helpers": [\n{listed[1]}\n], '
         f'"targets": {{\n{facts}\n}}}}\n'

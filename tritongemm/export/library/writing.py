@@ -148,7 +148,7 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
     conflicts = []
     for entry in entries:
         other = contents.entries.setdefault(entry.key, entry)
-        if other is not entry and _told(other) != _told(entry):
+        if other is not entry and _claim(other) != _claim(entry):
             kept, given_up = (entry, other) if _seconds(entry) < _seconds(other) else (other, entry)
             contents.entries[entry.key] = kept
             conflicts.append(f"{kept.name}: kept {_described(kept)}, not {_described(given_up)}")
@@ -192,8 +192,8 @@ def _seconds(entry: LibraryEntry) -> tuple[bool, float]:
     return entry.record.predicted, entry.record.served_seconds
 
 
-def _told(entry: LibraryEntry) -> tuple[str, str, str, float]:
-    """What two entries of one thing must agree in to be no conflict."""
+def _claim(entry: LibraryEntry) -> tuple[str, str, str, float]:
+    """What two entries for one call must share to be no conflict."""
     record = entry.record
     return record.winner, record.config.name, entry.kernel.sha256 if entry.kernel else "", _seconds(entry)[1]
 

@@ -121,7 +121,7 @@ class Format(Plugin, abstract=True):
         """
         return ""
 
-    def can_tell(self, config: Config) -> bool:
+    def can_express(self, config: Config) -> bool:
         """Say whether `translate` may write a generated kernel of this config, for a result that another kernel won."""
         return False
 
@@ -142,7 +142,7 @@ class Format(Plugin, abstract=True):
         return text
 
     @property
-    def tells_results(self) -> bool:
+    def translates_results(self) -> bool:
         """Whether `translate` can write results, completely or in part."""
         return self.can_write or type(self).translate is not Format.translate
 

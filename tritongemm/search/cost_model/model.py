@@ -138,10 +138,10 @@ def _seconds(
 ) -> tuple[Floats, Floats]:
     """As `_times`, with seconds that are corrected where tables of such problems were recorded."""
     terms, seconds = _times(launches, problem, target, warm)
-    learned = None if warm else correction.fitted(target.name)
-    if learned and learned.covers(problem):
-        rows = correction.features(configs, problem, target, launches.demand(terms, seconds), learned.templates)
-        seconds = seconds * learned.factors(configs, rows)
+    fitted = None if warm else correction.fitted(target.name)
+    if fitted and fitted.covers(problem):
+        rows = correction.features(configs, problem, target, launches.demand(terms, seconds), fitted.templates)
+        seconds = seconds * fitted.factors(configs, rows)
     return terms, seconds
 
 

@@ -10,7 +10,7 @@ from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.record_table import rows_of
-from tritongemm.serving.source_row import tell_kernel
+from tritongemm.serving.source_row import describe_kernel
 
 
 class NearRecord(KernelSource):
@@ -28,5 +28,5 @@ class NearRecord(KernelSource):
         record = found.row.record
         m, asked = rows_of(record.problem), rows_of(call.problem)
         why = f"as no row has {asked}" if m != asked else "tuned with another spread of rows over groups"
-        text = f"M {m}, {why}: {tell_kernel(record)} at M {m}"
+        text = f"M {m}, {why}: {describe_kernel(record)} at M {m}"
         return Resolution("near", text, found.kernel, record=record, where=found.row.where)

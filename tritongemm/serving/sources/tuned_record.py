@@ -8,7 +8,7 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.source_row import SourceRow, kind_of, tell_kernel
+from tritongemm.serving.source_row import SourceRow, describe_kernel, kind_of
 
 
 class TunedRecord(KernelSource):
@@ -22,7 +22,7 @@ class TunedRecord(KernelSource):
         if isinstance(kernel, Support):
             return kernel
         assert isinstance(row, SourceRow), "a tuned kernel has a record"
-        record, text = row.record, tell_kernel(row.record)
+        record, text = row.record, describe_kernel(row.record)
         kind, m = kind_of(record, call.problem.m), record.problem.m
         if kind == "exact":
             return Resolution(kind, text, kernel, record=record, where=row.where)

@@ -61,8 +61,8 @@ class Product:
     @property
     def is_layer(self) -> bool:
         """Whether it has the layouts of a linear layer."""
-        lies_plainly = self.row_major_a and not self.row_major_b and not self.order_b
-        return lies_plainly and self.batch == self.groups == 1
+        is_dense_or_turned = self.row_major_a and not self.row_major_b and not self.order_b
+        return is_dense_or_turned and self.batch == self.groups == 1
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:

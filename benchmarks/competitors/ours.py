@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contenders import BASELINE, Ready, Refused, Setting
+from competitors import BASELINE, Ready, Refused, Setting
 from tritongemm.core.config import Config
 from tritongemm.measure.jobs import LaunchCandidate
 

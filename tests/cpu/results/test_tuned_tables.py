@@ -16,7 +16,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ServerFormat
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces.loader import load_target
 
 VLLM, SGLANG = (registry.get(Format, name) for name in ("vllm_dense_json", "sglang_dense_json"))
@@ -47,7 +47,7 @@ def test_what_the_servers_kernel_takes() -> None:
 
 def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: Path) -> None:
     """A library that won is nothing to a server without a plug-in; ours of more than it takes is nothing either."""
-    written = ToldFile.find(tmp_path / NAME)
+    written = TunedFile.find(tmp_path / NAME)
     assert written is not None and written.place == tmp_path
     (tmp_path / "README.txt").write_bytes(b"\xff")
     best, other, ours = (Config("tile", m, 64, 128, 8) for m in (16, 32, 64))
@@ -60,7 +60,7 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
     with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
         found = written.write(store, [SIZES[3]])
-    assert [*found.files] == [NAME] and not found.untold
+    assert [*found.files] == [NAME] and not found.incomplete
     rows = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     assert rows["8"]["BLOCK_SIZE_M"] == 16 and rows["8"]["num_stages"] == best.num_stages
     assert rows["16"]["BLOCK_SIZE_M"] == 64 and len(rows) == len(SIZES), "elsewhere it runs what it does today"
@@ -69,7 +69,7 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
 def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> None:
     """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
     place = tmp_path / NAME.replace("128,128", "128, 128")
-    written = ToldFile.find(place)
+    written = TunedFile.find(place)
     assert written is not None and isinstance(SGLANG, ServerFormat)
     ours = Config("tile", 16, 64, 128, 8)
     slow, swapped = (replace(ours, backend="sglang", num_stages=s) for s in (2, 3))
@@ -77,15 +77,19 @@ def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> No
     times = {ours: 1e-5, swapped: 2e-5, slow: 3e-5, replace(swapped, backend="vllm"): 5e-6}
     trials = [Trial(config, "ok", samples=(s,), timer="events", stage="final") for config, s in times.items()]
     record = Record(SIZES[3], "sm90", ours, "triton", 1e-5, 0.0, "events", toolchain=TOOLS)
-    assert SGLANG.can_tell(swapped) and SGLANG.can_tell(ours) and not SGLANG.can_tell(replace(swapped, backend="vllm"))
-    assert not SGLANG.can_tell(replace(ours, split_k=4)), "ours adds splits up in another way"
-    assert isinstance(VLLM, ServerFormat) and not VLLM.can_tell(replace(swapped, backend="vllm")), (
+    assert (
+        SGLANG.can_express(swapped)
+        and SGLANG.can_express(ours)
+        and not SGLANG.can_express(replace(swapped, backend="vllm"))
+    )
+    assert not SGLANG.can_express(replace(ours, split_k=4)), "ours adds splits up in another way"
+    assert isinstance(VLLM, ServerFormat) and not VLLM.can_express(replace(swapped, backend="vllm")), (
         "vLLM's does not split"
     )
     with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
         found = written.write(store, [SIZES[3]])
-    assert found.told == 1 and not found.untold
+    assert found.count == 1 and not found.incomplete
     rows = json.loads(place.read_text(encoding="utf-8"))
     assert (rows["8"]["SPLIT_K"], rows["8"]["SWAP_AB"], rows["8"]["num_stages"]) == (4, True, 3)
     assert "SPLIT_K" not in rows["16"]

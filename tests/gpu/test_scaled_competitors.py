@@ -18,7 +18,7 @@ from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.runtime.machine import Machine
 
 SIZES = ((1, 2112, 7168), (7, 336, 640), (33, 272, 1152), (96, 256, 512), (130, 1040, 2176))
-CONTENDERS = ("torch", "blaslt", "deepgemm")
+COMPETITORS = ("torch", "blaslt", "deepgemm")
 
 
 def prepared(machine: Machine, name: str, problem: Problem) -> LibraryBackend:
@@ -62,7 +62,7 @@ def check_each(backend: LibraryBackend, problem: Problem, operands: Operands, ex
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("name", COMPETITORS)
 def test_fp8_with_every_granularity(gpu_machine: Machine, name: str, pair: str) -> None:
     dtype = encoding(gpu_machine)
     backend = prepared(gpu_machine, name, scaled_operands.problem(96, 256, 512, PAIRS[pair], dtype))

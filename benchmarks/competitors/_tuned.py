@@ -13,7 +13,7 @@ from pathlib import Path
 
 from _common import ROOT
 
-from contenders import Refused
+from competitors import Refused
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact

@@ -1,6 +1,6 @@
 """Rows of times → geometric means, the table, the plot. A row is one size, JSON values only:
 
-{"m", "n", "k", "key", "roofline_us", "times": {contender: {"us", …} or {"reason"}}}
+{"m", "n", "k", "key", "roofline_us", "times": {competitor: {"us", …} or {"reason"}}}
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from contenders import BASELINE
+from competitors import BASELINE
 
 Row = dict[str, Any]
 SAME = 1.005  # a lead below this is none
@@ -24,12 +24,12 @@ def geomean(values: Iterable[float]) -> float | None:
 
 
 def us(row: Row, name: str) -> float | None:
-    """Microseconds of a contender, where it ran."""
+    """Microseconds of a competitor, where it ran."""
     return row["times"].get(name, {}).get("us")
 
 
 def ratio(row: Row, name: str, over: str = BASELINE) -> float | None:
-    """How many times as fast as another one a contender is."""
+    """How many times as fast as another one a competitor is."""
     mine, theirs = us(row, name), us(row, over)
     return theirs / mine if mine and theirs else None
 
@@ -41,7 +41,7 @@ def roofline(row: Row, name: str) -> float | None:
 
 
 def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Figures of each contender over the sizes it ran: means, worst ratio, shares of sizes, seconds of tuning."""
+    """Figures of each competitor over the sizes it ran: means, worst ratio, shares of sizes, seconds of tuning."""
     found: dict[str, dict[str, Any]] = {}
     groups = sorted({r["m"] for r in rows})
     for name in names:
@@ -65,7 +65,7 @@ def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, An
     return found
 
 
-WIDTH = 19  # of a contender's column
+WIDTH = 19  # of a competitor's column
 
 
 def heading(names: Sequence[str]) -> str:
@@ -74,7 +74,7 @@ def heading(names: Sequence[str]) -> str:
 
 
 def line(row: Row, names: Sequence[str]) -> str:
-    """A line of text for a size: microseconds, ratio to torch and share of the roofline of each contender."""
+    """A line of text for a size: microseconds, ratio to torch and share of the roofline of each competitor."""
     cells = []
     for name in names:
         mine, gain, share = us(row, name), ratio(row, name), roofline(row, name)
@@ -84,7 +84,7 @@ def line(row: Row, names: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """The summary, a column for each contender."""
+    """The summary, a column for each competitor."""
     found = summary(rows, names)
 
     def over(title: str, value: Callable[[dict[str, Any]], str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contenders import Ready, Refused, Setting
-from contenders.ours import launched
+from competitors import Ready, Refused, Setting
+from competitors.ours import launched
 
 NOTE = "the best Triton config of our tuner, whoever won"
 

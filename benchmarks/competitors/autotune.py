@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
-from contenders import Ready, Refused, Setting
+from competitors import Ready, Refused, Setting
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.codegen import geometry, modules, template_facts
 from tritongemm.core.config import Config

@@ -1,4 +1,4 @@
-"""A contender made ready → verified, captured, and timed against the others of one size."""
+"""A competitor made ready → verified, captured, and timed against the others of one size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from contenders import Ready, Refused, Setting
+from competitors import Ready, Refused, Setting
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
 from tritongemm.numerics import verify
 
@@ -34,10 +34,10 @@ class Eager:
 
 @dataclass
 class Entry:
-    """A contender in the race.
+    """A competitor in the race.
 
     Attributes:
-        name: of the contender.
+        name: of the competitor.
         ready: what it brought.
         graph: its captured calls, or what stands in for them.
         launches: in one graph.
@@ -63,11 +63,11 @@ class Entry:
 
 
 def enter(setting: Setting, name: str, ready: Ready, seconds: float) -> Entry:
-    """Verify a contender and capture its calls.
+    """Verify a competitor and capture its calls.
 
     Args:
         setting: the size.
-        name: of the contender.
+        name: of the competitor.
         ready: what it brought.
         seconds: one graph takes at the roofline; it holds whole passes through the copies.
 
@@ -108,7 +108,7 @@ def captured(bench: OperandSets, calls: Sequence[Callable[[], object]], launches
     import torch
 
     pool = torch.cuda.MemPool()
-    # Outputs that a call allocates take turns as those of the other contenders do.
+    # Outputs that a call allocates take turns as those of the other competitors do.
     held: deque[object] = deque(maxlen=bench.copies)
 
     def keep(call: Callable[[], object]) -> None:

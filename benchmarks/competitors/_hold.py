@@ -9,7 +9,7 @@ from typing import Any
 
 from _common import open_gpu
 
-from contenders._tuned import compiled
+from competitors._tuned import compiled
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from contenders import Ready, Setting
-from contenders.torch import operations
+from competitors import Ready, Setting
+from competitors.torch import operations
 
 NOTE = "the same call with torch.cuda.tunable on and tuned for the size; detail.picked names its choice"
 

@@ -8,7 +8,7 @@ import time
 from contextlib import redirect_stderr
 from functools import partial
 
-from contenders import Ready, Setting
+from competitors import Ready, Setting
 
 NOTE = 'torch.compile(F.linear, mode="max-autotune-no-cudagraphs", dynamic=False)'
 

@@ -5,7 +5,7 @@ A file defines
     NOTE                            one line on what it runs, for the output
     prepare(setting) -> Ready       tunes it for one size and says what to call
 
-An exception that `prepare` or its calls raise is that contender's refusal of the size; the others go on. A file whose
+An exception that `prepare` or its calls raise is that competitor's refusal of the size; the others go on. A file whose
 name starts with an underscore is shared by several.
 """
 
@@ -25,7 +25,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 
 if TYPE_CHECKING:
-    from contenders._tuned import Tuned
+    from competitors._tuned import Tuned
     from tritongemm.measure.operand_sets import OperandSets
 
 BASELINE = "torch"
@@ -33,12 +33,12 @@ NAMES = (BASELINE, "inductor", "tunableop", "autotune", "ours", "ours_triton")
 
 
 class Refused(Exception):
-    """A contender can't run a size; the text is the reason."""
+    """A competitor can't run a size; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a contender is prepared for.
+    """What a competitor is prepared for.
 
     Attributes:
         problem, target: the size and the GPU.
@@ -46,7 +46,7 @@ class Setting:
         folder: a place of the run's own.
         autotune_configs: most configs `triton.autotune` is given.
         tuned: our own results.
-        entered: contenders that are ready for this size.
+        entered: competitors that are ready for this size.
     """
 
     problem: Problem
@@ -60,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender made ready for a size.
+    """A competitor made ready for a size.
 
     Attributes:
         calls: one for each copy of the operands; a call fills that copy's C, or returns a tensor of its own.
@@ -68,7 +68,7 @@ class Ready:
         detail: what else to write down, JSON values only.
         scope: context its calls run and are captured in.
         release: gives back what it holds.
-        same: contender whose call this is; it is not timed again, and `calls` is empty.
+        same: competitor whose call this is; it is not timed again, and `calls` is empty.
     """
 
     calls: list[Callable[[], object]] = field(default_factory=list)
@@ -80,5 +80,5 @@ class Ready:
 
 
 def load(name: str) -> ModuleType:
-    """The file of one contender."""
-    return importlib.import_module(f"contenders.{name}")
+    """The file of one competitor."""
+    return importlib.import_module(f"competitors.{name}")

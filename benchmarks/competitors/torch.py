@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contenders import BASELINE, Ready, Refused, Setting
+from competitors import BASELINE, Ready, Refused, Setting
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 

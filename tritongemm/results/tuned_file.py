@@ -36,19 +36,19 @@ def output_format(path: Path, name: str = "") -> Format:
     Raises:
         InputError: none, or several, can be meant; lists those there are.
     """
-    telling = [f for f in registry.every(Format) if f.tells_results]
+    translating = [f for f in registry.every(Format) if f.translates_results]
     if name:
         found = [registry.get(Format, name)]
-        if found[0] not in telling:
-            raise InputError(f"--to {name}: {found[0].title} can't tell results; these can: {_names(telling)}")
+        if found[0] not in translating:
+            raise InputError(f"--to {name}: {found[0].title} can't tell results; these can: {_names(translating)}")
         return found[0]
     text = read_exactly(path) if os.path.isfile(path) else ""
-    claimed = [f for f in telling if f.recognises(path, text)]
-    suffixed = [] if text.strip() else [f for f in telling if path.suffix in f.suffixes]
+    claimed = [f for f in translating if f.recognises(path, text)]
+    suffixed = [] if text.strip() else [f for f in translating if path.suffix in f.suffixes]
     found = claimed or suffixed
     if len(found) != 1:
         which = "none of the formats that can tell results is" if not found else "several formats may be"
-        raise InputError(f"{path}: {which} meant; name one by --to: {_names(found or telling)}")
+        raise InputError(f"{path}: {which} meant; name one by --to: {_names(found or translating)}")
     return found[0]
 
 
@@ -57,7 +57,7 @@ def _names(formats: Iterable[Format]) -> str:
 
 
 def held(path: Path) -> AbstractContextManager[None]:
-    """Keep other processes of ours from telling results in a file, or in those of a folder, so that none are lost.
+    """Keep other processes of ours from translating results in a file, or in those of a folder, so that none are lost.
 
     Args:
         path: the file or folder, there or not.
@@ -76,7 +76,7 @@ def write(
     rows: Sequence[FormatRow] = (),
     family: str = "",
 ) -> Translation:
-    """Tell results in a file or folder, each file replaced as a whole.
+    """Send results in a file or folder, each file replaced as a whole.
 
     Args:
         path: the file, or the folder of a format that keeps one.
@@ -94,7 +94,7 @@ def write(
     judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
     others = tuple((record, reason) for record, reason in judged if reason)
     translation = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
-    translation = replace(translation, untold=(*translation.untold, *others))
+    translation = replace(translation, incomplete=(*translation.incomplete, *others))
     for name, text in translation.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
@@ -116,7 +116,7 @@ def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
             yield found.name, read_exactly(found)
 
 
-class ToldFile:
+class TunedFile:
     """The file of another tool's format that a tuning run is asked for.
 
     Args:
@@ -134,7 +134,7 @@ class ToldFile:
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod
-    def find(cls, path: Path, name: str = "") -> ToldFile | None:
+    def find(cls, path: Path, name: str = "") -> TunedFile | None:
         """The file at a path; None where that is not called, and does not begin, as another tool's file of results.
 
         Args:
@@ -155,10 +155,10 @@ class ToldFile:
                 fault = format_.why_unrecognised(path, text) or f"{path} is there and is not {format_.title}"
                 raise InputError(f"{fault}; or {_ADVICE}")
             return cls(path, format_)
-        telling = [f for f in registry.every(Format) if f is not ours and f.tells_results]
-        claimed = next((f for f in telling if f.recognises(path, text)), None)
-        if claimed is None and text and path.suffix in {suffix for f in telling for suffix in f.suffixes}:
-            fault = next((fault for f in telling if (fault := f.why_unrecognised(path, text))), "")
+        translating = [f for f in registry.every(Format) if f is not ours and f.translates_results]
+        claimed = next((f for f in translating if f.recognises(path, text)), None)
+        if claimed is None and text and path.suffix in {suffix for f in translating for suffix in f.suffixes}:
+            fault = next((fault for f in translating if (fault := f.why_unrecognised(path, text))), "")
             if fault:
                 raise InputError(f"{fault}; or {_ADVICE}")
         return cls(path, claimed) if claimed else None
@@ -216,7 +216,7 @@ class ToldFile:
     def write(
         self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = (), family: str = ""
     ) -> Translation:
-        """Tell the results of some problems.
+        """Send the results of some problems.
 
         Args:
             store: has them.
@@ -227,12 +227,12 @@ class ToldFile:
         Raises:
             InputError, OutputError: as of `write`.
         """
-        records = [record for problem in problems for record in _told_of(store, problem, self._format)]
+        records = [record for problem in problems for record in _records_of(store, problem, self._format)]
         with held(self.place):
             return write(self.place, self._format, records, rows=rows, family=family)
 
 
-def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:
+def _records_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:
     """A problem's result, then those of its finalists that other tools know, or that the format tells by itself."""
     best = store.record(problem)
     if best is None:
@@ -243,7 +243,7 @@ def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record
         if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_told:
             continue
         backend = registry.get(Backend, trial.config.backend)
-        if backend.named_kernel(trial.config) is not None or format_.can_tell(trial.config):
+        if backend.named_kernel(trial.config) is not None or format_.can_express(trial.config):
             yield replace(
                 best, config=trial.config, winner=trial.config.backend, seconds=trial.seconds, spread=trial.spread,
                 error=trial.error, tolerance=trial.tolerance, library="", library_seconds=None, tie=False,

@@ -13,8 +13,8 @@ from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
-from tritongemm.results import told_file
-from tritongemm.results.told_file import ToldFile
+from tritongemm.results import tuned_file
+from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader
 
 ASM = "_ZN5aiter24bf16gemm_bf16_tn_256x256E"
@@ -27,8 +27,8 @@ WIDE, TALL = (Problem(m, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False) f
 MI300X = loader.load_target("gfx942")
 
 
-def opened(path: Path) -> ToldFile:
-    written = ToldFile.find(path)
+def opened(path: Path) -> TunedFile:
+    written = TunedFile.find(path)
     assert written is not None
     return written
 
@@ -37,12 +37,12 @@ def test_a_name_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
     assert opened(tmp_path / "bf16_tuned_gemm.csv").results == tmp_path / "bf16_tuned_gemm.yaml"
     (tmp_path / "mine.csv").write_text(HEADER + "\n")
     assert opened(tmp_path / "mine.csv").results == tmp_path / "mine.yaml"
-    assert [ToldFile.find(tmp_path / name) for name in ("out.csv", "out.yaml", "tuned", "bf16_tuned.json")] == [
+    assert [TunedFile.find(tmp_path / name) for name in ("out.csv", "out.yaml", "tuned", "bf16_tuned.json")] == [
         None
     ] * 4
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not text"):
-        ToldFile.find(tmp_path / "bytes.csv")
+        TunedFile.find(tmp_path / "bytes.csv")
 
 
 def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Pa
         found = written.write(store, [TALL, WIDE])
     row = f"gfx942,304,4096,512,4096,{TYPES},asm,0,1,70.0,{ASM},0.0,245.43,599.19"
     assert written.path.read_text().splitlines() == [HEADER, other, THERE, row]
-    ((lost, reason),) = found.untold
+    ((lost, reason),) = found.incomplete
     assert lost.problem == TALL and "(50.00 us); written as asm" in reason
 
 
@@ -93,6 +93,6 @@ def test_a_place_is_checked_before_hours_are_spent(tmp_path: Path) -> None:
 def test_a_format_is_found_by_name_contents_or_word(tmp_path: Path) -> None:
     (tmp_path / "mine.dat").write_text(HEADER + "\n")
     for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
-        assert told_file.output_format(tmp_path / name, word).tells_results
+        assert tuned_file.output_format(tmp_path / name, word).translates_results
     with pytest.raises(InputError, match="name one by --to: aiter, "):
-        told_file.output_format(tmp_path / "x.dat")
+        tuned_file.output_format(tmp_path / "x.dat")

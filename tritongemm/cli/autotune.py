@@ -101,7 +101,7 @@ class Results:
                 kept = {place_of(row.record): row.record for row in rows if row.record is not None}
             kept |= {place_of(record): record for record in self.records}
             written = tuned_file.write(place, format_, kept.values())
-        for record, reason in written.incomplete:
+        for record, reason in written.omitted:
             warnings.warn(f"{place}: {record.problem.key}: {reason}", RemarkWarning, stacklevel=2)
 
     def report(self, path: str | os.PathLike[str]) -> None:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         base, notes = _merge(format_, files_there, found.merged, args.family)
         written = tuned_file.write(output, format_, found.records.values(), base, family=args.family)
     said = [f"left out: {note}" for note in found.notes] + [f"merging: {note}" for note in notes]
-    said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.incomplete]
+    said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.omitted]
     door.tell_alike(said, args.verbose)
     ranges = sum(record.m_from > 0 for record in found.records.values())
     if ranges and format_ is not results_format():

@@ -135,12 +135,12 @@ class Translation:
     Attributes:
         files: text of each file by its name; "" is the output itself, the only one unless the format keeps a folder.
         count: of the results that the files hold.
-        incomplete: results that the format can express in part or not at all, each with the reason.
+        omitted: results that the format can express in part or not at all, each with the reason.
     """
 
     files: Mapping[str, str]
     count: int
-    incomplete: tuple[tuple[Record, str], ...] = ()
+    omitted: tuple[tuple[Record, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -127,21 +127,21 @@ def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str,
         best.setdefault(record.problem, record)
     columns = (*DEVICE, *(name for name in rows[0].subject if name not in DEVICE), *_RESULTS)
     table = CsvTable.parse(Path("the output"), before or ",".join(dict.fromkeys(columns)) + "\n")
-    lines, written, incomplete = merging.Lines(table, family), 0, list[tuple[Record, str]]()
+    lines, written, omitted = merging.Lines(table, family), 0, list[tuple[Record, str]]()
     for _, layer in groupby(rows, key=lambda row: row.number):
         stages = list(layer)
         found = [best[row.problem] for row in stages if row.problem in best]
         if len(found) < len(_STAGES):
-            incomplete += [(record, "the other product of its layer has no result") for record in found]
+            omitted += [(record, "the other product of its layer has no result") for record in found]
             continue
         reason = _untellable(found)
         if reason:
-            incomplete.append((found[0], reason))
+            omitted.append((found[0], reason))
             continue
         cells = _layer_cells(stages[0].subject, found)
         lines.put(lines.table.line_of(cells), cells)
         written += 1
-    return Translation({"": lines.text() if written else before}, written, tuple(incomplete))
+    return Translation({"": lines.text() if written else before}, written, tuple(omitted))
 
 
 def _untellable(records: Sequence[Record]) -> str:

@@ -176,14 +176,14 @@ class ExpertTables(ServerFormat, abstract=True):
             known[record.problem].append(record)
         tables: dict[str, dict[int, Mapping[str, int]]] = defaultdict(dict)
         facts: dict[str, tuple[ExpertKind, str]] = {}
-        written, incomplete = 0, list[tuple[Record, str]]()
+        written, omitted = 0, list[tuple[Record, str]]()
         asked = [row for row in rows if row.subject]
         for _, layer in groupby(asked, key=lambda row: row.number):
             stages = list(layer)
             found = [known[row.problem] for row in stages]
             best = self._best(found)
             if best is None:
-                incomplete += [(of_one[0], self._why_not(of_one[0])) for of_one in found if of_one]
+                omitted += [(of_one[0], self._why_not(of_one[0])) for of_one in found if of_one]
                 continue
             subject, kind = stages[0].subject, self.kinds[stages[0].subject["dtype"]]
             name = self._file_name(subject, best[0])
@@ -192,7 +192,7 @@ class ExpertTables(ServerFormat, abstract=True):
             written += len(stages)
         if not asked:
             return self.translate([record for group in known.values() for record in group[:1]], before)
-        return Translation(dict(_texts(tables, facts, before)), written, tuple(incomplete))
+        return Translation(dict(_texts(tables, facts, before)), written, tuple(omitted))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
         """The results of the config that takes the least time for all products of a layer; None where none ran all.

@@ -120,22 +120,22 @@ class TileTables(ServerFormat, abstract=True):
 
         Where the server's own kernel can't be what won, the row that the server uses there today is kept or written.
         """
-        incomplete = list[tuple[Record, str]]()
+        omitted = list[tuple[Record, str]]()
         tables: dict[Subject, dict[int, Record]] = defaultdict(dict)
         if before.get(""):
             raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
         for rivals in by_device(records):
             record, subject = self._best(rivals), self._subject_of(rivals[0])
             if isinstance(subject, Support):
-                incomplete.append((record, str(subject)))
+                omitted.append((record, str(subject)))
             elif tables[subject].setdefault(record.problem.m, record) is not record:
-                incomplete.append((record, "a result of a device of the same name is told"))
+                omitted.append((record, "a result of a device of the same name is told"))
         files, written = dict[str, str](), 0
         for subject, found in tables.items():
             kind, name = self.kinds[subject.kind], self._file_name(subject)
             rows = {m: self._row_or_reason(record, kind) for m, record in found.items()}
             foreign = {m: reason for m, reason in rows.items() if isinstance(reason, Support)}
-            incomplete += [(found[m], f"{why}; {self.server} runs what it runs today") for m, why in foreign.items()]
+            omitted += [(found[m], f"{why}; {self.server} runs what it runs today") for m, why in foreign.items()]
             written += len(rows) - len(foreign)
             values = {m: row for m, row in rows.items() if m not in foreign}
             text = before.get(name, "")
@@ -144,7 +144,7 @@ class TileTables(ServerFormat, abstract=True):
 
             if new != text:
                 files[name] = new
-        return Translation(files, written, tuple(incomplete))
+        return Translation(files, written, tuple(omitted))
 
     def can_express(self, config: Config) -> bool:
         """Whether the server's kernel may be launched so."""

@@ -119,7 +119,7 @@ class AiterCsv(Format):
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
-        written, incomplete = 0, list[tuple[Record, str]]()
+        written, omitted = 0, list[tuple[Record, str]]()
         groups = [list(group) for _, group in groupby(sorted(records, key=_thing), key=_thing)]
         family = _family_of_output(before.get("", ""), [group[0] for group in groups])
         if family is None:
@@ -133,8 +133,8 @@ class AiterCsv(Format):
                 is_told, reason = _write_group(group, family, lines)
                 written += is_told
             if reason:
-                incomplete.append((group[0], reason))
-        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(incomplete))
+                omitted.append((group[0], reason))
+        return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(omitted))
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
         """Files of one family as one, in the columns of all; only lines that lost are left out."""

@@ -100,7 +100,7 @@ class HipblasltOverride(Format):
         text = before.get("", "")
         if text.strip() and not self.recognises(Path(), text):
             raise InputError(f"the file that is there is not {self.title}; choose another file with -o")
-        revision, written, incomplete = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
+        revision, written, omitted = _revision(text), dict[ColumnMajor, int](), list[tuple[Record, str]]()
         first: Record | None = None
         for record in records:
             found = Support(_UNREAD) if text.strip() and not revision else _row_of(record, revision)
@@ -114,10 +114,8 @@ class HipblasltOverride(Format):
                 first, revision = first or record, revision or found[2]
                 written[found[0]] = found[1]
                 continue
-            incomplete.append((record, reason))
-        return Translation(
-            {"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(incomplete)
-        )
+            omitted.append((record, reason))
+        return Translation({"": _with_rows(text, written, revision)} if written else {}, len(written), tuple(omitted))
 
 
 def _is_head(line: str) -> bool:

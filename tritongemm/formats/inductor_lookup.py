@@ -88,7 +88,7 @@ class InductorLookup(Format):
         """A table with these results; its other rows stay byte for byte."""
         text = before.get("", "")
         members = read_members(Path("the table"), text) if text else []
-        values, written, incomplete = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
+        values, written, omitted = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
         for record, *_ in by_device(records):
             key, config = key_of(record.problem), _config_of(record)
             if not key:
@@ -103,10 +103,10 @@ class InductorLookup(Format):
                 written.append(record)
                 values[key] = [config]
                 continue
-            incomplete.append((record, reason))
+            omitted.append((record, reason))
         changed = {key: value for key, value in values.items() if not _means(members, key, value)}
         new = with_members(text, members, changed) if changed else text
-        return Translation({"": new} if new else {}, len(written), tuple(incomplete))
+        return Translation({"": new} if new else {}, len(written), tuple(omitted))
 
 
 def key_of(problem: Problem) -> str:

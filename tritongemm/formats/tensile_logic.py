@@ -80,12 +80,12 @@ class TensileLogic(Format):
         """Files with the sizes of these results, each told where its solution is."""
         files = {name: read_logic(Path(name or "the file"), text) for name, text in before.items() if text.strip()}
         indices = {name: _by_template(logic) for name, logic in files.items()}
-        written, incomplete = set[str](), list[tuple[Record, str]]()
+        written, omitted = set[str](), list[tuple[Record, str]]()
         count = 0
         for record in records:
             place = _place(record, files, indices)
             if isinstance(place, Support):
-                incomplete.append((record, place.reason))
+                omitted.append((record, place.reason))
                 continue
             name, size, index = place
             logic = files[name]
@@ -94,7 +94,7 @@ class TensileLogic(Format):
                 written.add(name)
             count += 1
         texts = {name: files[name].text() if name in written else text for name, text in before.items()}
-        return Translation({name: text for name, text in texts.items() if text}, count, tuple(incomplete))
+        return Translation({name: text for name, text in texts.items() if text}, count, tuple(omitted))
 
 
 def _place(

@@ -118,24 +118,22 @@ class TunableOpCsv(Format):
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
-        places, written, incomplete = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
+        places, written, omitted = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
         for rivals in by_device(records):
             best, problem = rivals[0], rivals[0].problem
             solutions = [_solution(record, validators) for record in rivals]
             known = next((one for one in solutions if not isinstance(one, Support)), None)
             if problem in written:
-                incomplete.append((best, "a result of another device of the same target is written"))
+                omitted.append((best, "a result of another device of the same target is written"))
             elif known is None:
-                incomplete.append((best, str(solutions[0])))
+                omitted.append((best, str(solutions[0])))
             elif not (places.get(problem) or _names(problem)):
-                incomplete.append((best, "what TunableOp calls this product is not known"))
+                omitted.append((best, "what TunableOp calls this product is not known"))
             else:
                 written[problem] = known
                 if isinstance(solutions[0], Support):
-                    incomplete.append((best, f"{solutions[0]}; {known[0]} stands for it"))
-        return Translation(
-            {"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(incomplete)
-        )
+                    omitted.append((best, f"{solutions[0]}; {known[0]} stands for it"))
+        return Translation({"": _with_solutions(text, places, written)} if text else {}, len(written), tuple(omitted))
 
 
 def _lines(text: str) -> Iterator[_Line]:

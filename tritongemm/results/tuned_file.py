@@ -94,7 +94,7 @@ def write(
     judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
     others = tuple((record, reason) for record, reason in judged if reason)
     translation = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
-    translation = replace(translation, incomplete=(*translation.incomplete, *others))
+    translation = replace(translation, omitted=(*translation.omitted, *others))
     for name, text in translation.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")

@@ -185,10 +185,10 @@ def _write_tuned_file(
 ) -> None:
     """Write results into another tool's file, and say what it can't hold."""
     written = tuned_file.write(store, problems, rows, request.sizes.defaults.family)
-    watcher.say_alike(f"{tuned_file.path}: {record.problem.key}: {reason}" for record, reason in written.incomplete)
+    watcher.say_alike(f"{tuned_file.path}: {record.problem.key}: {reason}" for record, reason in written.omitted)
     for name in filter(None, written.files):
         watcher.say(f"written: {tuned_file.place / name}")
-    lost = f"; {len(written.incomplete)} without something that {store.path} has" if written.incomplete else ""
+    lost = f"; {len(written.omitted)} without something that {store.path} has" if written.omitted else ""
     watcher.say(f"{tuned_file.path}: {written.count} results written{lost}")
 
 

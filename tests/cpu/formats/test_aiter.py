@@ -80,7 +80,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
 def save(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     """The lines of a file after results were told in it, and what was lost."""
     found = plugin().translate(records, {"": text})
-    return found.files[""].splitlines(), tuple(reason for _, reason in found.incomplete)
+    return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
 def test_problems_are_a_linear_layers() -> None:
@@ -238,7 +238,7 @@ def test_what_was_read_and_is_told_changes_nothing(name: str) -> None:
     for text in (TUNED[name], TUNED[name].removesuffix("\n"), TUNED[name].replace("\n", "\r\n")):
         records = [row.record for row in read(name, text) if row.record]
         found = plugin().translate(records, {"": text})
-        assert found.files[""] == text and not found.incomplete and found.count == len(records)
+        assert found.files[""] == text and not found.omitted and found.count == len(records)
 
 
 def test_a_retuned_row_alone_changes() -> None:
@@ -297,7 +297,7 @@ def test_a_faster_line_that_is_there_stays() -> None:
 def test_what_can_not_be_told_is_named(other: dict[str, object], reason: str) -> None:
     found = plugin().translate([replace(BEST, **other)], {"": ""})  # type: ignore[arg-type]
     assert found.count == 0 and not found.files[""]
-    assert reason in found.incomplete[0][1]
+    assert reason in found.omitted[0][1]
 
 
 def test_new_rows_keep_a_sorted_file_sorted() -> None:

@@ -29,7 +29,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
 def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     """The lines of a file after results were told in it, and what was lost."""
     found = registry.get(Format, "aiter").translate(records, {"": text})
-    return found.files[""].splitlines(), tuple(reason for _, reason in found.incomplete)
+    return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
     head, line = (tmp_path / "tuned_fmoe.csv").read_text(encoding="utf-8").splitlines()
     assert head == f"gfx,cu_num,{KEYS},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw"
     assert line.startswith(f"sm90,132,{BF16},16,1,10.0,{TILE.name},0.0%,20.0,{TILE.name},0.0%,30.0,0,")
-    assert [reason for _, reason in found.incomplete] == ["the other product of its layer has no result"]
+    assert [reason for _, reason in found.omitted] == ["the other product of its layer has no result"]
     again = read(f"{head}\n{line}\n", "tuned_fmoe.csv")
     assert [r.problem for r in again] == [r.problem for r in rows[:2]]
     assert [r.record and r.record.seconds for r in again] == [1e-5, 2e-5]
@@ -135,4 +135,4 @@ def test_what_can_not_be_told_is_named(other: dict[str, str], reason: str) -> No
     rows = read(UNTUNED)[:2]
     records = [replace(result(row), **other) for row in rows]  # type: ignore[arg-type]
     found = registry.get(Format, "aiter").translate_rows(rows, records, {"": ""})
-    assert not found.count and reason in found.incomplete[0][1]
+    assert not found.count and reason in found.omitted[0][1]

@@ -83,7 +83,7 @@ def test_what_the_servers_run_today_can_be_raced(target: str) -> None:
 def test_the_config_that_is_fastest_at_both_products_is_told() -> None:
     rows = rows_of(1, 16)
     translated = VLLM.translate_rows(rows, results(rows), {})
-    assert translated.count == 4 and not translated.incomplete and list(translated.files) == [NAME]
+    assert translated.count == 4 and not translated.omitted and list(translated.files) == [NAME]
     table = json.loads(translated.files[NAME])
     assert [int(m) for m in table] == list(LADDER)
     ours = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
@@ -111,10 +111,10 @@ def test_what_can_not_be_told_has_a_reason() -> None:
     )
     for found, why in cases:
         translated = VLLM.translate_rows(rows, found, {})
-        assert not translated.files and not translated.count and len(translated.incomplete) == len(found)
-        assert all(why in reason for _, reason in translated.incomplete)
+        assert not translated.files and not translated.count and len(translated.omitted) == len(found)
+        assert all(why in reason for _, reason in translated.omitted)
     translated = VLLM.translate(results(rows), {})
-    assert not translated.files and all("--top_k" in reason for _, reason in translated.incomplete)
+    assert not translated.files and all("--top_k" in reason for _, reason in translated.omitted)
     with pytest.raises(InputError, match="name a folder"):
         VLLM.translate_rows(rows, results(rows), {"": "{}"})
 

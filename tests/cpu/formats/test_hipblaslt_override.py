@@ -75,7 +75,7 @@ def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
 
 def test_what_won_goes_before_and_the_rest_stays() -> None:
     written = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
-    assert written.count == 2 and not written.incomplete
+    assert written.count == 2 and not written.omitted
     lines = written.files[""].split("\n")
     assert lines[:3] == ["Git Version: bf2c3184", *TUNED.split("\n")[3:5]], "the other product as it was"
     assert lines[3:] == [
@@ -108,14 +108,14 @@ def test_a_new_file_names_the_build() -> None:
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
     written = FORMAT.translate([record], {"": before})
     assert not written.files and not written.count
-    ((same, reason),) = written.incomplete
+    ((same, reason),) = written.omitted
     assert same is record and why in reason
 
 
 def test_a_row_tells_no_bias() -> None:
     written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
     assert written.count == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
-    assert "neither bias nor scales" in written.incomplete[0][1]
+    assert "neither bias nor scales" in written.omitted[0][1]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_sizes_and_their_solutions() -> None:
 
 def test_a_result_is_told_where_its_solution_is() -> None:
     written = FORMAT.translate([result(problem()), result(problem(32, 128, 64))], {"": BASE})
-    assert written.count == 2 and not written.incomplete
+    assert written.count == 2 and not written.omitted
     expected = BASE.replace("[6144, 16, 1, 4096]\n    - [0, 0.0]", "[6144, 16, 1, 4096]\n    - [1, 0.0]")
     start, end = expected.split("- null\n", 1)
     assert written.files[""] == f"{start}  - - [128, 32, 1, 64]\n    - [1, 0.0]\n- null\n{end}"
@@ -127,7 +127,7 @@ def test_a_result_is_told_where_its_solution_is() -> None:
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
     written = FORMAT.translate([record], {"": before})
-    assert written.files.get("", "") == before and not written.count and why in written.incomplete[0][1]
+    assert written.files.get("", "") == before and not written.count and why in written.omitted[0][1]
 
 
 def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:

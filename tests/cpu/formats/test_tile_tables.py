@@ -182,7 +182,7 @@ def test_damage_is_named_or_read(at: int, cut: int, put: bytes) -> None:
 
 def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
     written = VLLM.translate([result(13), result(64)], {})
-    assert written.count == 2 and not written.incomplete and list(written.files) == [NAME]
+    assert written.count == 2 and not written.omitted and list(written.files) == [NAME]
     text = written.files[NAME]
     assert list(json.loads(text)) == [str(m) for m in sorted({*LADDER, 13})]
     default = {**row(64, BLOCK_SIZE_N=128, GROUP_SIZE_M=32), "num_stages": 2}
@@ -232,9 +232,9 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
 )
 def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str) -> None:
     written = VLLM.translate([other, result(1)], {})
-    assert written.count == 1 and [record for record, _ in written.incomplete] == [other]
+    assert written.count == 1 and [record for record, _ in written.omitted] == [other]
     with pytest.raises(AssertionError, match=why):
-        raise AssertionError(written.incomplete[0][1])
+        raise AssertionError(written.omitted[0][1])
     assert served(written.files[NAME], 64)["num_stages"] == 2
     assert not VLLM.translate([other], {NAME: table()}).files, "a row that is there stays"
 
@@ -255,7 +255,7 @@ def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
     written = VLLM.translate([record], {})
     assert all("/" not in name for name in written.files)
     if not written.files:
-        ((same, reason),) = written.incomplete
+        ((same, reason),) = written.omitted
         assert same is record
         with pytest.raises(AssertionError, match=why):
             raise AssertionError(reason)
@@ -264,9 +264,9 @@ def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
 def test_of_results_of_one_device_the_first_is_told() -> None:
     stand_in = result(16, Config("tile", 64, 64, 64))
     written = VLLM.translate([result(16), stand_in], {})
-    assert not written.incomplete and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32
+    assert not written.omitted and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32
     other = dataclasses.replace(stand_in, compute_units=66)
-    assert [r for r, _ in VLLM.translate([result(16), other], {}).incomplete] == [other]
+    assert [r for r, _ in VLLM.translate([result(16), other], {}).omitted] == [other]
     with pytest.raises(InputError, match="keeps a folder"):
         VLLM.translate([result(16)], {"": table()})
 
@@ -275,7 +275,7 @@ def test_sglang_names_and_nulls() -> None:
     won = result(16, Config("tile", 16, 32, 256, 1, num_warps=4, num_stages=3), family="a8w8")
     lost = result(512, winner="blaslt", family="a8w8")
     written = SGLANG.translate([won, lost, result(8)], {})
-    assert written.count == 3 and not written.incomplete and sorted(written.files) == sorted((BLANK, CHANNELS))
+    assert written.count == 3 and not written.omitted and sorted(written.files) == sorted((BLANK, CHANNELS))
     rows = json.loads(written.files[CHANNELS])
     assert rows["16"] == {
         "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "num_warps": 4, "num_stages": 3,

@@ -158,7 +158,7 @@ def test_only_retuned_lines_change() -> None:
     algorithm = result(product(), "blaslt", hipblaslt())
     lost = result(product(bias="n", dtype="fp16"))
     written = CSV.translate([algorithm, lost], {"": TUNED})
-    assert written.count == 2 and not written.incomplete
+    assert written.count == 2 and not written.omitted
     expected = TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
     assert written.files[""] == expected.replace("Gemm_Hipblaslt_7,0.03", "Default,0.03")
     again = CSV.translate([algorithm, lost], {"": written.files[""]})
@@ -205,7 +205,7 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
     written = CSV.translate([record], {"": before})
     assert written.files.get("", "") == before and written.count == 0
-    ((same, reason),) = written.incomplete
+    ((same, reason),) = written.omitted
     assert same is record
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(reason)
@@ -218,13 +218,13 @@ def test_what_stands_for_a_winner_is_told_in_its_place() -> None:
         written.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
         and written.count == 1
     )
-    ((best, reason),) = written.incomplete
+    ((best, reason),) = written.omitted
     assert best is ours and reason.endswith("which TunableOp can't run; Gemm_Hipblaslt_44 stands for it")
     default = result(product(), config=Config("torch", 0, 0, 0, backend="torch"), library_seconds=None)
     assert f"{LINEAR},Default,0.02\n" in CSV.translate([ours, default], {"": TUNED}).files[""]
     other = CSV.translate([theirs, result(product(), compute_units=80)], {"": TUNED})
-    assert other.count == 1 and [why for _, why in other.incomplete] == [
-        "a result of another device of the same target is told"
+    assert other.count == 1 and [why for _, why in other.omitted] == [
+        "a result of another device of the same target is written"
     ]
 
 

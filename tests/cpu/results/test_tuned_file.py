@@ -60,7 +60,7 @@ def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Pa
         found = written.write(store, [TALL, WIDE])
     row = f"gfx942,304,4096,512,4096,{TYPES},asm,0,1,70.0,{ASM},0.0,245.43,599.19"
     assert written.path.read_text().splitlines() == [HEADER, other, THERE, row]
-    ((lost, reason),) = found.incomplete
+    ((lost, reason),) = found.omitted
     assert lost.problem == TALL and "(50.00 us); written as asm" in reason
 
 

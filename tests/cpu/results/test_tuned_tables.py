@@ -60,7 +60,7 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
     with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
         found = written.write(store, [SIZES[3]])
-    assert [*found.files] == [NAME] and not found.incomplete
+    assert [*found.files] == [NAME] and not found.omitted
     rows = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     assert rows["8"]["BLOCK_SIZE_M"] == 16 and rows["8"]["num_stages"] == best.num_stages
     assert rows["16"]["BLOCK_SIZE_M"] == 64 and len(rows) == len(SIZES), "elsewhere it runs what it does today"
@@ -89,7 +89,7 @@ def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> No
     with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
         found = written.write(store, [SIZES[3]])
-    assert found.count == 1 and not found.incomplete
+    assert found.count == 1 and not found.omitted
     rows = json.loads(place.read_text(encoding="utf-8"))
     assert (rows["8"]["SPLIT_K"], rows["8"]["SWAP_AB"], rows["8"]["num_stages"]) == (4, True, 3)
     assert "SPLIT_K" not in rows["16"]

@@ -28,12 +28,8 @@ def draw(data: ReportData) -> Figure:
     timed = {name: curve for name, curve in curves.items() if curve.in_seconds}
     others = [name for name in curves if name not in timed]
     drawn = timed or curves
-    caption = (
-        "Geometric mean over all sizes of the speed of the best candidate so far, the library's before the first one, "
-    )
-    caption += (
-        "one, over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in drawn.items()) + "."
-    )
+    caption = "Geometric mean over all sizes of the speed of the best candidate so far, before it the library's, "
+    caption += "over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in drawn.items()) + "."
     if timed and others:
         caption += f" Not drawn, as these older journals do not say when: {', '.join(others)}."
     axis = "seconds since the run began" if timed else "candidates tried (these older journals do not say when)"

@@ -29,11 +29,11 @@ from replay_tables import Table, read
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
+from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.cost_model.correction import Correction
 from tritongemm.search.space import space

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -35,6 +34,7 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 M, K = 16, 256
 CONFIGS = {

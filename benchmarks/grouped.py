@@ -46,7 +46,6 @@ from _mixtures import deviation as mixture_deviation
 from tritongemm.backends.deepgemm import package as deepgemm_package
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import prepare_launches
-from tritongemm.core import settings
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.group_rows import row_counts
 from tritongemm.core.integers import cdiv, round_up
@@ -59,6 +58,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime import machine
 from tritongemm.serving.record_table import read_rows
+from tritongemm.system import settings
 
 TOPK, ROUNDS, GRAPH_US, REPLAYS = 8, 15, 400, 5
 ROOM_STEP = 128  # DeepGEMM writes whole tiles: rows of room that are no multiple of one would be the next expert's

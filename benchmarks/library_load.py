@@ -20,7 +20,6 @@ from pathlib import Path
 from _common import ROOT
 
 from tritongemm.build import prepare
-from tritongemm.core import settings
 from tritongemm.core.artifact import CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -31,6 +30,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.plugins.validity import check_config
 from tritongemm.runtime import machine
+from tritongemm.system import settings
 
 M = 64  # rows of every call
 _AXES = (16, 32, 64, 128), (32, 64, 128), (64, 32, 128), (4, 8), (2, 3, 4)  # M, N and K of tiles, warps, stages

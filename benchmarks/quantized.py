@@ -29,7 +29,6 @@ from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import brings_kernels, prepare_launches
 from tritongemm.build.quantization_kernels import choose_kernel
-from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -42,6 +41,7 @@ from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.runtime import machine
 from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
 from tritongemm.serving.record_table import read_rows
+from tritongemm.system import settings
 from tritongemm.tuning.quantization import quantization_of
 
 FAMILIES = {"bf16": "dense", "row": "a8w8", "block": "a8w8_blockscale"}

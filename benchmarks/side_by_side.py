@@ -29,13 +29,13 @@ from _common import BENCHMARKS, make_operands
 from competitors import BASELINE, NAMES, Setting, _board, _hold, _race
 from competitors._tuned import Tuned, recorded, tuned
 
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.files import atomic_write
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
+from tritongemm.system import settings
+from tritongemm.system.files import atomic_write
 from tritongemm.workloads import sizes
 
 SIZES = BENCHMARKS / "sizes_48.yaml"

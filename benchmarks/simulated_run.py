@@ -34,7 +34,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
 from tritongemm.report.quality import GOAL, quality_over_time
@@ -44,6 +43,7 @@ from tritongemm.results.store import Store
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import search_processes
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch, WinnerModule
 from tritongemm.workers.child_process import WorkerError

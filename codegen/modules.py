@@ -14,13 +14,13 @@ from types import ModuleType
 
 from tritongemm.codegen import render, template_facts
 from tritongemm.core.config import Config
-from tritongemm.core.files import atomic_write
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.system.files import atomic_write
 
 
 def candidates_path(problem: Problem, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.codegen.config_memo import ConfigMemo
 from tritongemm.codegen.geometry import batch_strides, geometry
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.codegen.template_facts import (
@@ -25,7 +26,6 @@ from tritongemm.codegen.template_facts import (
 )
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap_text
 from tritongemm.core.config import Config
-from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from tritongemm.core import settings
-from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
+from tritongemm.system import settings
+from tritongemm.system.compiled_files import CompiledFiles
 
 
 def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:

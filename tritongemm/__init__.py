@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.core import settings
-from tritongemm.core.version import VERSION as __version__
+from tritongemm.system import settings
+from tritongemm.system.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tritongemm.cli.autotune import Results, autotune

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tritongemm.core import import_path
+from tritongemm.system import import_path
 
 if __name__ == "__main__":
     import_path.leave_out_current_folder()
 
 from tritongemm.cli import arguments
-from tritongemm.core.version import VERSION
+from tritongemm.system.version import VERSION
 
 
 def main() -> None:

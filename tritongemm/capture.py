@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 
-from tritongemm.core import import_path
+from tritongemm.system import import_path
 
 if __name__ == "__main__":
     import_path.leave_out_current_folder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from tritongemm.core import import_path
+from tritongemm.system import import_path
 
 if __name__ == "__main__":
     import_path.leave_out_current_folder()

@@ -8,8 +8,8 @@ from importlib import util
 from pathlib import Path
 
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers import toolchain
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 _VERSIONS = ("", *(f"-{v}" for v in range(25, 16, -1)))
 _PTX_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)

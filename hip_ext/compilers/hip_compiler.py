@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tritongemm.core import files, settings
-from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers.assemble import find
 from tritongemm.hip_ext.compilers.toolchain import first_line, run
 from tritongemm.hip_ext.libraries import wheel_folders
+from tritongemm.system import files, settings
+from tritongemm.system.compiled_files import CompiledFiles
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 _ROCM = Path("/opt/rocm")
 # Of the device libraries' control constants: name, type and value, in the order of the file names below.

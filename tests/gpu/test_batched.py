@@ -14,7 +14,6 @@ import tritongemm
 from tests.gpu.test_numeric import LAYOUTS, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -26,6 +25,7 @@ from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.serving import batched
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.system import settings
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
 POINTERS = (

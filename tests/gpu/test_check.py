@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tritongemm.cli import check, door
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.runtime.machine import Machine
+from tritongemm.system import settings
 
 SIZES = [Problem(m, n, 512, "bf16", "bf16", "bf16", row_major_b=False) for m in (32, 64, 200) for n in (256, 328)]
 CONFIGS = [Config("tile", 32, 64, 64, 4, 1, 4, 3), Config("tile", 64, 64, 64, 4, 1, 4, 3)]

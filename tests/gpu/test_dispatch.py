@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -25,6 +24,7 @@ from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

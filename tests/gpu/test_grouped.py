@@ -15,7 +15,6 @@ import tritongemm
 from tests.gpu.test_numeric import triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -26,6 +25,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands
+from tritongemm.system import settings
 
 COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)
 CONFIGS = (

@@ -15,7 +15,6 @@ import torch
 import tritongemm
 from tests.gpu.test_dispatch import CASES
 from tests.support import ROOT, stored_calls
-from tritongemm.core import settings
 from tritongemm.core.record import Record
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.writing import Contents
@@ -24,6 +23,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
 
 DENSE = registry.get(Family, "dense")
 RANGED = ("tile", "split", "stream-K", "tma", "persistent")  # cases that are tried as ranges of M too

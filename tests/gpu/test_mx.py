@@ -12,7 +12,6 @@ import tritongemm
 from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -22,6 +21,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import batched, microscaling
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

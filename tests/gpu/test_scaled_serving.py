@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import spread
+from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import by_torch, own_fp8
+from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -22,6 +21,7 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.integrations import sglang, vllm
 from tritongemm.numerics import error_metric
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from tritongemm.core import settings
+from tritongemm.system import settings
 
 
 def gemm_manifests() -> tuple[Path, ...]:

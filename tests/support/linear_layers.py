@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem
@@ -22,6 +21,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.system import settings
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 COMPUTE_UNITS = 132  # of the device that stands in

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from tritongemm.core.search_results import Pruned
+from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.tuning.search_processes import (
     Answer,
     BegunSearch,

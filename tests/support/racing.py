@@ -11,15 +11,15 @@ from typing import Any
 from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
+from tritongemm.system import settings
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 
 SIZE = Problem(16, 16, 32)

@@ -67,11 +67,11 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     """Write the library; `lacking` is the kernel beside the products that it has not."""
     from tests.support import libraries
     from tritongemm.build import helpers
-    from tritongemm.core.other_m import serves_other_m
-    from tritongemm.core.stride_places import StridePlaces
+    from tritongemm.core.launch import StridePlaces
     from tritongemm.export.library import helper_building, wider_table, writing
     from tritongemm.export.library.entry import LibraryEntry
     from tritongemm.export.library.launch_table import LaunchTable, tabulate
+    from tritongemm.operations.torch_limits import serves_other_m
     from tritongemm.search_spaces import loader
 
     pairs: list[tuple[LibraryEntry, bytes]] = []

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
-from tritongemm.core import settings
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
@@ -35,6 +34,7 @@ from tritongemm.plugins.contracts import BuildInputs, Capabilities, Format, Libr
 from tritongemm.runtime.machine import find_machine
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning.prune import prune
+from tritongemm.system import settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.compiled_files import CompiledEntry, CompiledFiles
 from tritongemm.core.errors import InputError
+from tritongemm.system.compiled_files import CompiledEntry, CompiledFiles
 
 
 class ArtifactCache:
-    """Compiled kernels by content hash; whose are used is said in `core.compiled_files`.
+    """Compiled kernels by content hash; whose are used is said in `system.compiled_files`.
 
     Args:
         folder: created on first use.

@@ -11,10 +11,9 @@ from math import gcd
 from typing import TypeAlias
 
 from tritongemm.build.helpers import read_text
-from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.dtypes import DTYPES, Rounding
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.integers import cdiv
-from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, SCALED_BLOCK, Scaling, granularity
 from tritongemm.core.target import Target

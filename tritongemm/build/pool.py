@@ -24,9 +24,9 @@ from tritongemm.build.job_stream import JobStream
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError, ToolKilledError
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.system.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it

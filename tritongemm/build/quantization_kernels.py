@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from tritongemm.build.helpers import read_text
-from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.dtypes import DTYPES, Rounding
 from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
 from tritongemm.core.integers import cdiv
-from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK, Scaling
 from tritongemm.numerics.scale_factors import scale_places

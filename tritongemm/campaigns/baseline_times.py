@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tritongemm.core import files
 from tritongemm.core.errors import OutputError
 from tritongemm.core.values import SECONDS, TEXT
+from tritongemm.system import files
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _HEAD = "baseline times of tritongemm"

@@ -14,11 +14,11 @@ from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import SCALES, LoggedCall
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import granularity
 from tritongemm.core.support import Support
 from tritongemm.formats import Defaults, make_problem
+from tritongemm.plugins.contracts.call_logs import SCALES, LoggedCall
 
 # Our name of a type, and the letters that TuningDriver writes for it in the names of its configs.
 _TYPES = {

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
-from tritongemm.core.reading import read_bytes
 from tritongemm.formats import plain_text
+from tritongemm.system.printable import printable
+from tritongemm.system.reading import read_bytes
 
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:

@@ -11,12 +11,12 @@ from tritongemm.campaigns.benchmark import RAW, UncomparedTime, read_records, re
 from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.served_kernel import own_choice, served_config
 from tritongemm.campaigns.uplift import CampaignUplift, ComparedProduct, drop_reason, summarise
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.export.library.publishing import publish, withdraw
 from tritongemm.formats import results_format
 from tritongemm.runtime.machine import find_machine
+from tritongemm.system import files
 
 FINAL, LIBRARY = "final.yaml", "final"  # the results that are kept, and the library of them
 KEPT, DROPPED = "results/final_results.csv", "results/dropped_results.csv"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritongemm.campaigns.column_major import their_type
-from tritongemm.core.logged_call import LoggedCall
-from tritongemm.core.printable import printable
 from tritongemm.core.values import POSITIVE
+from tritongemm.plugins.contracts.call_logs import LoggedCall
+from tritongemm.system.printable import printable
 
 _ROW = re.compile(r"# left out: (?P<values>\{.*\})\s*")
 _GRADIENT = "# Gradients were wanted"

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, cast
 
 from tritongemm.campaigns.container_lines import unwrapped
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import MOST_BYTES, open_bytes
 from tritongemm.formats import plain_text
+from tritongemm.system.reading import MOST_BYTES, open_bytes
 
 _PIECE = 16 << 20  # characters of a piece, at the end of which the last line is read on to its own
 _LONGEST_LINE = 16 << 20  # characters, after which a line counts as cut

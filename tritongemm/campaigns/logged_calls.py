@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LogFault, LoggedCall, LoggedRow
-from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogFault, LoggedCall, LoggedRow
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system.printable import printable
 
 MOST_CALLS = 200_000  # different ones, of which a campaign keeps about five kilobytes each
 _MOST_REMARKS = 5  # faults that have one each, and other functions that one names

@@ -13,22 +13,22 @@ from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.conflicts import RACES, Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
 from tritongemm.campaigns.served_kernel import served_config
-from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import read_text, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.run_files import RunFiles
 from tritongemm.runtime.machine import toolchain
+from tritongemm.system import files
+from tritongemm.system.printable import printable
 from tritongemm.tuning.free_devices import work_when_free
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.race_again import race_again
 from tritongemm.tuning.revalidate import compile_rows
 

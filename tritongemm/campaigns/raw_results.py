@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tritongemm.campaigns.csv_rows import read_number, read_rows
 from tritongemm.campaigns.uplift import ComparedProduct, percent_of_total
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
+from tritongemm.system import files
+from tritongemm.system.printable import printable
 
 _ADVICE = "move it away, or make room, and run the same command again"
 _MEASURED = (

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.reading import read_bytes
 from tritongemm.core.values import FINITE, TEXT, FieldKind, require
+from tritongemm.system import files
+from tritongemm.system.reading import read_bytes
 
 NAME = "campaign.json"
 _SCHEMA = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from tritongemm.campaigns.csv_rows import read_rows
 from tritongemm.campaigns.weights import WeighedProduct
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LoggedCall
+from tritongemm.plugins.contracts.call_logs import LoggedCall
 
 SUMMARY, GEMMS = "summary.csv", "gemms.csv"
 _CONFIG = re.compile(r"[A-Z0-9]{1,40}_[NTC]{2}_[0-9]{1,6}", re.ASCII)

@@ -13,9 +13,9 @@ from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import least_bytes, operand_dtype
 from tritongemm.campaigns.workload import LoggedProduct
 from tritongemm.core.config import Config
-from tritongemm.core.logged_call import LoggedCall
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.call_logs import LoggedCall
 from tritongemm.search.cost_model import model as cost_model
 
 BASELINE = "baseline.jsonl"  # what was measured, in the campaign's folder

@@ -12,13 +12,13 @@ from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.logged_calls import LoggedCalls
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.logged_call import LoggedCall, LoggedRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.formats import format_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Family
+from tritongemm.plugins.contracts.call_logs import LoggedCall, LoggedRow
 
 
 @dataclass(frozen=True)

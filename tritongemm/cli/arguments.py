@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tritongemm.core.printable import printable
+from tritongemm.system.printable import printable
 
 LARGEST_SIZE = 2**31 - 1  # kernels count rows and columns in 32 bits
 YEAR_S = 365 * 24 * 3600

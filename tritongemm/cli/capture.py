@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tritongemm.cli import arguments, door
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError
+from tritongemm.system import settings
 from tritongemm.workloads.capturing import program
 from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
 from tritongemm.workloads.capturing.workload_file import WorkloadFile

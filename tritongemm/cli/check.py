@@ -11,13 +11,10 @@ from pathlib import Path
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import arguments, door, options, tuned_rows
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.export.library import building, checking, storage
 from tritongemm.export.library.checking import Checked, Claim
 from tritongemm.export.library.held import HeldLibrary
@@ -30,7 +27,10 @@ from tritongemm.results import rewriting
 from tritongemm.results.rewriting import HeldRows
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
+from tritongemm.system import settings
+from tritongemm.system.printable import printable
 from tritongemm.tuning import session
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.repair import Repair
 from tritongemm.workloads import sizes
 

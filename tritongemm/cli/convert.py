@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm.cli import arguments, door
-from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
@@ -16,6 +15,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import format_of, plain_text, read_exactly, read_text, results_format
 from tritongemm.plugins.contracts import Format
 from tritongemm.results import tuned_file
+from tritongemm.system import files
 
 _Thing = tuple[Problem, str, int]
 

@@ -28,11 +28,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from tritongemm.core import temporary_folder
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.printable import printable
-from tritongemm.core.stop_signals import handled, on_stop
 from tritongemm.report.alike_lines import summarise
+from tritongemm.system import temporary_folder
+from tritongemm.system.printable import printable
+from tritongemm.system.stop_signals import handled, on_stop
 
 DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
 _AGAIN_SECONDS = 0.01  # until a Ctrl-C that got lost is repeated

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, model_options, options, tune, tuned_comparison
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
@@ -24,6 +23,7 @@ from tritongemm.formats import format_of, read_exactly, read_text
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime import machine
+from tritongemm.system import files
 from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import arguments, door, options
-from tritongemm.core import files, settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
@@ -36,6 +35,7 @@ from tritongemm.export.selection import Selection, emptied, launches, planned_ba
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, SearchedBackend
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import files, settings
 from tritongemm.workloads import sizes
 
 

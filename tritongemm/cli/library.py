@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tritongemm.cli import arguments, door, options, tuned_rows
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.export.library import storage, writing
 from tritongemm.export.library.entry import LibraryEntry
@@ -19,6 +18,7 @@ from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
 from tritongemm.report import plain_table
 from tritongemm.runtime import machine
+from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 
 _COLUMNS = ("size", "M", "target", "units", "winner", "us", "library us", "config", "code")

@@ -15,12 +15,12 @@ from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.state import CampaignState
 from tritongemm.cli import arguments, door, options
 from tritongemm.cli.campaign_tools import CampaignTools
-from tritongemm.core.reading import read_bytes
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
 from tritongemm.runtime.machine import Machine, count_devices, toolchain
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system.reading import read_bytes
 from tritongemm.tuning import session
 from tritongemm.tuning.cluster import Cluster, open_machine
 from tritongemm.tuning.request import Devices, SearchScope, TuneRequest

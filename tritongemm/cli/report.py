@@ -12,7 +12,6 @@ from tritongemm.campaigns.benchmark import read_counts
 from tritongemm.campaigns.campaign import MERGED, TUNED
 from tritongemm.campaigns.state import NAME as CAMPAIGN
 from tritongemm.cli import arguments, door, options
-from tritongemm.core import files
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
@@ -25,6 +24,7 @@ from tritongemm.results import history, journal
 from tritongemm.results.history import History
 from tritongemm.results.run_files import RunFiles
 from tritongemm.search_spaces import loader
+from tritongemm.system import files
 from tritongemm.workloads import sizes
 
 _ADVICE = "choose another file with -o"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass
+from math import frexp
 
 from tritongemm.core.errors import InputError
 
@@ -101,3 +102,26 @@ def dtype(name: str, fp8_encoding: str = "fn") -> DType:
     if key not in DTYPES:
         raise InputError(f"unknown dtype {reprlib.repr(name)}; there are: {', '.join([*DTYPES, *BY_ENCODING])}")
     return DTYPES[key]
+
+
+MANTISSA_BITS = 23  # of float32
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the largest absolute value of a group becomes an exponent, without a logarithm.
+
+    Attributes:
+        carry: added to the bits of that value as a float32, so that they are shifted to a rounded exponent.
+        less: taken off that exponent: the exponent of the type's own largest number.
+    """
+
+    carry: int
+    less: int
+
+    @classmethod
+    def of(cls, dtype: str) -> Rounding:
+        """The rounding of a type, by our name, to the least power that brings all values within its largest number."""
+        fraction, exponent = frexp(DTYPES[dtype].maximum)
+        mantissa = int((2 * fraction - 1) * 2**MANTISSA_BITS)
+        return cls(2**MANTISSA_BITS - 1 - mantissa, exponent - 1)

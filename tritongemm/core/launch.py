@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
@@ -244,3 +245,37 @@ def _params(data: dict[str, Any]) -> tuple[Param, ...]:
 
 def _buffers(data: dict[str, Any]) -> tuple[Buffer, ...]:
     return tuple(Buffer(**b) for b in data["buffers"])
+
+
+@dataclass(frozen=True)
+class StridePlaces:
+    """The parameters of a launch that are strides.
+
+    Attributes:
+        most_lead: the most elements from one stored row of an operand to the next.
+        places: by ``stride_`` or ``batch_`` and an operand's name, the index of the parameter that tells how far its
+            rows, or its products, are apart, and what that was compiled to be a multiple of.
+    """
+
+    most_lead: int
+    places: Mapping[str, tuple[int, int]]
+
+    def move(self, launch: Launch, strides: Mapping[str, tuple[int, int]]) -> Launch | Support:
+        """The launch on operands that lie otherwise, or why its binary can't read them.
+
+        Args:
+            launch: on dense operands.
+            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        """
+        params = list(launch.params)
+        for operand, (lead, apart) in strides.items():
+            if lead > self.most_lead:
+                return Support(f"rows of {operand} {lead} elements apart are beyond the 32 bits of offsets in a tile")
+            for name, value in ((f"stride_{operand}", lead), (f"batch_{operand}", apart)):
+                if name not in self.places:
+                    continue
+                index, divisor = self.places[name]
+                if value % divisor:
+                    return Support(f"{name} of {value} is no multiple of {divisor}, as the kernel was compiled for")
+                params[index] = replace(params[index], value=value)
+        return replace(launch, params=tuple(params))

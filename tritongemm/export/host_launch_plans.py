@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.codegen import cpp
-from tritongemm.core import settings
-from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.host_calls.recording import RecordedLaunch
+from tritongemm.system import settings
+from tritongemm.system.compiled_files import CompiledFiles
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 _SECONDS = 120.0

@@ -19,7 +19,6 @@ from typing import Any
 
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core import files, settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
@@ -29,6 +28,7 @@ from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.runtime import machine
+from tritongemm.system import files, settings
 
 COLUMNS = (
     "knl_name", "co_name", "tile_m", "tile_n", "subK", "bias", "layout", "grid", "lds", "threads", "split", "group_m",

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.formats._aiter_families import (
     EXPERT_SIZES,
     FAMILIES,
@@ -18,6 +17,7 @@ from tritongemm.formats._aiter_families import (
     unknown_columns,
 )
 from tritongemm.formats._aiter_table import NO_CSV, cells_of, columns_of, header_place
+from tritongemm.system.printable import printable
 
 _SEPARATORS = ";\t|"  # that spreadsheets write instead of commas
 _LOOKED_AT_LINES = 20  # below the first one, for the names of columns

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.values import MOST, MOST_OF_OPTION, SECONDS
@@ -25,6 +24,7 @@ from tritongemm.formats._aiter_table import CsvLine
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
+from tritongemm.system.printable import printable
 
 TIMER = "aiter"
 TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so

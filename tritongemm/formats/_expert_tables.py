@@ -18,7 +18,6 @@ from typing import ClassVar, NoReturn
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import MAX_DIM, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
@@ -38,6 +37,7 @@ from tritongemm.formats._tile_rows import (
 )
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.system.printable import printable
 
 BLOCK = (128, 128)  # columns and depth that share a scale of a weight
 KINDS = ("fp8_w8a8",)

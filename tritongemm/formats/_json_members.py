@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
-from tritongemm.core.reading import RepeatedKeyError, keys_once
+from tritongemm.system.printable import printable
+from tritongemm.system.reading import RepeatedKeyError, keys_once
 
 _INDENT = 4  # blanks, as the servers' own tuners write
 _SPACE = re.compile(r"[ \t\r\n]*")

@@ -10,10 +10,10 @@ from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.reading import read_bytes
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ResultsFormat
+from tritongemm.system.reading import read_bytes
 
 EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
+from tritongemm.system.printable import printable
 
 _ALIAS = re.compile(r"(?<![^\s\[{,:])[*&]\w")
 _VERSION, _SCHEDULE, _TARGET, _DEVICES, _PROBLEM, _SOLUTIONS, _ORDER, _SIZES = range(8)

@@ -17,11 +17,11 @@ from typing import Any
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.dtypes import BY_ENCODING
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import MAX_DIM, PLAIN
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
 from tritongemm.plugins import registry
+from tritongemm.system.printable import printable
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 DIVISORS = (16, 32, 64, 128)  # of the depth that shares a scale

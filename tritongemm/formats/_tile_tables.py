@@ -12,7 +12,6 @@ from typing import ClassVar
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
@@ -36,6 +35,7 @@ from tritongemm.formats._tile_rows import (
 )
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.search_spaces.loader import load_target, target_of_device
+from tritongemm.system.printable import printable
 
 __all__ = ["DIVISORS", "Kind", "TileTables"]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError, RemarkWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_header as header
 from tritongemm.formats import _aiter_merge as merging
@@ -33,6 +32,7 @@ from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.system.printable import printable
 
 _OUTPUT = Path("the output")
 _SHOWN = 200  # characters of the names of columns

@@ -22,7 +22,6 @@ from pathlib import Path
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NamedKernel, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -30,6 +29,7 @@ from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major,
 from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.system.printable import printable
 
 _VERSION = "Git Version: "
 _KEY = ("transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "compute_type")

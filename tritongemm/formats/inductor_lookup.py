@@ -21,7 +21,6 @@ from tritongemm.core.config import Config
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -32,6 +31,7 @@ from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
 from tritongemm.search_spaces.loader import target_of_device
+from tritongemm.system.printable import printable
 
 _PAIR = r"\[([0-9]{1,10}), ([0-9]{1,10})\]"
 _OPERAND = re.compile(rf"\(torch\.(\w{{1,30}}), {_PAIR}, {_PAIR}\)", re.ASCII)

@@ -13,7 +13,6 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
@@ -21,6 +20,7 @@ from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.system.printable import printable
 
 # Numbers of types, as far as all versions of Tensile agree on them.
 _TYPES = {0: "fp32", 4: "fp16", 6: "int32", 7: "bf16", 8: "int8"}

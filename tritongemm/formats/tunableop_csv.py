@@ -21,7 +21,6 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -30,6 +29,7 @@ from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
 from tritongemm.search_spaces.loader import target_of_device
+from tritongemm.system.printable import printable
 
 _OPERATION = re.compile(r"(?P<kind>\w*)TunableOp_(?P<types>.+)_(?P<layout>[NT]{2})", re.ASCII)
 _PARAMETERS = re.compile(

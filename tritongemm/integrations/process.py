@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
+from tritongemm.system import settings
 
 LOG = logging.getLogger("tritongemm")
 

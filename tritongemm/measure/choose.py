@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.core.tuning_options import MARGIN
+from tritongemm.tuning.options import MARGIN
 
 CLEARLY_SLOWER_RATIO = 1.05  # An entry whose median is this many times the best's needs no test.
 SIGNIFICANCE = 0.01  # One entry is faster than another if equal ones would look so with less than this probability.

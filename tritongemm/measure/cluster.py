@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.measure.gpu_evaluator import DEVICE_ROLE
 from tritongemm.measure.jobs import AlgorithmsJob, MeasureAnswer, MeasureJob, QuantizeJob
 from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.system import settings
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
 from tritongemm.workers.ray_hosts import HostLost, RayHosts, RayNode, RemoteHost
 

@@ -15,12 +15,12 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.measure.interpreting import InterpreterJob, count_launches, reduced, with_fewer_programs
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
+from tritongemm.system.temporary_folder import TemporaryFolder
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 

@@ -1,6 +1,6 @@
 """What the user sees: a line of progress, tables of results, lines of text.
 
-Names and values come from files, so all that is printed is text as `core.printable` makes it: rich must find no markup
+Names and values come from files, so all that is printed is text as `system.printable` makes it: rich must find no markup
 and no emoji in it, and the terminal no escape sequence.
 """
 
@@ -18,16 +18,16 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT, PREDICTED, Trial
+from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.report.alike_lines import summarise
 from tritongemm.report.plain_table import align
 from tritongemm.report.progress import KEPT, Progress
 from tritongemm.report.status_line import StatusLine
+from tritongemm.system.printable import printable
 
 # Seconds between two lines of progress in a log, where none can change in place.
 LINE_SECONDS = 30.0

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core import files
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.results.store import Store
+from tritongemm.system import files
 
 COLUMNS = (
     "size", "M", "N", "K", "dtype_a", "dtype_b", "dtype_c", "layout", "bias", "batch", "family", "backend", "config",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core import reading
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -19,6 +18,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.core.values import FINITE
 from tritongemm.results import journal
 from tritongemm.results.schema import Line, UnreadTrial, read_trial
+from tritongemm.system import reading
 
 
 @dataclass(frozen=True)

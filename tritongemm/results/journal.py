@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.results import schema
 from tritongemm.results.schema import Line
+from tritongemm.system import files
 
 HEADER = b'{"header": '  # what the first line begins with
 _CHECKSUM = b', "crc32": '  # what stands between the bytes that are summed and their sum

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -17,6 +16,7 @@ from tritongemm.formats import format_of, read_text, results_format
 from tritongemm.results import journal
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.schema import UnreadTrial
+from tritongemm.system import files
 
 RowPlace: TypeAlias = "tuple[Problem, str, int, int]"  # a problem, a target, compute units, and the least M
 

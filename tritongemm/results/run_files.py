@@ -14,12 +14,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tritongemm.core import files
 from tritongemm.core.errors import OutputError
 from tritongemm.formats import results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.results.journal import is_journal
+from tritongemm.system import files
 
 # Names that end so are other kinds of files, and a user who writes one expects that kind.
 _OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tritongemm.core import files
 from tritongemm.core.errors import DamagedFileWarning, InputError, NewerVersionWarning, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -31,6 +30,7 @@ from tritongemm.results.journal import Journal
 from tritongemm.results.known_trials import KnownTrials
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.schema import Line
+from tritongemm.system import files
 
 _MOST_NAMED = 20  # numbers of damaged lines in a message
 

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from tritongemm.core import files, held_files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translation
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
@@ -21,6 +20,7 @@ from tritongemm.formats import read_exactly, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 from tritongemm.results.store import Store
+from tritongemm.system import files, locks
 
 _MOST_FILES = 10_000  # of a folder that is told in
 _ADVICE = "choose another file with -o"
@@ -65,7 +65,7 @@ def held(path: Path) -> AbstractContextManager[None]:
     Raises:
         OutputError: it can't be written, or another process holds it for a minute.
     """
-    return held_files.held(path, _ADVICE)
+    return locks.held(path, _ADVICE)
 
 
 def write(

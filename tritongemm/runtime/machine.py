@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tritongemm.core import settings
 from tritongemm.core.errors import TargetError
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.driver import Device
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 
 OFFLINE = "gfx942"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from tritongemm.codegen import template_facts
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
-from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
+from tritongemm.plugins.contracts.searching import Predictions, Pruned
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import Support
 from tritongemm.operations.factors import why_none
 from tritongemm.plugins import registry

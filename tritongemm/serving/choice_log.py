@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from tritongemm.core import settings
-from tritongemm.core.printable import printable
 from tritongemm.core.serving import Resolution
+from tritongemm.system import settings
+from tritongemm.system.printable import printable
 
 _LOG: Final = logging.getLogger("tritongemm")
 _MOST_KEYS = 8192  # Sizes that are remembered; sequences of any length must not fill the memory.

@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
-from tritongemm.core.settings import AiterConfig
 from tritongemm.serving.loaded_tables import LoadedTable, read_table
 from tritongemm.serving.record_table import RowKey, row_key
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.system import settings
+from tritongemm.system.printable import printable
+from tritongemm.system.settings import AiterConfig
 
 _LOG = logging.getLogger("tritongemm")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import torch
 
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
+from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable, rows_of

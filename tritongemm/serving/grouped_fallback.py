@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.scaling import GRANULARITIES
-from tritongemm.core.torch_limits import takes_groups
 from tritongemm.operations.factors import spread
+from tritongemm.operations.torch_limits import takes_groups
 from tritongemm.serving.grouped_operands import GroupedOperands
 from tritongemm.serving.operand_checks import read_integers, wants_gradient
 from tritongemm.serving.scaled_fallback import numbers

@@ -10,7 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Launch
@@ -20,6 +19,7 @@ from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.stored_kernels import LoadedCode
+from tritongemm.system import settings
 
 _LOG = logging.getLogger("tritongemm")
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)

@@ -11,7 +11,6 @@ import torch
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel, or_refusal, prepare_kernels
-from tritongemm.core import settings
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
@@ -31,6 +30,7 @@ from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_fallback import float32_precision
 from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.system import settings
 
 _TOLD = 10  # records that a warning names
 

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
@@ -16,6 +15,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.fast_call import PatchedCall
 from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.system import settings
 
 # A kernel may deviate by this factor of the error that its record was accepted with, where --errRatio let that be
 # beyond the tolerance.

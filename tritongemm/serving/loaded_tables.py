@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritongemm.core import settings
-from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
@@ -28,6 +26,8 @@ from tritongemm.serving.served_problems import (
     why_unserved,
 )
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.system import settings
+from tritongemm.system.printable import printable
 
 if TYPE_CHECKING:
     from tritongemm.export.library.storage import KernelLibrary

@@ -13,8 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, E8M0_NAN
-from tritongemm.core.mx_rounding import MANTISSA_BITS, Rounding
+from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, E8M0_NAN, MANTISSA_BITS, Rounding
 from tritongemm.core.scaling import MX_DEPTH
 from tritongemm.operations.factors import powers
 from tritongemm.plugins import registry

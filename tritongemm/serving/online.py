@@ -17,9 +17,7 @@ from statistics import quantiles
 
 import torch
 
-from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
@@ -31,6 +29,8 @@ from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
 from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore
 from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.system import settings
+from tritongemm.system.printable import printable
 
 MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: they are tried where a size is called frequently.
 _MOST_SIZES = 8192  # Sizes kept for one device; sequences of any length must not fill the memory.

@@ -15,12 +15,12 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from tritongemm.core import files
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.serving.served_problems import is_layer
+from tritongemm.system import files
 
 FILE = "online_tuning.jsonl"
 CSV_FILE = "hip_online_tuning_res.csv"

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.torch_limits import PADDED_GROUPS, PADDED_ROWS
 from tritongemm.numerics.scale_factors import fp4_as_numbers
 from tritongemm.operations.factors import spread
+from tritongemm.operations.torch_limits import PADDED_GROUPS, PADDED_ROWS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
 from tritongemm.serving.operand_checks import wants_gradient

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.torch_limits import takes_fp8, takes_int8
+from tritongemm.operations.torch_limits import takes_fp8, takes_int8
 
 DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP8 = frozenset(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8)

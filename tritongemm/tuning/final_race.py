@@ -14,11 +14,11 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import pick_finalists
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.quantization import with_quantization
 from tritongemm.tuning.search_processes import WinnerModule
 from tritongemm.tuning.task import Task, make_record

@@ -12,10 +12,10 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.search_processes import PlannedSearch, Planner, SearchJob, no_search
 from tritongemm.tuning.task import Task
 

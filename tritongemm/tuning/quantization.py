@@ -7,7 +7,6 @@ from dataclasses import replace
 from tritongemm.build import helpers, quantization_kernels
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
-from tritongemm.core import settings
 from tritongemm.core.artifact import CompileJob
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import Launch
@@ -15,6 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Evaluator
+from tritongemm.system import settings
 
 FROM = "bf16"  # the type of the activations that are quantised
 

@@ -10,9 +10,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning import roster
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.task import make_record
 
 

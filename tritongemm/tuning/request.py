@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.tuning_options import MARGIN, TuningOptions
+from tritongemm.measure.choose import MARGIN
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 from tritongemm.workloads.sizes import Size
 

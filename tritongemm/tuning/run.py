@@ -34,7 +34,6 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
@@ -43,6 +42,7 @@ from tritongemm.tuning import events, roster
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.final_race import RaceOutcome, best_kernel, decide, prepare_race
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.planning import PlannedTasks, begin_search, plan_tasks, take_job
 from tritongemm.tuning.quantization import compile_jobs
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work

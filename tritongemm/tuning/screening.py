@@ -9,11 +9,11 @@ from typing import TypeAlias
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning.device_queue import DeviceQueue
 from tritongemm.tuning.events import AlgorithmsListed, Event, Raced, Screened, ThreadFailed
 from tritongemm.tuning.final_race import RaceWork, run_race
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.task import Task
 
 

@@ -12,14 +12,12 @@ from typing import Any
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.modules import candidates_path, winner_path
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import PREDICTED
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
@@ -27,11 +25,13 @@ from tritongemm.plugins.contracts import Backend, Evaluator, ExternalTimer, Sear
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
+from tritongemm.system import settings
 from tritongemm.tuning import servers
 from tritongemm.tuning.cluster import Cluster
 from tritongemm.tuning.effort import effort
 from tritongemm.tuning.final_race import best_kernel
 from tritongemm.tuning.layer_tuning import LayerTuning
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.request import TuneRequest
 from tritongemm.tuning.run import TuningRun
 

@@ -16,9 +16,9 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Search
+from tritongemm.tuning.options import TuningOptions
 
 
 class TaskState(Enum):

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Protocol
 
-from tritongemm.core import import_path, settings
 from tritongemm.core.errors import UnavailableError
+from tritongemm.system import import_path, settings
 
 _END_TIMEOUT_SECONDS = 10.0  # A process that has closed its pipes may take so long to end.
 _LONGEST_WAIT_SECONDS = 1e6  # What waits for a pipe counts milliseconds in 32 bits; a longer wait is cut to this.

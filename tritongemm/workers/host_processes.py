@@ -8,9 +8,9 @@ from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tritongemm.core import settings
-from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
+from tritongemm.system import settings
+from tritongemm.system.compiled_files import CompiledFiles
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 _KEY_DIGITS = 40

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tritongemm.core import import_path
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.system import import_path
 from tritongemm.workers.child_process import WorkerDied, WorkerError
 from tritongemm.workers.host_processes import HostProcesses, fault_of
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core import settings
 from tritongemm.core import values as kinds
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import RepeatedKeyError, keys_once, read_bytes
 from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind
+from tritongemm.system import settings
+from tritongemm.system.reading import RepeatedKeyError, keys_once, read_bytes
 
 FILE = "config.json"
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)

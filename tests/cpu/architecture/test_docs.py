@@ -25,7 +25,7 @@ from tritongemm.plugins import contracts
 from tritongemm.tuning.task import NEXT_STATES
 
 CONFIG = ROOT / "mkdocs.yml"
-SETTINGS = ROOT / "tritongemm/core/settings.py"
+SETTINGS = ROOT / "tritongemm/system/settings.py"
 README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
 FOREIGN_OPTIONS = {"--help"}  # Options that no `add_argument` names.

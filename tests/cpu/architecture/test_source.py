@@ -24,7 +24,7 @@ TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")
 
 # Modules that make temporary folders, each with the reason.
 TEMPORARY = {
-    "tritongemm.core.temporary_folder": "all others use it",
+    "tritongemm.system.temporary_folder": "all others use it",
 }
 
 # getattr and hasattr with a constant name that ask no plug-in, each with the reason.
@@ -73,7 +73,7 @@ def test_the_environment_is_read_in_one_file() -> None:
         or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os.environ")
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
     }
-    assert readers == {"tritongemm.core.settings"}
+    assert readers == {"tritongemm.system.settings"}
 
 
 def test_temporary_folders_are_made_in_one_file() -> None:

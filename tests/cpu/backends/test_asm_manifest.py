@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import DATA
 from tritongemm.backends.asm import manifest, param_layout
-from tritongemm.core import reading
 from tritongemm.core.errors import InputError
+from tritongemm.system import reading
 
 FIELD = DATA / "aiter/hsa"
 BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"

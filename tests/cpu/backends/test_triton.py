@@ -14,7 +14,6 @@ from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
@@ -22,6 +21,7 @@ from tritongemm.core.trial import OUR_FAULT
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 
 TRITON = registry.get(KernelBackend, "triton")
 
@@ -196,7 +196,7 @@ def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         TRITON.compile_job(replace(config, num_warps=1), problem, target_files.load_target("gfx942")).digest != digest
     )
-    monkeypatch.setattr("tritongemm.core.settings.version", lambda _: "99")
+    monkeypatch.setattr("tritongemm.system.settings.version", lambda _: "99")
     assert TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest != digest
 
 

@@ -24,7 +24,6 @@ from tritongemm.campaigns.stages import benchmark as benchmark_stage
 from tritongemm.campaigns.stages import filter as filter_stage
 from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
@@ -37,6 +36,7 @@ from tritongemm.formats import results_format
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

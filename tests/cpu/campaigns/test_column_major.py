@@ -9,11 +9,11 @@ import pytest
 from tests.support.call_logs import line
 from tritongemm.backends.blaslt.algorithms import to_matmul
 from tritongemm.campaigns.column_major import as_call, as_problem, config_letters, least_bytes
-from tritongemm.core.logged_call import LoggedCall
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LoggedCall
 
 
 def call(**changes: object) -> LoggedCall:

@@ -18,9 +18,9 @@ from tests.support.call_logs import line, trace
 from tritongemm.campaigns import log_file, logged_calls
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
-from tritongemm.core import reading
 from tritongemm.core.errors import InputError
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import reading
 
 GFX942 = target_files.load_target("gfx942")
 TEXT = line(n=16, count=3) + line("bench", n=32) + trace(n=48)

@@ -22,7 +22,6 @@ from tritongemm.campaigns.campaign import MERGED
 from tritongemm.campaigns.conflicts import Conflict, RaceLog
 from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.merging import merge_results, race_conflicts
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
@@ -33,6 +32,7 @@ from tritongemm.formats import results_format
 from tritongemm.results.run_files import RunFiles
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.stores import ONE, TWO, record
 from tritongemm.cli import convert
-from tritongemm.core import held_files
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
 from tritongemm.results import tuned_file
+from tritongemm.system import locks
 from tritongemm.workloads import sizes
 
 HEADER = (
@@ -239,5 +239,5 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         merge.join()
     assert sorted(output.read_text().splitlines()) == sorted([HEADER, *rows])
     with tuned_file.held(output), monkeypatch.context() as patch:
-        patch.setattr(held_files, "_LOCK_SECONDS", 0.01)
+        patch.setattr(locks, "_LOCK_SECONDS", 0.01)
         assert convert.main([str(tmp_path / "0_bf16_tuned.csv"), "-o", str(output)]) == 2

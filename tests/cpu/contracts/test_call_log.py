@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, line, trace
 from tests.support.plugins import dropped
-from tritongemm.core.logged_call import LogContents, LoggedCall
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents, LoggedCall
 
 TOY = "call_log_toy"
 # A line of each kind as its library writes it.

@@ -12,15 +12,14 @@ from tests.support import emulated
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
-from tritongemm.core import settings
 from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
+from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
 # With two stages LLVM of Triton 3.9 loses a wait on gfx950, where rows begin at odd multiples of 2 bytes.

@@ -11,7 +11,6 @@ import pytest
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
@@ -24,6 +23,7 @@ from tritongemm.results.store import Store
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 
 ASM = registry.get(KernelBackend, "asm")
 TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)

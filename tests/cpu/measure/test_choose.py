@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.core.tuning_options import MARGIN
-from tritongemm.measure.choose import Choice, beaten, choose, decided, faster, still_racing
+from tritongemm.measure.choose import MARGIN, Choice, beaten, choose, decided, faster, still_racing
 
 ROUNDS = 40
 

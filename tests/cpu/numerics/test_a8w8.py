@@ -18,7 +18,6 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import launch_plan
 from tritongemm.codegen import render, template_facts
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
@@ -34,6 +33,7 @@ from tritongemm.runtime.machine import Machine
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 from tritongemm.workers.child_process import WorkerProcess
 
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))

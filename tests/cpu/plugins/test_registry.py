@@ -17,12 +17,10 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.plugins import dropped, forget_plugins
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import search_results
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import (
@@ -38,6 +36,7 @@ from tritongemm.plugins.contracts import (
     Strategy,
     Timer,
     WeightLayout,
+    searching,
 )
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
@@ -45,6 +44,7 @@ from tritongemm.search import planner
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import search_processes
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
@@ -266,8 +266,8 @@ def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: p
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
     def planned(problem: Problem, target: Target, folder: Path, backend: str, limits: object) -> planner.PlannedProblem:
-        expected = search_results.Predictions(tuple(configs), np.ones(3), np.ones((3, len(search_results.TERMS))))
-        kept = search_results.Pruned(tuple(configs), {}, {})
+        expected = searching.Predictions(tuple(configs), np.ones(3), np.ones((3, len(searching.TERMS))))
+        kept = searching.Pruned(tuple(configs), {}, {})
         return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
 
     monkeypatch.setattr(search_processes, "plan_search", planned)

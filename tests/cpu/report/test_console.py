@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from tritongemm.core.config import Config
-from tritongemm.core.printable import WORD_CHARACTERS, printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import OUR_FAULT, Trial
@@ -19,6 +18,7 @@ from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.system.printable import WORD_CHARACTERS, printable
 
 SIZE, OTHER = Problem(16, 4096, 4096), Problem(64, 4096, 4096)
 OURS = Config("tile", 16, 64, 64)

@@ -11,9 +11,9 @@ from tritongemm.cli import tune
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.hip_ext.driver import driver
 from tritongemm.runtime import machine
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tritongemm.cli import options, tune
-from tritongemm.core import settings
 from tritongemm.core.errors import UnavailableError
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
+from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -8,7 +8,7 @@ import pytest
 
 from tritongemm.cli import tune
 from tritongemm.codegen import modules
-from tritongemm.core import files
+from tritongemm.system import files
 
 
 def test_what_others_put_into_the_folder_of_modules_is_not_run(

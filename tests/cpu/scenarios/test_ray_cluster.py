@@ -30,10 +30,10 @@ from tritongemm.cli import door
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.report.console import Reporter
 from tritongemm.tuning.cluster import Cluster
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workers.ray_hosts import RayHosts
 

@@ -19,11 +19,11 @@ import pytest
 import tritongemm.search.strategies
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
+from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space

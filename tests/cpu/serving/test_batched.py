@@ -16,13 +16,11 @@ import tritongemm
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Launch
+from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
@@ -32,6 +30,7 @@ from tritongemm.serving import batched
 from tritongemm.serving.batched_call import BatchedCall
 from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
 
 BF16 = ("bf16",) * 3
 SM90 = loader.load_target("sm90")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.serving import config_files, record_table
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.system import settings
 
 HEADER = (
     "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"

@@ -20,7 +20,6 @@ from tests.support import ROOT
 from tests.support.linear_layers import StandInDriver, StandInKernel, problem, record, run_on_cpu, stand_in_device
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Problem
@@ -37,6 +36,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.system import settings
 
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")

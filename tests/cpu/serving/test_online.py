@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tests.support.linear_layers import attach_device, problem, record, run_on_cpu, stand_in_device
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.operands import Operands
@@ -32,6 +31,7 @@ from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
 from tritongemm.serving.online_store import CSV_FILE, CSV_HEADER, FILE, OnlineStore
+from tritongemm.system import settings
 
 SIZE = problem(6, 20, 32, "n", "fp32")
 CALL = CallSignature(SIZE, "tf32")

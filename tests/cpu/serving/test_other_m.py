@@ -18,11 +18,11 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
+from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader

@@ -18,7 +18,6 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ServerFormat
@@ -28,6 +27,7 @@ from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
 from tritongemm.tuning.layer_tuning import LayerTuning
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.request import SearchScope, SizeSource, TuneRequest
 from tritongemm.tuning.task import make_record
 

@@ -13,7 +13,6 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
@@ -26,6 +25,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 from tritongemm.tuning import quantization
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.workloads import sizes

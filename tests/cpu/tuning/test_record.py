@@ -17,10 +17,11 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.core.tuning_options import MARGIN, TuningOptions
+from tritongemm.measure.choose import MARGIN
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving.winners import baseline_won, is_launchable
 from tritongemm.tuning.final_race import RaceWork, decide, run_race
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.race_again import race_again
 from tritongemm.tuning.task import Task, make_record
 

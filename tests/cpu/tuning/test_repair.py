@@ -14,8 +14,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.tuning import repair
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.repair import Repair, list_neighbours
 
 SIZE = Problem(64, 128, 256, "bf16", "bf16", "bf16")

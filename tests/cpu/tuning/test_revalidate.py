@@ -14,13 +14,13 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import render
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
 from tritongemm.formats import FormatRow
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.system import settings
 from tritongemm.tuning.revalidate import Revalidation
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

@@ -12,7 +12,6 @@ from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -24,6 +23,7 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import LIBRARY_PLACES, pick_finalists
 from tritongemm.tuning.roster import choose_roster

@@ -18,7 +18,6 @@ from tests.support.stores import record, take
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
@@ -26,7 +25,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
@@ -34,9 +32,11 @@ from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
+from tritongemm.system import settings
 from tritongemm.tuning import run as run_module
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.screening import ScreenWork, Work
 from tritongemm.tuning.search_processes import PlannedSearch, Planner, SearchJob

@@ -25,18 +25,18 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.trial import Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system import settings
 from tritongemm.tuning import search_processes
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.search_processes import (
     Planner,

@@ -17,11 +17,11 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning.m_table import MTable
+from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan

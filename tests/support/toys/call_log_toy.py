@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from tritongemm.core.logged_call import LogContents, LogFault, LoggedCall, LoggedRow
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents, LogFault, LoggedCall, LoggedRow
 
 _LINE = re.compile(r"toy ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) x ([0-9]{1,9});", re.ASCII)
 

@@ -19,7 +19,6 @@ from tritongemm.backends.asm import manifest, param_layout, scaled
 from tritongemm.backends.asm.fit import COUNTERS, layout_name, splits
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.backends.asm.param_layout import LAYOUTS, Field
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -34,6 +33,7 @@ from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
 from tritongemm.plugins.contracts import NO_INPUTS, BuildInputs, Capabilities, KernelBackend
 from tritongemm.search.cost_model import model as cost_model
+from tritongemm.system import settings
 
 _THREADS = 256  # of AITER's workgroups
 _WAVE = 64  # threads of a wave, on the GPUs that AITER's kernels are for

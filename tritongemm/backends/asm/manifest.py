@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import read_bytes
+from tritongemm.system.reading import read_bytes
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")

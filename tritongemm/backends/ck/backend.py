@@ -13,7 +13,6 @@ from typing import Any
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.codegen.cpp import render_cpp
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -26,6 +25,7 @@ from tritongemm.hip_ext.binaries import code_object, offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
+from tritongemm.system import settings
 
 ARCHS = ("gfx942", "gfx950")
 _FORMS = ("universal", "mx", "ab_scale")

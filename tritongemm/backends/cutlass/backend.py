@@ -12,7 +12,6 @@ from pathlib import Path
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import instances as cutlass_instances
 from tritongemm.codegen.cpp import render_cpp
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
@@ -21,10 +20,11 @@ from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
+from tritongemm.system import settings
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 ARCHS = ("sm90",)
 STREAM_K = "StreamKScheduler"  # the scheduler that splits a tile between workgroups

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import batched, grouped, scaled
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.core.torch_limits import takes_fp8, takes_int8
+from tritongemm.operations.torch_limits import takes_fp8, takes_int8
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
+from tritongemm.system import settings
 
 # Which kernel PyTorch takes is its own affair.
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")

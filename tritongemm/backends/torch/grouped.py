@@ -8,7 +8,7 @@ from typing import Any
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
-from tritongemm.core.torch_limits import takes_groups
+from tritongemm.operations.torch_limits import takes_groups
 
 _DENSE = ("bf16", "fp16", "fp32")
 

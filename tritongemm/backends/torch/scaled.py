@@ -14,7 +14,7 @@ from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
-from tritongemm.core.torch_limits import PADDED_GROUPS, takes_fp8
+from tritongemm.operations.torch_limits import PADDED_GROUPS, takes_fp8
 
 if TYPE_CHECKING:
     from torch import Tensor

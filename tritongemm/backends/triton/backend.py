@@ -11,22 +11,21 @@ from tritongemm.backends.triton import assembly_edits, compiling, config_check, 
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.codegen.geometry import LARGEST_INDEX
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.launch import Buffer, Launch, Param, StridePlaces
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
 from tritongemm.search import space as search_space
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
+from tritongemm.system import settings
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")

@@ -12,14 +12,14 @@ from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.backends.triton.front_end import quick_front_end
 from tritongemm.codegen import modules, template_facts
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import OUR_FAULT
 from tritongemm.hip_ext.binaries import code_object, lost_waits
+from tritongemm.system import settings
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 # Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
 # but debugging code at its end.

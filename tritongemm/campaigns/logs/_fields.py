@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import SCALES, LogContents, LogFault, LoggedCall, LoggedRow
-from tritongemm.core.printable import printable
+from tritongemm.plugins.contracts.call_logs import SCALES, LogContents, LogFault, LoggedCall, LoggedRow
+from tritongemm.system.printable import printable
 
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _WIDE = re.compile(r"[0-9]{1,19}", re.ASCII)

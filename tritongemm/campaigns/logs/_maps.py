@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from tritongemm.campaigns.logs._fields import GROUPED, Fields, split_groups
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.plugins.contracts.call_logs import LogContents, LogFault
 
 _PIECE = re.compile(r"\s*['\"]?(?P<key>[A-Za-z_]\w*)['\"]?\s*:(?![:])\s*(?P<value>.*?)\s*", re.ASCII | re.DOTALL)
 _LOWER = {"m": "M", "n": "N", "k": "K"}  # as the sizes of grouped products are called

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row, split_groups, write_into_c
-from tritongemm.core.logged_call import LogContents, LogFault
-from tritongemm.core.printable import printable
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents, LogFault
+from tritongemm.system.printable import printable
 
 _COMMAND = re.compile(r"-bench(?=\s+-)")  # begins with plain text, so that other text is passed over quickly
 _PROGRAMS = ("hipblaslt", "rocblas")

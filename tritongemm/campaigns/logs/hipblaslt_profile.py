@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import add_row
 from tritongemm.campaigns.logs._maps import read_counted
-from tritongemm.core.logged_call import LogContents
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents
 
 _KERNEL_KEYS = {"kernel_name", "solution_name", "solution_Name"}
 

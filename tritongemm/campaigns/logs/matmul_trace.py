@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
 from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LogContents, LogFault
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents, LogFault
 
 _HEAD = re.compile(
     r"\[(?P<library>cublasLt|HIPBLASLT)\]\[[0-9]+\]\[Trace\]\[(?P<function>cublasLt\w*Matmul|rocblaslt_matmul)\]"

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row, write_into_c
 from tritongemm.campaigns.logs._maps import read_counted
-from tritongemm.core.logged_call import LogContents
 from tritongemm.plugins.contracts import CallLog
+from tritongemm.plugins.contracts.call_logs import LogContents
 
 _FUNCTION = re.compile(
     r"rocblas_(?P<type>[hsdcz]?)gemm(?P<by_pointers>_batched)?(?:_strided_batched)?(?:_ex\d?)?(?:_64)?"

@@ -16,10 +16,10 @@ from tritongemm.campaigns.column_major import config_letters
 from tritongemm.campaigns.csv_rows import read_rows
 from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.formats import results_format
+from tritongemm.system import files
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _ELSEWHERE = "choose another folder with -o"

@@ -10,12 +10,12 @@ from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.conflicts import RACES
 from tritongemm.campaigns.merging import merge_campaign, read_results
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.record import Record
 from tritongemm.core.trial import PREDICTED
 from tritongemm.formats import read_text, results_format
+from tritongemm.system import files
 from tritongemm.workloads import sizes
 
 _ADVICE = "make room and run the same command again"

@@ -11,13 +11,10 @@ from pathlib import Path
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
-from tritongemm.core.launch import HostLaunch, Launch
-from tritongemm.core.other_m import serves_other_m
+from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.export.library import helper_building, wider_table
@@ -26,10 +23,12 @@ from tritongemm.export.library.entry import LibraryEntry, LibraryKernel, record_
 from tritongemm.export.library.helper import LibraryHelper
 from tritongemm.export.library.launch_table import LaunchTable, tabulate
 from tritongemm.hip_ext.driver import driver
+from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 _MOST_ROWS = 1 << 16  # of calls whose M no result has
 

@@ -13,7 +13,6 @@ from functools import partial
 
 from tritongemm.build import prepare
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import HostLaunch
@@ -26,6 +25,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.plugins.validity import check_config
 from tritongemm.runtime.machine import Machine
+from tritongemm.system import settings
 
 HOLDS = "holds"
 MOVED = "moved"  # the toolchain makes another code object now, or the library has another version

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.values import FLAG, TEXTS, FieldKind
 from tritongemm.export.library.code_object import MAP, OBJECT_KINDS, CodeObject, opened, require_all, sealed

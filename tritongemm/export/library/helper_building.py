@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tritongemm.build import expert_kernels, helpers, quantization_kernels
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.export.library.helper import LibraryHelper
+from tritongemm.system import settings
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _ROWS = (1, 1024)  # few and many: binaries do not depend on M otherwise

@@ -9,8 +9,7 @@ from math import prod
 from typing import Any
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param
-from tritongemm.core.stride_places import StridePlaces
+from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param, StridePlaces
 from tritongemm.core.values import FINITE, FLAG, MOST, TEXT, FieldKind, require
 from tritongemm.export.library.code_object import MAP, require_all
 from tritongemm.export.library.launch_table import LaunchTable, Run, names_of

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from tritongemm.core import files
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
 from tritongemm.export.library.entry import LibraryEntry, LibraryKernel
 from tritongemm.export.library.helper import HelperKey, LibraryHelper
 from tritongemm.search_spaces import schema
+from tritongemm.system import files
+from tritongemm.system.printable import printable
 
 MANIFEST = "library.json"
 SCHEMA = 1  # of the manifest; it rises where a reader that ignores a new key would serve another kernel

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tritongemm.core import files, held_files
 from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
@@ -24,6 +23,7 @@ from tritongemm.export.library.storage import (
     is_manifest,
     manifest_text,
 )
+from tritongemm.system import files, locks
 
 ADVICE = "choose another place with -o"
 
@@ -68,7 +68,7 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
     """
-    with held_files.held(path, ADVICE):
+    with locks.held(path, ADVICE):
         _check_place(path)
         yield
 

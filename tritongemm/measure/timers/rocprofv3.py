@@ -17,12 +17,12 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, LibraryBackend, SearchedBackend
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 TOOL = "rocprofv3"
 MARK = "next_launch"  # The kernel of the generated module that runs before each launch.

@@ -12,13 +12,12 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.space import Space
-from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.capabilities import NO_INPUTS, BuildInputs, Capabilities

@@ -11,10 +11,10 @@ from typing import ClassVar
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NewerRow, ResultsFile, Translation
-from tritongemm.core.logged_call import LogContents
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.call_logs import LogContents
 from tritongemm.plugins.contracts.plugin import Plugin
 
 

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from tritongemm.core.printable import printable
 from tritongemm.core.trial import STATUSES
 from tritongemm.report.page.figure import Figure, colours, plain
 from tritongemm.report.page.report_data import ReportData
+from tritongemm.system.printable import printable
 
 _TITLE = "What failed and why"
 MOST_REASONS = 40  # rows of the table

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from tritongemm.core.printable import printable
+from tritongemm.system.printable import printable
 
 LABEL_CHARACTERS = 120
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.report.page.failures import MOST_REASONS, reasons_of
 from tritongemm.report.page.report_data import ReportData, device_of
+from tritongemm.system.printable import printable
 
 _CELL_CHARACTERS = 400
 

@@ -17,8 +17,6 @@ from typing import Any
 import jinja2
 
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.printable import printable
-from tritongemm.core.version import VERSION
 from tritongemm.report.page import (
     failures,
     held_out,
@@ -33,6 +31,8 @@ from tritongemm.report.page import (
 from tritongemm.report.page.figure import Figure
 from tritongemm.report.page.report_data import ReportData, uplift_of
 from tritongemm.report.quality import GOAL
+from tritongemm.system.printable import printable
+from tritongemm.system.version import VERSION
 
 START = "<!doctype html>\n<!-- a report of tritongemm -->\n"  # how every page begins
 _HERE = Path(__file__).parent

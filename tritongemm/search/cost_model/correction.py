@@ -22,8 +22,8 @@ import numpy as np
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import TERMS, Floats
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import TERMS, Floats
 from tritongemm.search_spaces.loader import SPACES
 
 # Terms of the analytical model are features but the last, the launch, which is the same for all.

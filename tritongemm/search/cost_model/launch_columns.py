@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from tritongemm.codegen.config_memo import ConfigMemo
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Floats
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import Floats
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.correction import Demand
 from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes

@@ -13,12 +13,12 @@ from operator import attrgetter
 
 import numpy as np
 
+from tritongemm.codegen.config_memo import ConfigMemo
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import TERMS, Floats, Prediction, Predictions
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import TERMS, Floats, Prediction, Predictions
 from tritongemm.search.cost_model import correction
 from tritongemm.search.cost_model.launch_columns import LaunchColumns, ProgramColumns, cu_rate
 from tritongemm.search.cost_model.occupancy import SIMDS

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Floats
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import Floats
 
 Number = TypeVar("Number", int, NDArray[np.float64])
 # A partial sum has so many bytes: split-K and stream-K add up in fp32.

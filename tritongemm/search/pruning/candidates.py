@@ -16,9 +16,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from tritongemm.codegen.config_memo import RecordingConfig
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
-from tritongemm.core.config_memo import RecordingConfig
 from tritongemm.core.problem import Problem
 from tritongemm.core.space import TemplateSpace
 from tritongemm.core.target import Target

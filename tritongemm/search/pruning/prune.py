@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.search.pruning.candidates import ListedCandidates, ProductCandidates
 from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.typical import typical

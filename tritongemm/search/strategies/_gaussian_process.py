@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Predictions
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.strategies._candidates import CandidateSet
 
 Floats = NDArray[np.float64]

@@ -21,10 +21,10 @@ from threadpoolctl import ThreadpoolController
 
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
-from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
+from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.strategies._candidates import CandidateSet
 from tritongemm.search.strategies._gaussian_process import Surrogate, features
 

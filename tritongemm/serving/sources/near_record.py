@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
+from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.record_table import rows_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import OutputError
-from tritongemm.core.files import atomic_write, check_place, sweep
+from tritongemm.system.files import atomic_write, check_place, sweep
 from tritongemm.workloads.capturing.workload_file import ADVICE, Counted, locked, read_lines
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch

@@ -16,7 +16,7 @@ from itertools import pairwise
 from multiprocessing import spawn
 from typing import Any
 
-from tritongemm.core import import_path
+from tritongemm.system import import_path
 
 _START = (
     "import sys; sys.path += {home}; from tritongemm.workloads.capturing import session; session.start_if_asked(); "

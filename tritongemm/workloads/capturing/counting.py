@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from tritongemm.core.errors import OutputError
-from tritongemm.core.temporary_folder import TemporaryFolder
+from tritongemm.system.temporary_folder import TemporaryFolder
 
 _SOURCE = Path(__file__).with_name("counter.c")
 _MODULE = "tritongemm_counter"

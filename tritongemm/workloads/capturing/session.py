@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tritongemm.core import settings
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.system import settings
 from tritongemm.workloads.capturing import child_processes
 from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
 from tritongemm.workloads.capturing.graph_replays import GraphReplays

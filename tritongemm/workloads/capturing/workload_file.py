@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from tritongemm.core.errors import OutputError
-from tritongemm.core.files import atomic_write, check_place, read_regular, sweep
+from tritongemm.system.files import atomic_write, check_place, read_regular, sweep
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
     from tritongemm.workloads.capturing.group_spreads import Spread

@@ -13,7 +13,6 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel
 from tritongemm.cli import library as command
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
@@ -23,6 +22,7 @@ from tritongemm.results.store import Store
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 TMA = Config("tma", 64, 64, 64, num_warps=4)
 HERE = Machine(loader.load_target("gfx942"), "", (), "", "")

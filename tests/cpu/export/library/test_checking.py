@@ -12,7 +12,6 @@ from tests.support import libraries
 from tests.support.libraries import UNITS
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED
@@ -23,6 +22,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+from tritongemm.system import settings
 
 NOWHERE = Machine(loader.load_target("gfx942"), "", (), "", "")
 HERE = Machine(replace(loader.load_target("sm90"), compute_units=UNITS), "", (0,), "H200", "")

@@ -17,7 +17,6 @@ from tests.support.linear_layers import stand_in_device
 from tritongemm.build import expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
-from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.export.library import building, helper_building
@@ -27,6 +26,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.serving.helper_kernels import HelperKernels
+from tritongemm.system import settings
 from tritongemm.workloads import sizes
 
 SM90 = loader.load_target("sm90")

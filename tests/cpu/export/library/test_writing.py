@@ -12,12 +12,12 @@ import pytest
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
 from tritongemm.cli import library as command
-from tritongemm.core import held_files
 from tritongemm.core.errors import OutputError
 from tritongemm.export.library import writing
 from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.storage import MANIFEST, open_library
 from tritongemm.export.library.writing import Contents
+from tritongemm.system import locks
 
 SIZE = linear(16, 48, 64)
 
@@ -79,7 +79,7 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.C
 
 
 def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_files, "_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "_LOCK_SECONDS", 0.01)
     (tmp_path / "library").mkdir()
     (tmp_path / "link").symlink_to("library")
     monkeypatch.chdir(tmp_path / "library")
@@ -150,7 +150,7 @@ def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     (folder / "thesis.md").rename(folder / MANIFEST)
     with pytest.raises(OutputError, match="is not a manifest of a library"), writing.held(folder):
         pass
-    monkeypatch.setattr(held_files, "_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "_LOCK_SECONDS", 0.01)
     with writing.held(tmp_path / "new.zip"), pytest.raises(OutputError, match="another process holds"):
         writing.held(tmp_path / "new.zip").__enter__()
 

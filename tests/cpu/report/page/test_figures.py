@@ -16,13 +16,13 @@ from tests.support import DATA
 from tests.support.reports import H200, HOSTILE, problem, result, table, write_run
 from tests.support.stores import ONE, record
 from tritongemm.core.errors import InputError
-from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
 from tritongemm.report.page import tables, writing
 from tritongemm.report.page.figure import Figure, plain
 from tritongemm.report.page.report_data import MeasuredDevice, ReportData, device_of, uplift_of
 from tritongemm.results import history
 from tritongemm.search_spaces import loader
+from tritongemm.system.printable import printable
 
 DEVICE = MeasuredDevice("sm90", 132, "NVIDIA H200")
 H200_FACTS: dict[MeasuredDevice, Target] = {DEVICE: loader.load_target("sm90", "NVIDIA H200", compute_units=132)}

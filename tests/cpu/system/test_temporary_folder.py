@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tritongemm.core import temporary_folder
 from tritongemm.core.errors import OutputError
-from tritongemm.core.temporary_folder import TemporaryFolder, sweep
+from tritongemm.system import temporary_folder
+from tritongemm.system.temporary_folder import TemporaryFolder, sweep
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def leave_behind(place: Path) -> Path:
     """The folder of a process that was killed."""
     text = (
-        "import os, signal\nfrom tritongemm.core.temporary_folder import TemporaryFolder\nkept = TemporaryFolder()\n"
+        "import os, signal\nfrom tritongemm.system.temporary_folder import TemporaryFolder\nkept = TemporaryFolder()\n"
         "(kept.path / 'work').write_text('')\nprint(kept.path, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tritongemm.core.other_m import serves_other_m
-from tritongemm.core.torch_limits import takes_blocks, takes_fp8, takes_groups, takes_int8
+from tritongemm.operations.torch_limits import serves_other_m, takes_blocks, takes_fp8, takes_groups, takes_int8
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import SCALED_BLOCK
+
 _FP8_MULTIPLE: Final = 16
 _INT8_MULTIPLE: Final = 8
 _INT8_ROWS: Final = 16  # A has more
@@ -31,3 +34,32 @@ def takes_int8(m: int, n: int, k: int) -> bool:
 def takes_groups(*row_bytes: int) -> bool:
     """Whether ``_grouped_mm`` and ``_scaled_grouped_mm`` take operands whose rows or columns have so many bytes."""
     return not any(count % _GROUP_BYTES for count in row_bytes)
+
+
+def serves_other_m(problem: Problem, arch: str) -> bool:
+    """Say whether a row tuned for one M serves calls of another M that no row covers.
+
+    Args:
+        problem: the problem of the call.
+        arch: name of the GPU's architecture.
+    """
+    if problem.kind == "grouped":
+        return True
+    if problem.kind == "batched":
+        return problem.a.bytes == 1
+    return problem.scale_a is not None and problem.scale_b is not None and not _has_fast_call(problem, arch)
+
+
+def _has_fast_call(problem: Problem, arch: str) -> bool:
+    """Whether PyTorch computes a product with scale factors without turning its operands into wider numbers."""
+    of_a, of_b = problem.scale_a, problem.scale_b
+    assert of_a is not None and of_b is not None
+    if problem.order_b != PLAIN:
+        return False
+    if problem.dtype_a == "int8":
+        return takes_int8(problem.m, problem.n, problem.k) and not (of_a.depth or of_b.depth)
+    if not (problem.a.is_fp8 and problem.b.is_fp8 and takes_fp8(problem.n, problem.k)):
+        return False
+    if not (of_a.depth or of_b.depth):
+        return True
+    return takes_blocks(arch) and of_a.depth == of_b.depth == SCALED_BLOCK and problem.dtype_c == "bf16"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.core import files, temporary_folder
 from tritongemm.core.errors import OutputError
+from tritongemm.system import files, temporary_folder
 
 
 @pytest.mark.parametrize(

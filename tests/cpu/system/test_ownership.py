@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.owners import pretend
-from tritongemm.core import ownership
 from tritongemm.core.errors import InputError
+from tritongemm.system import ownership
 
 ME, ADMIN, STRANGER, STAFF = 1000, 2000, 3000, 50
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.owners import pretend
-from tritongemm.core import ownership
-from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.hip_ext import libraries
+from tritongemm.system import ownership
+from tritongemm.system.compiled_files import CompiledFiles
 
 KEY, FILES, FACTS = "ab" * 20, {"kernel.co": b"machine code"}, {"threads": 64}
 ME, OTHER, ADMIN = 1000, 3000, 2000
@@ -249,7 +249,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
     half = """
 import os, signal, sys
 from pathlib import Path
-from tritongemm.core.temporary_folder import TemporaryFolder
+from tritongemm.system.temporary_folder import TemporaryFolder
 folder = TemporaryFolder(sys.argv[1])
 (folder.path / "kernel.co").write_bytes(b"machine")
 os.kill(os.getpid(), signal.SIGKILL)

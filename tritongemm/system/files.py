@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tritongemm.core.errors import OutputError
-from tritongemm.core.temporary_folder import TEMPORARY_ADVICE, is_temporary
+from tritongemm.system.temporary_folder import TEMPORARY_ADVICE, is_temporary
 
 _RANDOM_BYTES = 4  # in the name of a text that is being written
 _UNFINISHED = rf"\.\d+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}"

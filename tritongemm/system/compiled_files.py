@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core import settings
 from tritongemm.core.errors import OutputError, TritonGemmError, UnavailableError
-from tritongemm.core.ownership import Owners, others_write, owners
-from tritongemm.core.temporary_folder import TemporaryFolder, sweep
+from tritongemm.system import settings
+from tritongemm.system.ownership import Owners, others_write, owners
+from tritongemm.system.temporary_folder import TemporaryFolder, sweep
 
 _BUILT = "built.json"
 _PRIVATE, _READABLE = 0o700, 0o755  # of folders; never more, whatever the umask allows, for writable ones are not used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm.core.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
+from tritongemm.system.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
 
 
 def test_usual_text_stays_as_it_is() -> None:

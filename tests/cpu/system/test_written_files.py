@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.core import files
 from tritongemm.core.errors import OutputError
+from tritongemm.system import files
 
 
 def bind_socket(path: Path) -> None:

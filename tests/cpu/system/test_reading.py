@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.core import reading
 from tritongemm.core.errors import InputError
-from tritongemm.core.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
+from tritongemm.system import reading
+from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
 
 
 @pytest.fixture(autouse=True)

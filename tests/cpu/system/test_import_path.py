@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.support import ROOT
-from tritongemm.core import import_path
+from tritongemm.system import import_path
 
 HOME = str(ROOT)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.temporary_folder import TEMPORARY_ADVICE
+from tritongemm.system.temporary_folder import TEMPORARY_ADVICE
 
 MOST_BYTES = 256 << 20
 WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.tuning.options import MARGIN
 
+MARGIN = 0.005  # A gain below this share of the library's time is not worth leaving the library for.
 CLEARLY_SLOWER_RATIO = 1.05  # An entry whose median is this many times the best's needs no test.
 SIGNIFICANCE = 0.01  # One entry is faster than another if equal ones would look so with less than this probability.
 FEWEST_TESTED_ROUNDS = 5

@@ -1,4 +1,7 @@
-"""The sizes that PyTorch's 8-bit and grouped products accept, and the padding of their scale factors."""
+"""The sizes that PyTorch's 8-bit and grouped products accept, and the padding of their scale factors.
+
+Where PyTorch has no fast product, rows tuned for another M serve a call.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,10 @@ def takes_groups(*row_bytes: int) -> bool:
 
 def serves_other_m(problem: Problem, arch: str) -> bool:
     """Say whether a row tuned for one M serves calls of another M that no row covers.
+
+    The kernel is correct at every M, but was not measured at this one. Where PyTorch would multiply dequantised
+    operands, or one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's
+    call may be faster.
 
     Args:
         problem: the problem of the call.

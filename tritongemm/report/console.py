@@ -1,7 +1,7 @@
 """What the user sees: a line of progress, tables of results, lines of text.
 
-Names and values come from files, so all that is printed is text as `system.printable` makes it: rich must find no markup
-and no emoji in it, and the terminal no escape sequence.
+Names and values come from files, so all that is printed is text as `system.printable` makes it: rich must find no
+markup and no emoji in it, and the terminal no escape sequence.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class DeviceKernels:
         return kernel
 
     def near_rows(self, problem: Problem) -> list[SourceRow]:
-        """The rows that may serve a problem at other M than their own, the nearest first; see `other_m`."""
+        """The rows that may serve a problem at other M than their own, the nearest first; see `serves_other_m`."""
         if not serves_other_m(problem, self.device.arch):
             return []
         return self.records.near_rows(problem, self.device.arch, self.device.compute_units)

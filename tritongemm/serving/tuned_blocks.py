@@ -54,7 +54,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
 
     Args:
         operands: the call's.
-        near: whether a row of another M holds too, where `other_m` says so and none has this M.
+        near: whether a row of another M holds too, where `serves_other_m` says so and none has this M.
     """
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     dispatcher = default_dispatcher()

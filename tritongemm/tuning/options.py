@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
-
-MARGIN = 0.005  # A gain below this share of the library's time is not worth leaving the library for.
+from tritongemm.measure.choose import MARGIN
 
 
 @dataclass(frozen=True)

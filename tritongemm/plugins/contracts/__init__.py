@@ -30,8 +30,9 @@ from tritongemm.plugins.contracts.backends import (
     LibraryBackend,
     SearchedBackend,
 )
+from tritongemm.plugins.contracts.call_logs import CallLog
 from tritongemm.plugins.contracts.capabilities import NO_INPUTS, BuildInputs, Capabilities
-from tritongemm.plugins.contracts.formats import CallLog, Format, ResultsFormat, ServerFormat
+from tritongemm.plugins.contracts.formats import Format, ResultsFormat, ServerFormat
 from tritongemm.plugins.contracts.measuring import Clock, Evaluator, ExternalRaceJob, ExternalTimer, Timer
 from tritongemm.plugins.contracts.numerics import Family, FamilyDefaults, Pieces, ScaleLayout, WeightLayout
 from tritongemm.plugins.contracts.plugin import Plugin

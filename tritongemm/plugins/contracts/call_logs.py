@@ -1,13 +1,17 @@
-"""The classes of lines in libraries' logs: `LoggedCall`, `LoggedRow`, `LogFault` and `LogContents`.
+"""The contract of readers of libraries' logs, and the classes of what they read.
 
-They use the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B) + beta * C. Other properties of a call
+These use the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B) + beta * C. Other properties of a call
 are kept, whether we can compute it or not, as they distinguish it from other calls.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tritongemm.plugins.contracts.plugin import Plugin
 
 SCALES = ("none", "tensor", "row", "block")  # how factors lie over an operand, in the order of hipBLASLt's numbers
 
@@ -105,3 +109,27 @@ class LogContents:
     faults: list[LogFault] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     assumed: Counter[str] = field(default_factory=Counter)
+
+
+class CallLog(Plugin, abstract=True):
+    """Lines of a library's log that name the products it was called for.
+
+    One file may hold lines of several kinds, mixed with those of other programs; each plug-in finds its own.
+
+    Attributes:
+        title: what writes such lines, and how to enable it, for messages.
+    """
+
+    package = "tritongemm.campaigns.logs"
+    kind = "call log"
+    title: ClassVar[str]
+
+    @abstractmethod
+    def read(self, text: str) -> LogContents:
+        """Return the calls in the lines of this kind, in order; nothing if a text has none.
+
+        A truncated line is a fault, never a call that the library did not get.
+
+        Args:
+            text: whole lines of a log, also of other kinds, of several processes and of other programs.
+        """

@@ -1,4 +1,4 @@
-"""The contracts of file formats, and of lines in logs."""
+"""The contracts of file formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tritongemm.core.format_row import Defaults, FormatRow, Merged, NewerRow, Re
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.target import Target
-from tritongemm.plugins.contracts.call_logs import LogContents
 from tritongemm.plugins.contracts.plugin import Plugin
 
 
@@ -228,28 +227,4 @@ class ResultsFormat(Format, abstract=True):
 
         Raises:
             InputError: a row can't express a problem.
-        """
-
-
-class CallLog(Plugin, abstract=True):
-    """Lines of a library's log that name the products it was called for.
-
-    One file may hold lines of several kinds, mixed with those of other programs; each plug-in finds its own.
-
-    Attributes:
-        title: what writes such lines, and how to enable it, for messages.
-    """
-
-    package = "tritongemm.campaigns.logs"
-    kind = "call log"
-    title: ClassVar[str]
-
-    @abstractmethod
-    def read(self, text: str) -> LogContents:
-        """Return the calls in the lines of this kind, in order; nothing if a text has none.
-
-        A truncated line is a fault, never a call that the library did not get.
-
-        Args:
-            text: whole lines of a log, also of other kinds, of several processes and of other programs.
         """

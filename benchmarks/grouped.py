@@ -213,8 +213,8 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
 def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """The layer of experts by each competitor."""
     import tritongemm
+    from tritongemm.operations.grouped import grouped as by_pytorch
     from tritongemm.serving import grouped_api, moe_api
-    from tritongemm.serving.grouped_fallback import grouped as by_pytorch
 
     def with_pytorchs_products() -> torch.Tensor:
         moe_api.run = lambda dispatcher, operands: by_pytorch(operands)

@@ -16,13 +16,13 @@ from tritongemm.system.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tritongemm.cli.autotune import Results, autotune
+    from tritongemm.operations.checks import check_scales
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm, scaled_bmm
     from tritongemm.serving.grouped_api import grouped_mm
     from tritongemm.serving.layouts import pack_scales, pack_weight, unpack_scales, unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.moe_api import fused_moe
-    from tritongemm.serving.operand_checks import check_scales
     from tritongemm.serving.patch import patch
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
@@ -62,7 +62,7 @@ _PLACES = {
     "TuneRequest": "tuning.request",
     "autotune": "cli.autotune",
     "bmm": "serving.batched",
-    "check_scales": "serving.operand_checks",
+    "check_scales": "operations.checks",
     "explain": "serving.api",
     "fused_moe": "serving.moe_api",
     "grouped_mm": "serving.grouped_api",

@@ -17,9 +17,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import error_metric
+from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import batched, microscaling
+from tritongemm.serving import batched
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 import tritongemm
 from tritongemm.build import expert_kernels
 from tritongemm.operations.factors import spread
-from tritongemm.serving.scaled_fallback import numbers
+from tritongemm.operations.torch_scaled import numbers
 
 FP8, FP4, SHUFFLED = torch.float8_e4m3fn, torch.uint8, "e8m0_32x8"
 TOKENS, TOPK, EXPERTS, HIDDEN, INNER = 5, 2, 3, 106, 74  # no multiples of a group

@@ -20,11 +20,11 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.target import Target
 from tritongemm.operations.factors import spread
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.search_spaces import loader
 from tritongemm.serving import moe_torch
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.moe_kernels import MoeKernels
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 K = 330  # no multiple of a block, nor of what a thread loads at once
 

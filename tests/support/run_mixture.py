@@ -23,12 +23,12 @@ from tritongemm.core.problem import Problem
 from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import spread
+from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, problem_of
+from tritongemm.operations.torch_scaled import numbers
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import moe_api, moe_torch
-from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, problem_of
 from tritongemm.serving.moe_kernels import MoeKernels
-from tritongemm.serving.scaled_fallback import numbers
 
 CONFIG = MX_GROUPED[0]
 

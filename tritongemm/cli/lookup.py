@@ -15,13 +15,13 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
+from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import winners
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes

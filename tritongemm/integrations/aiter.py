@@ -93,7 +93,7 @@ def gemm_a16w16(
         return tritongemm.mm(A, B, bias, otype)
     import torch
 
-    from tritongemm.serving.operand_checks import check_tensors
+    from tritongemm.operations.checks import check_tensors
 
     check_tensors({"A": A, "B": B})
     one = torch.ones(1, device=A.device)

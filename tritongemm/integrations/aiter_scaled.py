@@ -187,7 +187,7 @@ def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **ope
         TypeError: an operand is no tensor.
         InputError: names it, and what the result is.
     """
-    from tritongemm.serving.operand_checks import check_memory, check_tensors  # which import torch
+    from tritongemm.operations.checks import check_memory, check_tensors  # which import torch
 
     check_tensors({name: tensor for name, tensor in operands.items() if tensor is not None} | {"out": out})
     check_memory(out, shape, dtype, *operands.values())
@@ -240,7 +240,7 @@ def require_tensors(**operands: object) -> None:
     Raises:
         TypeError: names it.
     """
-    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
+    from tritongemm.operations.checks import check_tensors  # which imports torch
 
     check_tensors(operands, together=False)
 

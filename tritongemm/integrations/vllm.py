@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations.process import LOG, OpaqueOperation, serves_weight, speak_through, start_serving
+from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.torch_fallback import torch_linear
 from tritongemm.serving.tuned_calls import LinearFunction, TunedCalls
 
 ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias

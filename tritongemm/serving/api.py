@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.operations.torch_products import float32_precision, linear, output_dtype
 from tritongemm.serving.calls import CallOperands
 from tritongemm.serving.dispatcher import Dispatcher, plain_linear
 from tritongemm.serving.loaded_tables import LoadReport
-from tritongemm.serving.torch_fallback import float32_precision, linear, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
 _dispatcher: Final = Dispatcher()
@@ -141,11 +141,12 @@ def explain(
         InputError: operands that `scaled_mm` refuses.
     """
     if scale_a is not None or scale_b is not None:
-        from tritongemm.serving import scaled_dispatch, scaled_operands
+        from tritongemm.operations.scaled import ScaledOperands
+        from tritongemm.serving import scaled_dispatch
 
         wanted = torch.bfloat16 if out_dtype is None else out_dtype
         # A missing factor is refused there.
-        operands = scaled_operands.ScaledOperands(x, w, scale_a, scale_b, bias, wanted)
+        operands = ScaledOperands(x, w, scale_a, scale_b, bias, wanted)
         return scaled_dispatch.explain(_dispatcher, operands._replace(**layouts))
     _require_tensors(x, w, bias)
     support = _takes_fast_path(x, w, bias) if x.is_cuda else SUPPORTED
@@ -216,7 +217,7 @@ def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torc
 
 
 def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    from tritongemm.serving.operand_checks import check_fit  # which `mm` itself does without
+    from tritongemm.operations.checks import check_fit  # which `mm` itself does without
 
     check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
     return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))

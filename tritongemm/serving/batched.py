@@ -16,14 +16,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
-from tritongemm.operations.factors import why_none
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import ScaleLayout
-from tritongemm.runtime.loaded_kernels import TunedKernel
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.batched_call import BatchedCall
-from tritongemm.serving.batched_fallback import torch_bmm
-from tritongemm.serving.batched_operands import (
+from tritongemm.operations.batched import (
     BatchOperands,
     BatchProduct,
     Strides,
@@ -31,11 +24,18 @@ from tritongemm.serving.batched_operands import (
     check_out,
     check_shapes,
     read_batch,
+    torch_bmm,
 )
+from tritongemm.operations.checks import check_eight_bits, check_encodings_on, check_tensors, is_wrapped
+from tritongemm.operations.factors import why_none
+from tritongemm.operations.torch_products import float32_precision, output_dtype
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
+from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.batched_call import BatchedCall
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
-from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors, is_wrapped
-from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
 _NO_TENSORS = ("out_dtype", "scale_layout")
@@ -242,8 +242,8 @@ class _Resolver:
             return
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device
-        if device is not None:
-            check_encodings_on(operands.a, operands.b, operands.scale_a, device)
+        if device is not None and 1 in (operands.a.element_size(), operands.b.element_size()):
+            check_encodings_on(operands.a, operands.b, operands.scale_a, device.target)
         if kernel is None or device is None:
             return
         record = self.answers.resolution.record

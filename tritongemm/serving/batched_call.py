@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.serving.batched_fallback import torch_bmm
-from tritongemm.serving.batched_operands import BatchOperands, check_shapes
+from tritongemm.operations.batched import BatchOperands, check_shapes, torch_bmm
 from tritongemm.serving.fast_call import MISALIGNED_BITS, PatchedCall
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
-from tritongemm.serving.served_problems import layer_problem
-from tritongemm.serving.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
+from tritongemm.operations.served_problems import layer_problem
+from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, output_dtype
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
 _MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.

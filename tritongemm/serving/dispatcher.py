@@ -23,6 +23,8 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
+from tritongemm.operations.served_problems import ExpertWeights, coinciding
+from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype, torch_linear
 from tritongemm.serving import calls
 from tritongemm.serving.calls import CallOperands, are_transposed, keep, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
@@ -37,8 +39,6 @@ from tritongemm.serving.loaded_tables import (
     why_weight_is_idle,
 )
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.served_problems import ExpertWeights, coinciding
-from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype, torch_linear
 
 if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.serving.torch_fallback import linear
+from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
     from tritongemm.core.serving import LoadedKernel

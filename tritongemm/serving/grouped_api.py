@@ -11,14 +11,13 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
+from tritongemm.operations.checks import check_encodings_on, check_values, is_wrapped, wants_gradient
+from tritongemm.operations.grouped import GroupedOperands, check, check_extents, grouped, problem_of
+from tritongemm.operations.torch_products import output_dtype
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.grouped_call import GroupedCall
-from tritongemm.serving.grouped_fallback import grouped
-from tritongemm.serving.grouped_operands import GroupedOperands, check, check_extents, problem_of
-from tritongemm.serving.operand_checks import check_encodings_on, check_values, is_wrapped, wants_gradient
-from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -132,8 +131,9 @@ def ask(dispatcher: Dispatcher, operands: GroupedOperands) -> CallAnswers:
     if wants_gradient(*operands.tensors.values()):
         return CallAnswers.pytorch("an operand wants a gradient", lasting=False)
     index = operands.a.get_device()
-    if (device := dispatcher.device(index)) is not None:
-        check_encodings_on(operands.a, operands.b, operands.scale_a, device)
+    device = dispatcher.device(index)
+    if device is not None and 1 in (operands.a.element_size(), operands.b.element_size()):
+        check_encodings_on(operands.a, operands.b, operands.scale_a, device.target)
     return dispatcher.answer([CallSignature(problem)], index)
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.operations.checks import wants_gradient
+from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, grouped
 from tritongemm.serving.fast_call import MISALIGNED_BITS, PatchedCall
-from tritongemm.serving.grouped_fallback import grouped
-from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read
-from tritongemm.serving.operand_checks import wants_gradient
 
 
 class GroupedCall(PatchedCall):

@@ -20,6 +20,7 @@ from tritongemm.core.support import Support
 from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners
@@ -28,7 +29,6 @@ from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import StoredKernel
-from tritongemm.serving.torch_fallback import float32_precision
 from tritongemm.serving.torch_kernels import TorchKernels
 from tritongemm.system import settings
 

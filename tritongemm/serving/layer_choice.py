@@ -16,13 +16,13 @@ import torch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.operations.scaled import ScaledOperands, read_product
+from tritongemm.operations.served_problems import is_scaled, layer_problem
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.calls import keep
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import CallTable
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
-from tritongemm.serving.served_problems import is_scaled, layer_problem
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.tuned_blocks import BlockOperands
 
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change

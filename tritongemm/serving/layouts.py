@@ -9,12 +9,12 @@ from tritongemm.core.dtypes import E8M0_BIAS
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
 from tritongemm.core.problem import Problem
+from tritongemm.operations.checks import check_tensors
 from tritongemm.operations.factors import EXPONENTS
+from tritongemm.operations.scaled import dtype_name
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
-from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.quantize import LAYOUTS, empty_in
-from tritongemm.serving.scaled_operands import dtype_name
 
 
 def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.operations import microscaling
+from tritongemm.operations.checks import check_fit, check_tensors, check_values
 from tritongemm.operations.factors import EXPONENTS, describe_known, find_scalings, quantised_by
-from tritongemm.serving import microscaling
+from tritongemm.operations.scaled import ScaledOperands
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
-from tritongemm.serving.operand_checks import check_fit, check_tensors, check_values
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scaled_api import multiply_quantized
-from tritongemm.serving.scaled_operands import ScaledOperands
 from tritongemm.serving.traced_operations import define_operation
 from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.serving import rank_agreement
-from tritongemm.serving.record_source import read_source
-from tritongemm.serving.served_problems import (
+from tritongemm.operations.served_problems import (
     ExpertWeights,
     expert_weights,
     is_layer,
@@ -25,6 +23,8 @@ from tritongemm.serving.served_problems import (
     is_served,
     why_unserved,
 )
+from tritongemm.serving import rank_agreement
+from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.system import settings
 from tritongemm.system.printable import printable

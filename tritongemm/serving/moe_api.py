@@ -8,15 +8,7 @@ from torch import Tensor
 from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import SCALED_BLOCK, granularity
-from tritongemm.operations.factors import EXPONENTS, of_groups
-from tritongemm.serving import moe_torch
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_api import run
-from tritongemm.serving.grouped_operands import GroupedOperands, check_factors
-from tritongemm.serving.microscaling import FORMATS, packed
-from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
-from tritongemm.serving.operand_checks import (
+from tritongemm.operations.checks import (
     SCALED_RESULTS,
     check_fit,
     check_tensors,
@@ -25,6 +17,14 @@ from tritongemm.serving.operand_checks import (
     is_wrapped,
     wants_gradient,
 )
+from tritongemm.operations.factors import EXPONENTS, of_groups
+from tritongemm.operations.grouped import GroupedOperands, check_factors
+from tritongemm.operations.microscaling import FORMATS, packed
+from tritongemm.serving import moe_torch
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.grouped_api import run
+from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
 from tritongemm.serving.traced_operations import define_operation
 
 

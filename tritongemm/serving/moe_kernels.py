@@ -13,11 +13,12 @@ from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import DEPTH, MX_MODES, Chosen, powers_of
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
-from tritongemm.serving import microscaling, moe_torch
+from tritongemm.operations import microscaling
+from tritongemm.operations.torch_products import DTYPE_NAMES
+from tritongemm.serving import moe_torch
 from tritongemm.serving.calls import keep
 from tritongemm.serving.fast_call import MISALIGNED_BITS
 from tritongemm.serving.helper_kernels import HelperCall
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tritongemm.serving.device_kernels import DeviceKernels

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritongemm.build.expert_kernels import DEPTH, MX_MODES, powers_of
-from tritongemm.serving import microscaling
+from tritongemm.operations import microscaling
 from tritongemm.serving.quantize import by_torch
 
 _Pair = tuple[Tensor, "Tensor | None"]

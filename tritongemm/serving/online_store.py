@@ -19,7 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.serving.served_problems import is_layer
+from tritongemm.operations.served_problems import is_layer
 from tritongemm.system import files
 
 FILE = "online_tuning.jsonl"

@@ -18,13 +18,13 @@ from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.scaling import PADDED_ROWS, SCALED_BLOCK
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.operations import microscaling
+from tritongemm.operations.checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.operations.factors import powers
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.runtime.patched_launch import call_all
-from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.calls import keep
-from tritongemm.serving.operand_checks import check_tensors, check_unmapped, is_wrapped
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
 
 if TYPE_CHECKING:

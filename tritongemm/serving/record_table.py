@@ -15,7 +15,7 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.serving.served_problems import describe_calls, other_layouts
+from tritongemm.operations.served_problems import describe_calls, other_layouts
 from tritongemm.serving.source_row import SourceRow, padded_ms
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units

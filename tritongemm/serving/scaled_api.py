@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
+from tritongemm.operations.scaled import ScaledOperands, is_transposed, read_product
+from tritongemm.operations.torch_scaled import TorchScaled
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scaled_dispatch import CheckedProduct, resolve
-from tritongemm.serving.scaled_fallback import TorchScaled
-from tritongemm.serving.scaled_operands import ScaledOperands, is_transposed, read_product
 from tritongemm.serving.traced_operations import define_operation
 
 _BFLOAT16: Final = torch.bfloat16

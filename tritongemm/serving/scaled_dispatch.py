@@ -10,18 +10,18 @@ from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.serving import CallSignature
-from tritongemm.serving.calls import keep
-from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
-from tritongemm.serving.operand_checks import check_layout, check_values
-from tritongemm.serving.scaled_call import ScaledCall
-from tritongemm.serving.scaled_fallback import TorchScaled
-from tritongemm.serving.scaled_operands import (
+from tritongemm.operations.checks import check_layout, check_values
+from tritongemm.operations.scaled import (
     ScaledOperands,
     ScaledProduct,
     check_devices,
     check_encoding,
     read_product,
 )
+from tritongemm.operations.torch_scaled import TorchScaled
+from tritongemm.serving.calls import keep
+from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.scaled_call import ScaledCall
 
 
 def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperands) -> Callable[..., Tensor]:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.record import Record
+from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.api import default_dispatcher, load
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.torch_fallback import torch_linear
 from tritongemm.serving.tuned_calls import TunedCalls
 
 Function: TypeAlias = Callable[..., Tensor]

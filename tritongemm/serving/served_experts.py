@@ -12,9 +12,9 @@ from tritongemm.build import expert_kernels
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, SCALED_BLOCK
 from tritongemm.operations.factors import find_scalings, products_with
+from tritongemm.operations.served_problems import ExpertWeights
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving import moe_api
-from tritongemm.serving.served_problems import ExpertWeights
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _FP8 = "transformers.integrations.finegrained_fp8"
 _ACTIVATIONS: Final = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu"}  # by transformers' classes

@@ -9,9 +9,9 @@ import torch
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
+from tritongemm.operations.served_problems import is_layer
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
-from tritongemm.serving.served_problems import is_layer
 from tritongemm.serving.serving_device import ServingDevice
 
 _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.

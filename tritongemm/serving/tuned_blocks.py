@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.operations.scaled import ScaledOperands, read_product
 from tritongemm.serving import scaled_dispatch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import CallTable
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scaled_api import multiply_quantized, scaled_mm
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 
 LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
 AS_IT_IS = "as it is"  # activations that are quantised already

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from tritongemm.operations.torch_products import float32_precision, output_dtype
 from tritongemm.serving.calls import CallOperands, are_transposed, keep
 from tritongemm.serving.dispatcher import CallTable, Dispatcher
 from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
-from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 

@@ -78,7 +78,7 @@ ALLOWED = {
         *("core", "system", "plugins", "runtime", "search", "search_spaces", "build", "results", "workloads"),
         *("formats", "export", "tuning"),
     },
-    "integrations": {"core", "system", "serving"},
+    "integrations": {"core", "system", "operations", "serving"},
     "cli": set(LEVELS) - {"cli", "integrations"},
 }
 

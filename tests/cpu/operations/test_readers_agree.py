@@ -18,13 +18,13 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.operations.batched import BatchOperands, check_shapes, read_batch
+from tritongemm.operations.grouped import GroupedOperands, check, problem_of
+from tritongemm.operations.scaled import ScaledOperands, check_encoding, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving.batched_operands import BatchOperands, check_shapes, read_batch
-from tritongemm.serving.grouped_operands import GroupedOperands, check, problem_of
 from tritongemm.serving.linear_fp8 import _scaled_operands
-from tritongemm.serving.scaled_operands import ScaledOperands, check_encoding, read_product
 from tritongemm.serving.tuned_blocks import BlockOperands, _forms
 from tritongemm.workloads.capturing.own_calls import OWN
 from tritongemm.workloads.capturing.product import BASIC, Product

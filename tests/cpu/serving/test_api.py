@@ -21,11 +21,11 @@ from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
+from tritongemm.operations.served_problems import is_layer
+from tritongemm.operations.torch_products import linear
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import read_records
-from tritongemm.serving.served_problems import is_layer
-from tritongemm.serving.torch_fallback import linear
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])

@@ -19,10 +19,10 @@ from tests.support.kernel_cases import GFX942
 from tests.support.linear_layers import attach_device, run_on_cpu
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
+from tritongemm.operations.checks import check_encodings_on
+from tritongemm.operations.grouped import GroupedOperands
 from tritongemm.serving import batched, grouped_api
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_operands import GroupedOperands
-from tritongemm.serving.operand_checks import check_encodings_on
 
 B, M, N, K, GROUPS, TOKENS, HIDDEN, INNER = 2, 16, 32, 256, 4, 5, 128, 256
 FP8, FNUZ, INT8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8
@@ -394,7 +394,7 @@ def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: py
     kernels = attach_device(Dispatcher())
     monkeypatch.setattr(type(kernels), "target", property(lambda self: GFX942))
     operands = q(M, K), q(N, K)
-    check_encodings_on(*operands, E8M0["scale_a"], kernels)
+    check_encodings_on(*operands, E8M0["scale_a"], kernels.target)
     for factors in (None, ONE(M, 2)):
         with pytest.raises(InputError, match="a is float8_e4m3fn; the fp8 encoding of gfx942 is fnuz"):
-            check_encodings_on(*operands, factors, kernels)
+            check_encodings_on(*operands, factors, kernels.target)

@@ -23,12 +23,12 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
+from tritongemm.operations.batched import BatchOperands, Strides, check_shapes, read_batch
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader
 from tritongemm.serving import batched
 from tritongemm.serving.batched_call import BatchedCall
-from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 

@@ -19,7 +19,7 @@ from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
-from tritongemm.serving import torch_fallback
+from tritongemm.operations import torch_products
 from tritongemm.serving.calls import CallOperands
 from tritongemm.serving.dispatcher import CallKey, Dispatcher
 
@@ -221,11 +221,11 @@ def test_mm_itself_follows_pytorchs_precision(
 @pytest.mark.parametrize("old", [False, True])
 def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
     if old:
-        monkeypatch.setattr(torch_fallback, "_read_precision", None)
+        monkeypatch.setattr(torch_products, "_read_precision", None)
     try:
         for name, value in (("high", "tf32"), ("highest", "fp32"), ("high", "tf32")):
             torch.set_float32_matmul_precision(name)
-            assert torch_fallback.float32_precision() == value
+            assert torch_products.float32_precision() == value
     finally:
         torch.set_float32_matmul_precision("highest")
 

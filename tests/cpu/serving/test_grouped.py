@@ -27,12 +27,13 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
 from tritongemm.integrations import aiter
+from tritongemm.operations import grouped
+from tritongemm.operations.grouped import GroupedOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import grouped_operands, moe_api, moe_torch
+from tritongemm.serving import moe_api, moe_torch
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_operands import GroupedOperands
 from tritongemm.serving.moe_kernels import MoeKernels
 from tritongemm.serving.record_table import RecordTable
 
@@ -73,8 +74,8 @@ def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
         found.dtype,
     )
     even = replace(asked, spread="uniform", counts=(), m=asked.rows)
-    assert grouped_operands.problem_of(given) == even
-    read = grouped_operands.as_kernels_read(given)
+    assert grouped.problem_of(given) == even
+    read = grouped.as_kernels_read(given)
     for name, tensor in scales.items():
         assert tuple(read[name].shape) in (asked.operands[name].shape, tuple(tensor.shape))
         assert read[name].is_contiguous() and read[name].numel() == operands[name].numel()
@@ -137,7 +138,7 @@ def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
     ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
     assert not ends.is_contiguous()
     operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
-    read = grouped_operands.as_kernels_read(operands)
+    read = grouped.as_kernels_read(operands)
     assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)
 
 
@@ -259,7 +260,7 @@ def test_a_mixture_of_integers_asks_for_the_rows_of_its_family(monkeypatch: pyte
     asked: list[object] = []
 
     def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
-        asked.append(grouped_operands.problem_of(operands))
+        asked.append(grouped.problem_of(operands))
         return torch.zeros(*operands.a.shape[:-1], operands.b.shape[2], dtype=operands.out_dtype)
 
     monkeypatch.setattr(moe_api, "run", run)

@@ -14,12 +14,12 @@ from tests.support.linear_layers import StandInKernel, attach_device, record, ru
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.operations.grouped import GroupedOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import grouped_api
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import GroupedCall
-from tritongemm.serving.grouped_operands import GroupedOperands
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import find_scalings, spread
+from tritongemm.operations.served_problems import layer_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import linear_fp8 as layer
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.served_problems import layer_problem
 
 N, K, FP8 = 256, 512, "fp8e4m3fn"
 TYPES = ("bf16", "bf16", "bf16")

@@ -18,11 +18,11 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 from tritongemm.core.errors import InputError
 from tritongemm.numerics import error_metric
 from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.operations.scaled import ScaledOperands, check_encoding, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
 from tritongemm.serving.linear_fp8 import explain_linear_fp8
-from tritongemm.serving.scaled_operands import ScaledOperands, check_encoding, read_product
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 LARGEST = {torch.uint8: 6.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -176,7 +176,7 @@ from tests.support import quick_interpreter
 from tritongemm.codegen.modules import run_text
 from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.numerics.scale_factors import scale_places
-from tritongemm.serving import microscaling
+from tritongemm.operations import microscaling
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 quick_interpreter.hasten()
 saved = {}

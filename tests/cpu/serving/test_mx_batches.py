@@ -15,12 +15,12 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
+from tritongemm.operations.batched import BatchOperands, Strides, check_shapes, read_batch
+from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, check, problem_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import batched
-from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
 from tritongemm.serving.record_table import RecordTable
 
 TORCH = {"fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "fp4e2m1": torch.uint8}

@@ -18,11 +18,11 @@ from tritongemm.build import expert_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.integrations import aiter
+from tritongemm.operations.grouped import GroupedOperands, problem_of
+from tritongemm.operations.microscaling import FORMATS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import grouped_api, moe_api
-from tritongemm.serving.grouped_operands import GroupedOperands, problem_of
-from tritongemm.serving.microscaling import FORMATS
 
 
 def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:

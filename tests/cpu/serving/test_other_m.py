@@ -124,7 +124,7 @@ def test_the_next_larger_m_serves_else_the_largest(gpu: Dispatcher) -> None:
 
 def _mx_problems(m: int) -> Iterator[Problem]:
     """The problems that a call with powers of two may be taken for, the first of which is looked for first."""
-    from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+    from tritongemm.operations.scaled import ScaledOperands, read_product
 
     a, w = empty(m, 512, dtype=FP8), empty(256, 512, dtype=FP8)
     of_a, of_b = (empty(rows, 16, dtype=torch.uint8) for rows in (m, 256))

@@ -28,10 +28,10 @@ from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import spread
+from tritongemm.operations.scaled import ScaledOperands, read_product
 from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 from tritongemm.serving.tuned_blocks import AS_IT_IS, BlockOperands, find_layout
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}

@@ -22,12 +22,12 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.integrations import aiter
 from tritongemm.numerics import error_metric
+from tritongemm.operations.scaled import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.load_check import check_kernel
 from tritongemm.serving.scaled_call import ScaledCall
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 
 Make: TypeAlias = Callable[..., Tensor]
 FP8, INT8 = torch.float8_e4m3fn, torch.int8

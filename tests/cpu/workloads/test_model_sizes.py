@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.model_configs import without_transformers  # noqa: F401
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.serving.served_problems import is_layer, layer_problem
+from tritongemm.operations.served_problems import is_layer, layer_problem
 from tritongemm.workloads.architectures import ARCHITECTURES
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
 

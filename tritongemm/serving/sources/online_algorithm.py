@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
+from tritongemm.operations.served_problems import is_layer
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.served_problems import is_layer
 
 
 class OnlineAlgorithm(KernelSource):

@@ -8,13 +8,13 @@ from torch import Tensor
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.scale_factors import fp4_as_numbers
+from tritongemm.operations.checks import wants_gradient
 from tritongemm.operations.factors import spread
+from tritongemm.operations.scaled import ScaledOperands, ScaledProduct
 from tritongemm.operations.torch_limits import PADDED_GROUPS, PADDED_ROWS
+from tritongemm.operations.torch_products import linear
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
-from tritongemm.serving.operand_checks import wants_gradient
-from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
-from tritongemm.serving.torch_fallback import linear
 
 _Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 

@@ -13,11 +13,11 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
+from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_encodings, check_layout
 from tritongemm.operations.factors import agreeing, describe_known, find_scalings, readings, why_none
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
-from tritongemm.serving.operand_checks import SCALED_RESULTS, check_bias, check_encodings, check_layout
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES, E8M0_NAN
 from tritongemm.core.errors import InputError
 from tritongemm.operations.factors import EXPONENTS
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
+from tritongemm.operations.torch_products import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tritongemm.core.target import Target
-    from tritongemm.serving.device_kernels import DeviceKernels
 
 is_mapped: Final = torch._C._functorch.is_batchedtensor  # by torch.func.vmap
 is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or another transform: it has no address
@@ -212,14 +211,12 @@ def check_encodings(operands: Mapping[str, str], target: Target) -> None:
             )
 
 
-def check_encodings_on(a: Tensor, b: Tensor, scale_a: Tensor | None, device: DeviceKernels) -> None:
+def check_encodings_on(a: Tensor, b: Tensor, scale_a: Tensor | None, target: Target) -> None:
     """As `check_encodings`, for operands on a GPU and the factors of one of them.
 
     With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where need be.
     """
-    if scale_a is not None and scale_a.dtype in EXPONENTS and device.target.has("dot_scaled"):
+    if scale_a is not None and scale_a.dtype in EXPONENTS and target.has("dot_scaled"):
         return
     names = {name: DTYPE_NAMES.get(tensor.dtype, "") for name, tensor in (("a", a), ("b", b))}
-    fp8 = {name: dtype for name, dtype in names.items() if dtype and DTYPES[dtype].is_fp8}
-    if fp8:
-        check_encodings(fp8, device.target)
+    check_encodings({name: dtype for name, dtype in names.items() if dtype and DTYPES[dtype].is_fp8}, target)

@@ -16,9 +16,9 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, E8M0_NAN, MANTISSA_BITS, Rounding
 from tritongemm.core.scaling import MX_DEPTH
 from tritongemm.operations.factors import powers
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
-from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 INFINITE = 0x7F800000
 _FP4 = "fp4e2m1"

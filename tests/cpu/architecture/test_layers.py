@@ -82,7 +82,15 @@ ALLOWED = {
     "cli": set(LEVELS) - {"cli", "integrations"},
 }
 
-PACKAGE_ITSELF = {"core", "system", "workloads", "serving", "tuning", "cli"}  # what `import tritongemm` reaches
+PACKAGE_ITSELF = {
+    "core",
+    "operations",
+    "system",
+    "workloads",
+    "serving",
+    "tuning",
+    "cli",
+}  # what `import tritongemm` reaches
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
 # Commands, of `python -m tritongemm.…`.
 DOORS = (

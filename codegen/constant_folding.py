@@ -1,4 +1,4 @@
-"""The text of expressions whose constants are known, as few characters of it changed as may be."""
+"""Edits the text of expressions whose constants are known, and changes as few characters as it can."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Edit = tuple[int, int, str]
 
 @dataclass
 class ModuleFunction:
-    """A function of the module, and what is known of it so far.
+    """A function of the generated module and what is known of it so far.
 
     Attributes:
         tree: its definition.
@@ -87,7 +87,7 @@ class ModuleFunction:
 
 
 class ExpressionFolder:
-    """Writes the expressions of a module's functions, of which constants decide parts.
+    """Writes the expressions of a module's functions with their constant parts computed.
 
     Args:
         text: the module.
@@ -114,7 +114,7 @@ class ExpressionFolder:
         self._note_names(self.tree)
 
     def _note_names(self, node: ast.AST) -> set[str]:
-        """Note the children of every node, and the names that each names."""
+        """Note the children and the names of every node."""
         children = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.expr_context | ast.operator)]
         # Before Python 3.12 parts of a formatted string have no places of their own.
         self._children[node] = [] if isinstance(node, ast.JoinedStr) else children
@@ -125,7 +125,7 @@ class ExpressionFolder:
         return names
 
     def decide(self, node: ast.expr) -> Any:
-        """Whether a condition holds, where constants decide it."""
+        """Return whether a condition holds, where constants decide it."""
         if isinstance(node, ast.BoolOp):
             answers = [self.decide(v) for v in node.values]
             either = isinstance(node.op, ast.Or)
@@ -139,7 +139,7 @@ class ExpressionFolder:
         return value if value is UNKNOWN else bool(value)
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression, where constants decide it."""
+        """Return the value of an expression, where constants decide it."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -180,11 +180,11 @@ class ExpressionFolder:
         return _BINARY[type(node.op)](left, right) if known else UNKNOWN
 
     def fold(self, node: ast.expr) -> str:
-        """The text of an expression, with what constants decide decided."""
+        """Return the text of an expression, with its constant parts computed."""
         return join(_edited(self._text, *self._span(node), list(self._edits(node))))
 
     def fold_parts(self, node: ast.stmt) -> str:
-        """The text of a statement in one line, with what constants decide decided."""
+        """Return the text of a statement in one line, with its constant parts computed."""
         return join(_edited(self._text, *self._span(node), list(self._edits_below(node))))
 
     def _edits(self, node: ast.AST) -> Iterator[_Edit]:
@@ -201,7 +201,7 @@ class ExpressionFolder:
             yield from self._edits(child)
 
     def _folded(self, node: ast.expr) -> str | None:
-        """The text that an expression becomes, where that is more than the text of its parts."""
+        """Return the text that an expression becomes, where that is no plain join of its parts."""
         if isinstance(node, ast.Name):
             return self._name(node)
         if isinstance(node, ast.Call | ast.Tuple) and (text := self._call(node)) is not None:
@@ -228,7 +228,7 @@ class ExpressionFolder:
         return literal(value)
 
     def _without_identity(self, node: ast.BinOp) -> str | None:
-        """The other operand where one is a 0 that is added, or a 1 that is multiplied or divided by."""
+        """Return the other operand of an addition of 0, or a multiplication or division by 1."""
         left, right = self.value(node.left), self.value(node.right)
         factor = isinstance(node.op, ast.Mult | ast.FloorDiv)
         term = isinstance(node.op, ast.Add | ast.Sub)
@@ -248,7 +248,7 @@ class ExpressionFolder:
         return f"({text})" if grouped and not text.isalnum() else text
 
     def _call(self, node: ast.Call | ast.Tuple) -> str | None:
-        """A call of one of the module's functions, or a pair of a function and its arguments."""
+        """Return a call of one of the module's functions, or of a pair of a function and its arguments."""
         if isinstance(node, ast.Call):
             callee, args, keywords = node.func, node.args, node.keywords
         elif len(node.elts) == 2 and isinstance(node.elts[1], ast.Tuple):
@@ -270,7 +270,7 @@ class ExpressionFolder:
         return f"{self.fold(callee)}({inside})"
 
     def slice(self, node: ast.AST) -> str:
-        """The text of a node as it was written."""
+        """Return the text of a node as it was written."""
         start, end = self._span(node)
         return self._text[start:end]
 
@@ -280,7 +280,7 @@ class ExpressionFolder:
 
 
 def is_number(value: Any, number: int) -> bool:
-    """Return whether a value is this integer, and no flag."""
+    """Return whether a value is this integer (and no bool)."""
     return type(value) is int and value == number
 
 
@@ -290,7 +290,7 @@ def literal(value: Any) -> str:
 
 
 def _edited(text: str, start: int, end: int, edits: list[_Edit]) -> str:
-    """The part of a text from start to end with edits; brackets around a single name or number, or a call, go."""
+    """Return a part of a text with edits applied; brackets around a single name, number or call are dropped."""
     parts, at = [], start
     for first, last, new in sorted(edits):
         while (

@@ -36,7 +36,7 @@ class Geometry:
 
 
 def batch_strides(problem: Problem) -> tuple[str, ...]:
-    """Parameters of a batched kernel: elements from one product's operand to the next one's, 0 where it is shared."""
+    """Return the stride parameters of a batched kernel, in elements per product; 0 for a shared operand."""
     if problem.kind != "batched":
         return ()
     return tuple(f"batch_{name}" for name in ("a", "b", "c", *(e.name for e in problem.extras)))
@@ -84,12 +84,12 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
 
 def _depth_of_scales(config: Config, problem: Problem) -> int:
-    """Elements along K that have one factor of each operand; a block of K where no sums of them are scaled."""
+    """Return the number of elements along K that share a scale; a block of K where no scale changes along K."""
     depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
     return gcd(*depths) or config.block_k
 
 
-# What the expressions of a template's facts may name beside its constexprs.
+# The names that a template's expressions may use beside its constexprs.
 _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "BLOCK_M": lambda config, problem: config.block_m,
     "BLOCK_N": lambda config, problem: config.block_n,
@@ -97,7 +97,7 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "SPLIT_K": lambda config, problem: config.split_k,
     "GROUP_M": lambda config, problem: config.group_m,
     "EVEN_K": lambda config, problem: problem.k % config.block_k == 0,
-    "M": lambda config, problem: problem.room or problem.m,  # a group's rows, where each has room for so many
+    "M": lambda config, problem: problem.room or problem.m,  # rows of a group; all of them have the same room
     "N": lambda config, problem: problem.n,
     "K": lambda config, problem: problem.k,
     "GROUPS": lambda config, problem: problem.groups,
@@ -112,7 +112,7 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
 
 
 class _Scope(dict[str, Any]):
-    """Values of the names in an expression, worked out when it names them: a search asks of thousands of configs, and
+    """Values of the names in an expression, computed on use: a search evaluates it for thousands of configs, and
     one answer is for all that agree in what was read.
     """
 
@@ -133,14 +133,14 @@ class _Scope(dict[str, Any]):
 
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
-    """Return the first of its template's needs that a config does not meet, in words, or None."""
+    """Return the first of its template's needs that a config does not meet, as a sentence, or None."""
     answers = (need(config, problem, compute_units) for need in list_needs(config.template))
     return next((words for words in answers if words is not None), None)
 
 
 @cache
 def list_needs(template: str) -> tuple[Need, ...]:
-    """Return the needs of a template, each as a function that says in words what a config does not meet.
+    """Return the needs of a template, each as a function that returns what a config does not meet.
 
     Each function reads few fields of a config, so that for the thousands of configs of a search most answers are
     memoised.
@@ -154,7 +154,7 @@ def list_needs(template: str) -> tuple[Need, ...]:
 
 
 def _expression_need(words: str, holds: str) -> Need:
-    """The need that an expression among a template's facts tells."""
+    """Return the need that an expression of a template's facts states."""
     code = _code(holds)
 
     def unmet(config: Config, problem: Problem, compute_units: int) -> str | None:
@@ -179,7 +179,7 @@ def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> st
 
 
 def _complete_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
-    """Blocks of K hold whole scales, or scales whole blocks."""
+    """Require that a block of K holds complete scales, or that a scale covers complete blocks."""
     matrix = kernel_template(config.template).search.matrix
     if problem.microscaled and matrix and config.block_k % MX_INSTRUCTION_DEPTH:
         least = MX_INSTRUCTION_DEPTH
@@ -192,12 +192,12 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
 
 
 def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:
-    """Blocks hold whole groups and pieces of a B whose columns are interleaved."""
+    """Require blocks of complete groups and pieces of a B whose columns are interleaved."""
     return split_piece(config, problem)
 
 
 def split_piece(config: Config, problem: Problem) -> str | None:
-    """Return why a config's blocks do not consist of whole groups and pieces of an interleaved B, or None."""
+    """Return why a config's blocks do not consist of complete groups and pieces of an interleaved B, or None."""
     pieces = pieces_of_b(problem)
     if pieces is None:
         return None

@@ -1,4 +1,4 @@
-"""The files of generated modules, generated_kernel_<M>_<N>_<K>….py, which a person can read, run and take away.
+"""Writes generated modules, generated_kernel_<M>_<N>_<K>….py, which a person can read, run and take away.
 
 They are for people. Kernels are compiled and interpreted from the text itself, not from these files.
 """
@@ -60,11 +60,11 @@ def run_text(text: str, name: str) -> ModuleType:
     """Execute a generated text and return it as a module.
 
     Args:
-        text: the whole module.
+        text: the complete module.
         name: of the module.
     """
     file = f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
-    # Triton asks `inspect` for a kernel's source, which finds it here; an entry without a time is never read anew.
+    # Triton asks `inspect` for a kernel's source and finds it here; an entry without a time is never read again.
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     module = ModuleType(name)
     exec(compile(text, file, "exec", dont_inherit=True), vars(module))

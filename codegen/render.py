@@ -43,7 +43,7 @@ TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8":
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """The facts on which a kernel's text depends, besides the layouts.
+    """The facts of a problem and a target on which a kernel's text depends, besides the layouts.
 
     Attributes:
         acc: accumulator type, as written in a kernel.
@@ -61,7 +61,7 @@ class KernelFacts:
         clamp: further arguments of the functions that clamp.
         zero: the value of masked-off loads.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
-        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
+        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a full tile.
         narrow: assembly that turns a result into C's type; "" where the compiler converts.
         unpack: assembly that turns bytes of two numbers each and their factors into numbers; "" where the compiler does
             it or matrix units read them.
@@ -103,12 +103,12 @@ class KernelFacts:
 
     @property
     def along_k(self) -> tuple[OperandSpec, ...]:
-        """Scale factors that change along K."""
+        """The operands with scale factors that change along K."""
         return tuple(e for e in self.extras if e.applied == "mainloop")
 
     @property
     def formula(self) -> str:
-        """C as its docstrings write it."""
+        """The formula of C, as a kernel's docstring writes it."""
         shapes = {"m": "[M, 1]", "n": "[N]"}
         a, b = (f" * {name}" if name in {e.name for e in self.along_k} else "" for name in ("scale_a", "scale_b"))
         after = (f" {e.operator} {e.name}{'' if e.single else shapes[e.along]}" for e in self.extras if e.operator)
@@ -179,7 +179,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
 
 
 def _bounds(c: DType, integer: bool) -> tuple[str, ...]:
-    """Smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped."""
+    """Return the smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped."""
     if not (c.is_fp8 or c.name == "int8"):
         return ()
     low, high = -c.maximum - (c.name == "int8"), c.maximum
@@ -188,7 +188,11 @@ def _bounds(c: DType, integer: bool) -> tuple[str, ...]:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # what is served is compiled already
+    from jinja2 import (
+        Environment,
+        FileSystemLoader,
+        StrictUndefined,
+    )  # imported here: serving loads compiled kernels without it
 
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -212,7 +216,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
 
 @cache
 def kernel_alone(problem: Problem, template: str, target: Target) -> str:
-    """Return the text of one kernel as a module of its own, which is all that is run to compile it."""
+    """Return the text of one kernel as a module of its own, the only text that is run to compile it."""
     text = _environment().get_template("kernel_alone.py.j2")
     known = {"x": kernel_facts(problem, target), "templates": {}, "p": problem}
     return text.render(kernel=kernel_source(problem, template, target), **known)
@@ -226,7 +230,7 @@ def module_name(problem: Problem) -> str:
 
 
 def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
-    """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
+    """Yield a line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
         constants = kernel_template(config.template).constants(config, in_halves(problem))
@@ -316,7 +320,7 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
 
 
 def _count(problem: Problem, operand: OperandSpec) -> str:
-    """The number of an operand's elements, as written in a module."""
+    """Return the number of an operand's elements, as written in a module."""
     products = ("len(b)" if problem.shared == "a" else "len(a)") if operand.batch else ""
     if operand.name == problem.group_operand:
         return str(problem.groups)
@@ -333,13 +337,13 @@ def _count(problem: Problem, operand: OperandSpec) -> str:
 
 
 def _padded(extent: str, share: int, pad: int) -> str:
-    """How many factors there are along an extent, of which so many elements share one."""
+    """Return how many factors an extent has, of which each covers `share` elements."""
     count = {0: "1", 1: extent}.get(share, f"cdiv({extent}, {share})")
     return count if pad == 1 else f"cdiv({count}, {pad}) * {pad}"
 
 
 def _meaning(problem: Problem, operand: OperandSpec) -> str:
-    """What an operand besides A and B says, in a few words behind its type."""
+    """Return what an operand besides A and B is, in a few words behind its type."""
     if operand.name == "bias":
         return f", one for each {'row' if problem.bias == 'm' else 'column'} of C"
     if operand.scaling is None:
@@ -357,13 +361,13 @@ def plain(expression: str) -> str:
 
 
 def fill(text: str, pad: int) -> str:
-    """Return words of a docstring in lines, the first of which begins behind so many blanks."""
+    """Return words of a docstring as lines, the first of which follows `pad` blanks."""
     blanks = " " * pad
     return textwrap.fill(text, WIDTH - 3, initial_indent=blanks, subsequent_indent=blanks + "    ").strip()
 
 
 def _sized_needs(template: KernelTemplate) -> list[tuple[str, str]]:
-    """What a template needs of M, N and K, in words and as written in a module."""
+    """Return what a template needs of M, N and K, in words and as written in a module."""
     given = {"M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "COMPUTE_UNITS", "GROUPS", "MASKED"}
     given |= {"cdiv", "min", "max", *(o.upper() for o in template.constexprs)}
     found = []

@@ -1,4 +1,4 @@
-"""The text of a module whose config is fixed: what constants decide is decided, and the rest stays as it was written.
+"""Writes the text of a module whose config is fixed: constant parts are computed, and the rest stays as written.
 
 Branches that can't run are gone, with the functions, parameters and variables that only they use. Comments stay.
 """
@@ -43,7 +43,7 @@ class _Specialiser(ExpressionFolder):
         self._beside = {t.start[0]: t.string for t in comments if t.start[0] not in self._alone}
 
     def write(self) -> str:
-        """The whole module: imports first, then what is reached in the order of the text."""
+        """Return the complete module: imports first, then what is reached in the order of the text."""
         self._propagate()
         for function in self.functions.values():
             function.dropped = {n for n, v in function.known.items() if v is not UNKNOWN}
@@ -74,7 +74,7 @@ class _Specialiser(ExpressionFolder):
         return "\n".join([*head, *own, *rest]).rstrip("\n") + "\n"
 
     def _propagate(self) -> None:
-        """Find out what each function is called with, as far as constants decide it."""
+        """Find the constant arguments with which each function is called."""
         self.functions[self._root].reached = True
         waiting = {self._root}
         while waiting:
@@ -92,7 +92,7 @@ class _Specialiser(ExpressionFolder):
                 function.reached, function.known = True, known
 
     def _leave_out_unread(self) -> dict[str, str]:
-        """Texts of the functions that are reached, without parameters and variables that nothing reads."""
+        """Return the texts of the functions that are called, without parameters and variables that nothing reads."""
         texts: dict[str, str] = {}
         waiting = {name for name, function in self.functions.items() if function.reached}
         while waiting:
@@ -130,7 +130,7 @@ class _Specialiser(ExpressionFolder):
         return "\n".join([*lines, *(self._block(tree.body, "    ", header) or ["    pass"])])
 
     def _block(self, statements: Sequence[ast.stmt], pad: str, after: int) -> list[str]:
-        """Lines of the statements behind line `after`, with the comments above them."""
+        """Return the lines of the statements behind line `after`, with the comments above them."""
         lines: list[str] = []
         for statement in statements:
             comments = [pad + self._alone[n] for n in range(after + 1, statement.lineno) if n in self._alone]
@@ -186,7 +186,7 @@ class _Specialiser(ExpressionFolder):
         return [*self._line(f"{pad}{word} {self.fold(node.test)}:", end), *(body or [pad + "    pass"]), *others]
 
     def _line(self, text: str, end: int) -> list[str]:
-        """A statement in lines, with the comment beside its last one."""
+        """Return the lines of a statement, with the comment beside its last one."""
         lines, comment = wrap(text), self._beside.get(end, "")
         if not comment:
             return lines
@@ -196,7 +196,7 @@ class _Specialiser(ExpressionFolder):
 
 
 def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
-    """An import of the names that are read, if there are any."""
+    """Return an import of the names that are read, if there are any."""
     node.names = [n for n in node.names if (n.asname or n.name) in read]
     if not node.names:
         return []
@@ -206,7 +206,7 @@ def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
 
 
 def _read(text: str) -> set[str]:
-    """Names that a function reads; what is added to a variable that nothing reads can be left out."""
+    """Return the names that a function reads; a variable that is only added to does not count."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -217,11 +217,11 @@ def _read(text: str) -> set[str]:
 
 
 def _targets(statement: ast.Assign) -> set[str]:
-    """Names that a statement assigns, and "" where it assigns anything else."""
+    """Return the names that a statement assigns, and "" where it assigns anything else."""
     first = statement.targets[0]
     return {t.id if isinstance(t, ast.Name) else "" for t in (first.elts if isinstance(first, ast.Tuple) else [first])}
 
 
 def _is_pure(value: ast.expr) -> bool:
-    """Whether nothing but its value comes of an expression."""
+    """Return whether evaluating an expression has no side effect."""
     return not any(isinstance(n, ast.Call) for n in ast.walk(value))

@@ -35,7 +35,7 @@ LONG_FP8_SUM = 8192
 WARPS_OF_A_GROUP = 4
 # Constants that follow from a config's tile and splits, and that it can't name.
 DERIVED = {"tail", "padded", "exchange"}
-# Columns of a tile that lies in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
+# Columns of a tile that is in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
 # instruction has at most 256.
 PADDED_STEP, MOST_PADDED = 16, 256
 # Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
@@ -46,10 +46,10 @@ _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """What the search must know of a template, which the config does not say; a header names them under ``search``.
+    """What the search must know of a template beyond its configs; a header names these facts under ``search``.
 
     Attributes:
-        rules: groups of pruning rules that judge its configs, beside those that judge all.
+        rules: groups of pruning rules that decide on its configs, beside those that decide on all.
         matrix: whether matrix instructions make its products; otherwise each thread makes its own, in registers.
         grid: what its programs are: one for each ``tile`` and split; one for each compute ``unit``, whatever the size;
             ``unit_unless_split``: one for each compute unit, or for each tile and split where there are several.
@@ -67,17 +67,17 @@ class SearchFacts:
     asked: bool = False
 
     def cuts(self, config: Config) -> bool:
-        """Whether tiles that do not fill a round of persistent programs are cut along K."""
+        """Return whether tiles that do not fill a round of persistent programs are cut along K."""
         if self.cuts_k in ("always", "never"):
             return self.cuts_k == "always"
         return bool(config.option(self.cuts_k))
 
     def one_a_unit(self, config: Config) -> bool:
-        """Whether a launch has a program for each compute unit, whatever the size."""
+        """Return whether a launch has a program for each compute unit, whatever the size."""
         return self.grid == "unit" or (self.grid == "unit_unless_split" and config.split_k == 1)
 
 
-_UNKNOWN = SearchFacts()  # of a template that is not here
+_UNKNOWN = SearchFacts()  # for a template that is not here
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class KernelTemplate:
         name: stem of its file, and of the function in it.
         summary: one line on what it does.
         constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
-            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller. One that names ``padded`` takes
-            other multiples of 16 too, and is told the power of two that their columns lie in. One that names
-            ``exchange`` is told whether the splits of a tile exchange sums through shared memory.
+            ``tail`` takes a BLOCK_N of two powers of two, and is given the smaller. One that names ``padded`` takes
+            other multiples of 16 too, and is given the power of two that their columns are in. One that names
+            ``exchange`` is given whether the splits of a tile exchange sums through shared memory.
         launch_options: those of them that say how programs are launched; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
@@ -133,7 +133,7 @@ class KernelTemplate:
     search: SearchFacts
 
     def value(self, config: Config, option: str, halved: bool = False) -> int:
-        """A config's value of one of `constexprs`: an option of its own, or one that every config has.
+        """Return a config's value of one of `constexprs`: an option of its own, or one that every config has.
 
         Args:
             config: of this template.
@@ -154,7 +154,7 @@ class KernelTemplate:
         return config.option(option, self.defaults.get(option, 0))
 
     def constants(self, config: Config, halved: bool = False) -> dict[str, int]:
-        """The values of all `constexprs` by the names that a kernel has for them, in capitals.
+        """Return the values of all `constexprs` by the names that a kernel has for them, in capitals.
 
         Args:
             config: of this template.
@@ -163,13 +163,13 @@ class KernelTemplate:
         return {option.upper(): self.value(config, option, halved) for option in self.constexprs}
 
     def columns(self, config: Config) -> int:
-        """Of a config's tile, as matrix instructions see them."""
+        """Return the columns of a config's tile that matrix instructions see."""
         swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
         return config.block_m if swapped else config.block_n
 
 
 def in_halves(problem: Problem) -> bool:
-    """Whether wide tiles of kernels whose warps have roles are multiplied in halves.
+    """Return whether wide tiles of kernels whose warps have roles are multiplied in halves.
 
     Where scales change along K, the sum of a block of K needs registers beside the sum of all. Triton knows no matrix
     instruction of integers with 256 columns.
@@ -178,24 +178,24 @@ def in_halves(problem: Problem) -> bool:
 
 
 def adds_blocks(problem: Problem, target: Target) -> bool:
-    """Whether the sum over K is so long that blocks of it are added up in float32, outside the matrix units."""
+    """Return whether the sum over K is so long that blocks of it are added up in float32, outside the matrix units."""
     fp8 = problem.a.is_fp8 and problem.b.is_fp8
     return fp8 and target.has("wgmma") and problem.k > LONG_FP8_SUM and not problem.scale_depth
 
 
 def tail(block: int) -> int:
-    """The smallest of the powers of two that add up to a block; 0 where it is one."""
+    """Return the smallest of the powers of two that add up to a block; 0 where it is one."""
     return (block & -block) % block
 
 
 @cache
 def _has_constant(template: str, name: str) -> bool:
-    """Whether a kernel has a constant of this name; False for other backends' templates."""
+    """Return whether a kernel has a constant of this name; False for other backends' templates."""
     return template in names() and name in kernel_template(template).constexprs
 
 
 def padded_columns(config: Config) -> int:
-    """Columns of the block, a power of two, of which matrix instructions take only as many as a tile has.
+    """Return the columns of the block, a power of two, of which matrix instructions take as many as a tile has.
 
     Returns:
         0 for a tile that is multiplied as wide as its blocks are, of any template.
@@ -207,13 +207,13 @@ def padded_columns(config: Config) -> int:
 
 
 def operands(problem: Problem) -> tuple[str, ...]:
-    """Names of a kernel's operands, in order; every kernel has a place for a bias."""
+    """Return the names of a kernel's operands, in order; every kernel has a place for a bias."""
     others = [e.name for e in problem.extras if e.name != "bias"]
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
 
 
 def exchanges_sums(config: Config) -> bool:
-    """Whether the splits of a config's tile exchange their sums through the shared memory of a cluster.
+    """Return whether the splits of a config's tile exchange their sums through the shared memory of a cluster.
 
     Each of its programs then adds up and stores an equal share of the tile's columns. The splits of tiles that are too
     large or two powers of two wide, that are stored in parts, or whose programs are paired add their sums through L2.
@@ -227,7 +227,7 @@ def exchanges_sums(config: Config) -> bool:
 
 
 def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
-    """Operand parameters of a kernel by name, in order: the operand, and its descriptor or "" for a pointer."""
+    """Return a kernel's operand parameters by name, in order: the operand, and its descriptor or "" for a pointer."""
     found: dict[str, tuple[str, str]] = {}
     for name in operands(problem):
         given = [d for d in template.descriptors if operand_of(d) == name]
@@ -237,39 +237,39 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
 
 
 def pieces_of_b(problem: Problem) -> Pieces | None:
-    """How the columns of B are interleaved in memory; None where they are not."""
+    """Return how the columns of B are interleaved in memory; None where they are not."""
     return None if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pieces(problem.b)
 
 
 def reads_b(template: str, problem: Problem) -> bool:
-    """Whether a template's kernel reads B in the order in which it lies."""
+    """Return whether a template's kernel reads B in the order in which it is stored."""
     return problem.order_b == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
 
 
 def reads_scales(layout: str) -> bool:
-    """Whether kernels read factors of MX that lie so."""
+    """Return whether kernels read MX factors in this layout."""
     return all(scale_places(layout))
 
 
 def operand_of(descriptor: str) -> str:
-    """What a descriptor describes."""
+    """Return the operand that a descriptor describes."""
     return descriptor.removesuffix("_tail")
 
 
 def stored_block(block: tuple[int, int], row_major: bool, packed: int) -> tuple[int, int]:
-    """A block's extents in storage order, as a descriptor has them; so many elements of a row share a byte."""
+    """Return a block's extents in storage order, as a descriptor has them; `packed` elements of a row share a byte."""
     rows, columns = block if row_major else block[::-1]
     return rows, columns // packed
 
 
 def names() -> list[str]:
-    """All kernel templates."""
+    """Return all kernel templates."""
     return sorted(p.stem for p in (TEMPLATES / "kernels").glob("*.j2") if not p.stem.startswith("_"))
 
 
 @cache
 def kernel_template(name: str) -> KernelTemplate:
-    """The facts of one template.
+    """Return the facts of one template.
 
     Raises:
         InputError: no such template, or its header has a key that nothing reads; says which.
@@ -325,12 +325,12 @@ def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
 
 @cache
 def search_facts(template: str) -> SearchFacts:
-    """What the search must know of a template; the defaults for one that is not here, as other backends have."""
+    """Return what the search must know of a template; the defaults for one that is not here, as other backends have."""
     return kernel_template(template).search if template in names() else _UNKNOWN
 
 
 def odd_block(config: Config) -> str | None:
-    """The first side of a tile that no kernel of its template can have, and what it must be; None if there is none."""
+    """Return the first side of a tile that no kernel of its template supports, and what it must be; or None."""
     template = kernel_template(config.template)
     swapped = template.value(config, "swap_ab") == 1
     with_roles = "tail" in template.constexprs
@@ -351,7 +351,7 @@ def odd_block(config: Config) -> str | None:
 
 
 def fault(config: Config, known: Collection[str] = ()) -> str | None:
-    """Why no problem can be computed with a config's numbers, or None.
+    """Return why no problem can be computed with a config's numbers, or None.
 
     Args:
         config: of a template here.
@@ -373,7 +373,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
 
 
 def compiler_options(config: Config) -> dict[str, int]:
-    """Options of a config that go to the compiler rather than into the kernel's text."""
+    """Return the options of a config that go to the compiler rather than into the kernel's text."""
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
     fixed = {k: _of_constants(v, config) for k, v in template.compiler.items()}
@@ -386,7 +386,7 @@ def programs_of_cluster(config: Config) -> int:
 
 
 def _of_constants(expression: str, config: Config) -> int:
-    """The value of a fact that depends on a config alone, not on M, N and K."""
+    """Return the value of a fact that depends on a config alone, not on M, N and K."""
     scope = kernel_template(config.template).constants(config)
     scope |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPLIT_K": config.split_k}
     return int(eval(_code(expression), {"__builtins__": {}, "min": min}, scope))
@@ -394,5 +394,5 @@ def _of_constants(expression: str, config: Config) -> int:
 
 @cache
 def _code(expression: str) -> CodeType:
-    """A fact's expression, compiled once: it is evaluated for every config."""
+    """Return a fact's expression, compiled once: it is evaluated for every config."""
     return compile(expression, "facts", "eval")

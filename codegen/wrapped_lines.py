@@ -1,4 +1,4 @@
-"""Long lines of generated Python, broken inside their brackets."""
+"""Breaks long lines of generated Python inside their brackets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wrap(line: str) -> list[str]:
 
 
 def _scan(text: str) -> Iterator[tuple[int, str, int]]:
-    """Places, characters and depths of what is outside strings; brackets are one level higher than what is in them."""
+    """Yield the places, characters and depths outside strings; a bracket is one level above its contents."""
     depth, quote, skip = 0, "", False
     for place, character in enumerate(text):
         if quote:
@@ -74,7 +74,7 @@ def _scan(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _pairs(text: str) -> Iterator[tuple[int, int]]:
-    """Places of the outermost brackets and of those that close them."""
+    """Yield the places of the outermost brackets and of those that close them."""
     opened = 0
     for place, character, depth in _scan(text):
         if depth == 0 and character in "([{":
@@ -84,12 +84,12 @@ def _pairs(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _short(part: str, width: int) -> list[str]:
-    """A part in a bracket, divided before its operators where it is longer than a line."""
+    """Return a part in a bracket, divided before its operators where it is longer than a line."""
     return [part] if len(part) <= width else _parts(part, "")
 
 
 def _parts(text: str, comma: str) -> list[str]:
-    """A bracket's contents, divided behind commas, or before operators where there are none."""
+    """Return a bracket's contents, divided behind commas, or before operators where there are none."""
     found = [(place, character) for place, character, depth in _scan(text) if depth == 0]
     cuts = [place + 1 for place, character in found if character == comma]
     if not cuts:

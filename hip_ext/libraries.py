@@ -1,4 +1,4 @@
-"""Finding a vendor's shared library: one search for every binding, and one message when it is not there."""
+"""Finds a vendor's shared library, with one search and one message of failure for every binding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritongemm.system.compiled_files import CompiledFiles
 
 
 def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:
-    """Open the first library that can be had.
+    """Open the first library that is found.
 
     Args:
         what: name of the library for people, e.g. ``CUDA driver``.
@@ -43,9 +43,9 @@ def load_kept(path: str, sha256: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes
         mode: as of dlopen.
 
     Raises:
-        UnavailableError: it does not open, or is of nobody who is trusted, or holds something else now.
-        OutputError: anybody could replace what is in the cache.
-        InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        UnavailableError: it does not open, is not owned by a trusted user, or has changed.
+        OutputError: anyone could replace what is in the cache.
+        InputError: TRITONGEMM_CACHE_TRUST names no user.
     """
     handle = CompiledFiles(settings.cache_folder()).open_verified(path, sha256)
     try:
@@ -57,7 +57,7 @@ def load_kept(path: str, sha256: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes
 
 
 def mapped(stem: str) -> Path | None:
-    """File of a library that this process has loaded already, if its name starts with `stem`."""
+    """Return the file of a library that this process has loaded, if its name starts with `stem`."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -72,7 +72,7 @@ def mapped(stem: str) -> Path | None:
 
 
 def wheel_folders(*locations: str) -> list[Path]:
-    """Folders of installed packages, given as ``package/sub/folder``, without importing any of them."""
+    """Return the folders of installed packages, given as ``package/sub/folder``, without importing any of them."""
     found = []
     for location in locations:
         package, _, rest = location.partition("/")
@@ -86,7 +86,7 @@ def wheel_folders(*locations: str) -> list[Path]:
 
 
 def rocm_folders(kind: str) -> list[Path]:
-    """ROCm's folders of a name such as ``lib``: the default version's, there or not, then others, newest first."""
+    """Return ROCm's folders of a name such as ``lib``: the default version's, first, then others, newest first."""
     return [Path("/opt/rocm", kind), *sorted(Path("/opt").glob(f"rocm-*/{kind}"), reverse=True)]
 
 

@@ -1,4 +1,4 @@
-"""The files search_spaces/*.yaml: facts of a target and axes of its templates, each merged over what it inherits."""
+"""Reads search_spaces/*.yaml: facts of a target and axes of its templates, each merged over what it inherits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 # libyaml, where PyYAML has it, reads a target's files in a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_NO_TARGETS = ("base", "tune_gemm")  # what others inherit, and a space that is kept to compare with
+_NO_TARGETS = ("base", "tune_gemm")  # base files, and a space that is kept to compare with
 
 
 def target_names() -> list[str]:
@@ -33,7 +33,7 @@ def _file_names() -> list[str]:
 
 @cache
 def space_file(name: str) -> dict[str, Any]:
-    """Contents of search_spaces/<name>.yaml merged over what it inherits.
+    """Return the contents of search_spaces/<name>.yaml merged over what it inherits.
 
     Raises:
         TargetError: no such file.
@@ -66,7 +66,7 @@ def space_file(name: str) -> dict[str, Any]:
 
 
 def target_of_device(device: str) -> str:
-    """The architecture of the chip that a driver's or a file's name of a device holds; "" where none is known.
+    """Return the architecture of the chip that a driver's or a file's name of a device holds; "" where none is known.
 
     Args:
         device: such as ``NVIDIA H200``, ``AMD_Instinct_MI300X`` or ``gfx942:sramecc+:xnack-``.
@@ -81,7 +81,7 @@ def _unknown(name: str) -> TargetError:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: maps merge, but peak_tflops and devices replace what they inherit, as lists do."""
+    """Merge `over` into `base`: maps merge, but peak_tflops and devices are replaced, as lists are."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("peak_tflops", "devices")
@@ -90,11 +90,11 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_target(name: str, device_name: str = "", **measured: int) -> Target:
-    """The target called `name`.
+    """Return the target called `name`.
 
     Args:
         name: architecture.
-        device_name: what the driver calls the chip, to tell siblings of one architecture apart.
+        device_name: what the driver calls the chip, to distinguish siblings of one architecture.
         measured: facts read off a present device (compute_units, l2_bytes …), which override the file's.
 
     Raises:

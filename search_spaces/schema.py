@@ -1,4 +1,4 @@
-"""What a file of search_spaces/ must have: facts of its target and axes of its templates; errors name the field."""
+"""Checks files of search_spaces/: the facts of a target and the axes of its templates; errors name the field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.target import Target
 
-# Texts of a file stand in generated modules, in quotes or behind a #, so they hold nothing that ends either.
+# Texts of a file are put into generated modules, in quotes or behind a #, so they hold nothing that ends either.
 _TEXT = re.compile(r"[\w .,:;$()\[\]/+-]*", re.ASCII)
 _SIGNS = "letters, digits, blanks and . , : ; $ ( ) [ ] / + -"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -27,7 +27,7 @@ def _name(value: Any) -> bool:
 
 # What a fact must be, by the annotation of its field in `Target`.
 _KINDS: dict[str, tuple[str, Any]] = {
-    "int": ("a whole number, not negative", lambda v: _whole(v, 0)),
+    "int": ("a whole number, not negative", lambda v: _is_integer(v, 0)),
     "float": ("a positive number", lambda v: _number(v) and v > 0),
     "str": (f"text of {_SIGNS}", _text),
     "Mapping[str, str]": (
@@ -43,7 +43,7 @@ _KINDS: dict[str, tuple[str, Any]] = {
 _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", "microscaled"}
 
 
-def _whole(value: Any, least: int) -> bool:
+def _is_integer(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -65,7 +65,7 @@ def _keys(where: str, found: Iterable[Any], needed: Iterable[str], known: Iterab
 
 
 def check_target(where: str, section: Any, annotations: Mapping[str, str]) -> dict[str, Any]:
-    """The facts of a target.
+    """Return the facts of a target.
 
     Args:
         where: file and section, for messages.
@@ -86,7 +86,7 @@ def check_target(where: str, section: Any, annotations: Mapping[str, str]) -> di
 
 
 def read_target(where: str, name: str, facts: Any) -> Target:
-    """The target with facts from a file.
+    """Return the target with facts from a file.
 
     Args:
         where: file and section, for messages.
@@ -131,7 +131,7 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
         for name, values in section.get(kind, {}).items():
             if not _name(name):
                 raise InputError(f"{where}.{kind}: {name!r} can't be a name; it has small letters, digits and _")
-            if not isinstance(values, list) or not values or not all(_whole(v, least) for v in values):
+            if not isinstance(values, list) or not values or not all(_is_integer(v, least) for v in values):
                 raise InputError(
                     f"{where}.{kind}: {name} must be a list of whole numbers from {least} on, not {values!r}"
                 )
@@ -146,5 +146,5 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
         if not isinstance(values, list) or (few and not few.issuperset(values)):
             raise InputError(f"{where}: {name} must be a list of {what}, not {values!r}")
     low_high = section.get("m", [1, 1])
-    if not isinstance(low_high, list) or len(low_high) != 2 or not all(_whole(v, 1) for v in low_high):
+    if not isinstance(low_high, list) or len(low_high) != 2 or not all(_is_integer(v, 1) for v in low_high):
         raise InputError(f"{where}: m must be two sizes, the least and the most, not {low_high!r}")

@@ -1,4 +1,4 @@
-"""What a kernel needs, read from its binary: cubin (NVIDIA) and hsaco (AMD). No GPU, driver or vendor tool is used."""
+"""Reads what a kernel needs from its binary, a cubin (NVIDIA) or hsaco (AMD), without a GPU, driver or vendor tool."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What a code object says of one of its kernels.
+    """What a code object states of one of its kernels.
 
     Attributes:
         symbol: name to look it up by.
@@ -68,17 +68,17 @@ class KernelInfo:
 
     @property
     def explicit_args(self) -> tuple[Argument, ...]:
-        """The parameters a caller passes, by offset; AMD's driver adds the hidden ones behind them."""
+        """The parameters that a caller passes, by offset; AMD's driver adds the hidden ones behind them."""
         return tuple(a for a in self.args if not a.kind.startswith("hidden_"))
 
     @property
     def explicit_bytes(self) -> int:
-        """Bytes of the parameters a caller passes."""
+        """The number of bytes of the parameters that a caller passes."""
         return max((a.offset + a.size for a in self.explicit_args), default=0)
 
 
 def read(code: bytes) -> list[KernelInfo]:
-    """The kernels of a cubin or hsaco, in the order of the file.
+    """Return the kernels of a cubin or hsaco, in the order of the file.
 
     Raises:
         InputError: truncated, not a GPU code object, or without a kernel.
@@ -95,7 +95,7 @@ def read(code: bytes) -> list[KernelInfo]:
 
 
 def arch(code: bytes) -> str:
-    """Architecture a code object is for, ``sm90`` or ``gfx942``.
+    """Return the architecture a code object is for, ``sm90`` or ``gfx942``.
 
     Raises:
         InputError: truncated, or not a GPU code object.
@@ -182,7 +182,7 @@ def _nvidia_kernels(elf: Elf) -> Iterator[KernelInfo]:
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(attribute, value) of each entry of an `.nv.info` section."""
+    """Yield (attribute, value) of each entry of an `.nv.info` section."""
     at = 0
     while at < len(data):
         form, attribute, short = struct.unpack_from("<BBH", data, at)

@@ -1,4 +1,4 @@
-"""Just enough ELF64 for code objects: header, sections, symbol names and notes, every offset checked."""
+"""Reads just enough of ELF64 for code objects: header, sections, symbol names and notes; every offset is checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SYMTAB, _NOTE, _NOBITS = 2, 7, 8
 
 
 class Section(NamedTuple):
-    """Where a section lies; `size` bytes at `offset` unless its kind is NOBITS."""
+    """The place of a section: `size` bytes at `offset` unless its kind is NOBITS."""
 
     kind: int
     offset: int
@@ -38,7 +38,7 @@ class Elf:
         if code[:4] != b"\x7fELF":
             raise InputError(f"code object: not an ELF file, it starts with {bytes(code[:16])!r}")
         if len(code) < 64 or code[4:6] != b"\x02\x01":
-            raise InputError(f"code object: {len(code)} bytes of ELF, not a whole little-endian 64-bit header")
+            raise InputError(f"code object: {len(code)} bytes of ELF, not a complete little-endian 64-bit header")
         self._code, self.abi_version = code, code[8]
         header = _HEADER.unpack_from(code, 16)
         _, self.machine, _, _, segments, table, self.flags, _, segment, segment_count, entry, count, names = header
@@ -57,7 +57,7 @@ class Elf:
             self.sections[name] = section
 
     def section(self, name: str) -> bytes:
-        """Contents of a section.
+        """Return the contents of a section.
 
         Raises:
             InputError: there is none of that name.
@@ -67,7 +67,7 @@ class Elf:
         return self._data(name, self.sections[name])
 
     def symbol_names(self) -> list[str]:
-        """Names of the symbol table's entries, by index."""
+        """Return the names of the symbol table's entries, by index."""
         table = next((s for s in self._by_index if s.kind == _SYMTAB), None)
         if table is None or table.link >= len(self._by_index):
             raise InputError("code object: it has no symbol table")
@@ -76,7 +76,7 @@ class Elf:
         return [_text(strings, start) for start in starts]
 
     def notes(self) -> Iterator[tuple[str, int, bytes]]:
-        """(owner, type, contents) of every note."""
+        """Yield (owner, type, contents) of every note."""
         for section in self._by_index:
             data, at = self._data("note", section) if section.kind == _NOTE else b"", 0
             while at + 12 <= len(data):

@@ -1,4 +1,4 @@
-"""The arguments behind a kernel's own that AMD's runtime fills in; who launches from raw bytes must do it instead."""
+"""Builds the arguments behind a kernel's own that AMD's runtime fills in, for launches from raw bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _DIMENSIONS = 3  # HIP always launches in three
 def append(
     block: bytes, kernel: KernelInfo, grid: tuple[int, int, int], threads: tuple[int, int, int], dynamic_lds: int
 ) -> bytes:
-    """A parameter block with its hidden arguments; pointers into the runtime (heap, queue, host calls) stay zero.
+    """Return a parameter block with its hidden arguments; pointers into the runtime (heap, queue, calls) stay zero.
 
     Args:
         block: what the caller passes.
-        kernel: says which hidden arguments lie where; without any the block is returned as it is.
+        kernel: has the offsets of the hidden arguments; without any the block is returned unchanged.
         grid: workgroups along x, y, z.
         threads: threads of a workgroup along x, y, z.
         dynamic_lds: bytes of LDS the launch adds.
@@ -25,8 +25,8 @@ def append(
     hidden = [a for a in kernel.args if a.kind.startswith("hidden_")]
     if not hidden:
         return block
-    whole = bytearray(block.ljust(kernel.kernarg_bytes, b"\0"))
+    padded = bytearray(block.ljust(kernel.kernarg_bytes, b"\0"))
     for argument in hidden:
         value = values.get(argument.kind, 0)
-        whole[argument.offset : argument.offset + argument.size] = value.to_bytes(argument.size, "little")
-    return bytes(whole)
+        padded[argument.offset : argument.offset + argument.size] = value.to_bytes(argument.size, "little")
+    return bytes(padded)

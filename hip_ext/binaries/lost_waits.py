@@ -21,7 +21,7 @@ _LDS_COUNT = re.compile(r"lgkmcnt\((\d+)\)")
 
 
 class _Step(NamedTuple):
-    """An instruction that matters, its operands, and whether a barrier is the next one."""
+    """A relevant instruction, its operands, and whether a barrier follows it directly."""
 
     op: str
     of: str
@@ -29,7 +29,7 @@ class _Step(NamedTuple):
 
 
 def loses_a_wait(assembly: str) -> bool:
-    """Whether a wave can reach a barrier, behind a wait, before its stores into LDS have landed.
+    """Return whether a wave can reach a barrier, behind a wait, before its stores into LDS have landed.
 
     LDS operations of a wave end in order: a store has landed where a wait leaves no more of them under way than were
     issued after the last store. That number is followed along all paths, the smallest where paths meet.
@@ -65,7 +65,7 @@ def loses_a_wait(assembly: str) -> bool:
 
 
 def _read(assembly: str) -> tuple[list[_Step], dict[str, int]]:
-    """The steps that matter, and which step follows each label."""
+    """Return the steps that matter, and which step follows each label."""
     steps: list[_Step] = []
     places: dict[str, int] = {}
     for found in _STEP.finditer(assembly):

@@ -1,4 +1,4 @@
-"""The code object of one architecture, out of a library compiled by HIP or a bundle of several."""
+"""Extracts the code object of one architecture from a library compiled by HIP or a bundle of several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 def device_code(library: bytes, arch: str) -> bytes:
-    """The code object for an architecture.
+    """Return the code object for an architecture.
 
     Args:
         library: a shared library with the section ``.hip_fatbin``, or the bundle itself.

@@ -1,1 +1,1 @@
-"""The binding of the vendors' GEMM libraries, cuBLASLt and hipBLASLt."""
+"""Binds the vendors' GEMM libraries, cuBLASLt and hipBLASLt."""

@@ -83,7 +83,7 @@ class CppExtension:
             raise self._error(f"hipblaslt_ext::{role}", status)
 
     def _take_algorithms(self, vector: _Vector) -> list[bytes]:
-        """The algorithms in a vector that the library filled, which is freed."""
+        """Return the algorithms in a vector that the library filled, and free it."""
         if not vector.begin:
             return []
         try:
@@ -96,7 +96,7 @@ class CppExtension:
     def _fit(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], raw: bytes, scale: str
     ) -> tuple[bytes, int] | None:
-        """The algorithm made ready for the problem and its bytes of workspace, or None where it does not fit."""
+        """Return an algorithm initialised for the problem and its bytes of workspace, or None where it does not fit."""
         algo, need = (ctypes.c_ubyte * ALGO_BYTES).from_buffer_copy(raw), c_size_t()
         number = c_int if scale == "int32" else c_float
         one, zero = number(1), number(0)
@@ -108,7 +108,7 @@ class CppExtension:
     def supported_algorithms(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], matmul: Matmul, table: Table
     ) -> Iterator[tuple[bytes, int]]:
-        """Every solution that fits the problem, with the workspace it needs; none where the library lacks the calls."""
+        """Yield every solution that fits the problem, with its bytes of workspace; none if the calls are missing."""
         if not {"all", "supported"} <= self.roles:
             return
         vector = _Vector()
@@ -126,7 +126,7 @@ class CppExtension:
     def algorithm_by_index(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], matmul: Matmul, solution: int
     ) -> tuple[bytes, int] | None:
-        """The solution of an index and the workspace it needs, or None where it does not fit."""
+        """Return the solution of an index and its bytes of workspace, or None where it does not fit."""
         if not {"from_index", "supported"} <= self.roles:
             return None
         wanted, vector = c_int(solution), _Vector()
@@ -138,7 +138,7 @@ class CppExtension:
         return None
 
     def kernel_name(self, handle: c_void_p, raw: bytes) -> str:
-        """The kernel's name, or the solution's, or "" where the library does not tell."""
+        """Return the kernel's name, or the solution's, or "" where the library does not say."""
         algo = (ctypes.c_ubyte * ALGO_BYTES).from_buffer_copy(raw)
         for role in ("kernel_name", "solution_name"):
             if role not in self._functions:

@@ -1,4 +1,4 @@
-"""One binding over cuBLASLt and hipBLASLt: D = op(A) op(B) (+ C) with every algorithm the library has for it.
+"""Binds cuBLASLt and hipBLASLt alike: D = op(A) op(B) (+ C) with every algorithm the library has for it.
 
 Two tables (`tables`), one code; `matmul` runs the products that `types` describes; matrices are column-major, as BLAS
 has it. Algorithms come from the heuristics, asked for many. hipBLASLt keeps further ones behind C++ entry points, which
@@ -48,7 +48,7 @@ _AMD_CALLS: dict[str, tuple[Any, ...]] = {"GetVersion": (_P, _P), "GetGitRevisio
 
 @cache
 def open_library(vendor: str) -> Library:
-    """The BLASLt library of ``nvidia`` or ``amd``: the one that torch loaded, or the first found.
+    """Return the BLASLt library of ``nvidia`` or ``amd``: the one that torch loaded, or the first found.
 
     Raises:
         UnavailableError: there is none, or it lacks a call; says where it was looked for.
@@ -90,7 +90,7 @@ class Library:
         return checked
 
     def unchecked(self, name: str) -> Callable[..., int]:
-        """A call that returns its status, whose arguments must be objects of `ctypes` of the right types."""
+        """Return a call that returns its status, whose arguments must be objects of `ctypes` of the right types."""
         call: Callable[..., int] = self._library[self.table.prefix + name]
         return call
 
@@ -104,7 +104,7 @@ class Library:
         return DriverError(call, status, name or "unknown status")
 
     def handle(self, device: int) -> c_void_p:
-        """The library's context on the current device, whose ordinal is `device`; made once."""
+        """Return the library's context on the current device, whose ordinal is `device`; it is made once."""
         if device not in self._handles:
             handle = c_void_p()
             self.calls["Create"](byref(handle))
@@ -112,7 +112,7 @@ class Library:
         return self._handles[device]
 
     def version(self, device: int = 0) -> int:
-        """A number that is equal as long as solution indices mean the same; hipBLASLt's has its git revision in it."""
+        """Return a version: equal numbers mean equal solution indices; hipBLASLt's has its git revision in it."""
         if self.table.vendor == "nvidia":
             get = self._library.cublasLtGetVersion
             get.argtypes, get.restype = (), c_size_t

@@ -1,4 +1,4 @@
-"""A matmul made ready on one device: its descriptors, the algorithms the library has for it, and their launches."""
+"""Prepares a matmul on one device: its descriptors, the library's algorithms for it, and their launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tritongemm.hip_ext.blaslt.types import REFUSALS, Algorithm, Matmul, Matrix
 
 
 class PreparedMatmul:
-    """A Matmul made ready on one device: descriptors, algorithms and launches.
+    """A Matmul prepared on one device: descriptors, algorithms and launches.
 
     Args:
         library: whose.
@@ -81,7 +81,7 @@ class PreparedMatmul:
 
     @cached_property
     def algorithms(self) -> tuple[Algorithm, ...]:
-        """The algorithms that the library names within the workspace, its best guess first, no two alike."""
+        """Return the library's algorithms within the workspace, its best guess first, without duplicates."""
         found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
         for algorithm in self.heuristics(self.workspace):
             found.setdefault(algorithm.values, algorithm)
@@ -95,7 +95,7 @@ class PreparedMatmul:
         return tuple(found.values())
 
     def heuristics(self, workspace: int, reductions: int | None = None) -> list[Algorithm]:
-        """The algorithms that the library would take, its best guess first.
+        """Return the algorithms that the library's heuristics choose, its best guess first.
 
         Args:
             workspace: most bytes that one may need.
@@ -134,7 +134,7 @@ class PreparedMatmul:
         return Algorithm(raw, workspace, tuple(values))
 
     def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
-        """The algorithm of these values, if the library supports it here; None otherwise."""
+        """Return the algorithm of these values, if the library supports it here; None otherwise."""
         key = tuple(sorted(values.items()))
         if key not in self._rebuilt:
             self._rebuilt[key] = self._rebuild(values)
@@ -172,7 +172,7 @@ class PreparedMatmul:
     def prepare(
         self, algorithm: Algorithm, a: int, b: int, c: int, d: int, add: bool = False
     ) -> Callable[[int, int], None]:
-        """A call that takes the address of the workspace and a stream, and queues the product.
+        """Return a function of the workspace's address and a stream that queues the product.
 
         Args:
             algorithm: one of those of this matmul.
@@ -193,7 +193,7 @@ class PreparedMatmul:
         return launch
 
     def moving(self, algorithm: Algorithm, add: bool = False) -> MovingMatmul:
-        """A call whose operands may lie elsewhere each time.
+        """Return a call whose operands may have other addresses each time.
 
         Args:
             algorithm: one of those of this matmul.
@@ -203,11 +203,11 @@ class PreparedMatmul:
         return MovingMatmul(self, handles, algorithm, self._one, self._one if add else self._zero)
 
     def move_bias(self, address: int) -> None:
-        """Take the bias from another address from now on."""
+        """Replace the address of the bias."""
         self._set("MatmulDesc", self._desc, self._table.desc["bias"], c_uint64(address))
 
     def move_scale(self, which: str, address: int) -> None:
-        """Take the scale factors of ``a`` or ``b`` from another address from now on."""
+        """Replace the address of the scale factors of ``a`` or ``b``."""
         if self._scales.get(which) != address:
             self._set("MatmulDesc", self._desc, self._table.desc[f"scale_{which}"], c_uint64(address))
             self._scales[which] = address
@@ -249,7 +249,7 @@ class MovingMatmul:
         self._args = (handle, desc, one, *operands, algo, workspace, need, self._stream)
 
     def put(self, name: str) -> Callable[[int], None]:
-        """What takes the address of ``a``, ``b``, ``c``, ``d`` or ``workspace``; 0 for none."""
+        """Return the setter of the address of ``a``, ``b``, ``c``, ``d`` or ``workspace``; 0 is none."""
         return partial(setattr, self._cells[name], "value")
 
     def launch(self, stream: int) -> None:

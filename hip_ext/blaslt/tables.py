@@ -133,7 +133,7 @@ _DEPTHS = (16, 32, 64, 128)
 
 @cache
 def result_type(algo_bytes: int) -> Any:
-    """The C struct cublasLtMatmulHeuristicResult_t (hipBLASLt's alike) around an algorithm of so many bytes."""
+    """Return the struct cublasLtMatmulHeuristicResult_t (hipBLASLt's alike) of an algorithm of `algo_bytes` bytes."""
     fields = [("algo", ctypes.c_ubyte * algo_bytes), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int)]
     fields += [("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4)]
     # The algorithm is an array of 64-bit words in both libraries, and so is the struct's alignment.
@@ -142,7 +142,7 @@ def result_type(algo_bytes: int) -> Any:
 
 @cache
 def tiles() -> dict[int, tuple[int, int]]:
-    """cublasLtMatmulTile_t: rows and columns of D (column-major) by id.
+    """Return cublasLtMatmulTile_t: rows and columns of D (column-major) by id.
 
     After the first 35 the ids are ordered: for each height the widths in steps of 64, then for each height of a
     multiple of 64 the widths in steps of 8, as far as the accumulators reach.
@@ -156,7 +156,7 @@ def tiles() -> dict[int, tuple[int, int]]:
 
 @cache
 def stages() -> dict[int, tuple[int, int]]:
-    """cublasLtMatmulStages_t: depth of a tile along K and number of stages (0: chosen by the library) by id."""
+    """Return cublasLtMatmulStages_t: depth of a tile along K and number of stages (0: chosen by the library) by id."""
     pairs = [(depth, count) for depth in _DEPTHS for count in range(1, 7)] + [(32, 10), (8, 4), (16, 10), (8, 5)]
     known = dict(enumerate(pairs, 1)) | {31: (8, 3)}
     return known | {32 + i: (depth, 0) for i, depth in enumerate((8, *_DEPTHS, 256, 768))}

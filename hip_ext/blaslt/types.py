@@ -10,7 +10,7 @@ REFUSALS = ("NOT_SUPPORTED", "INVALID_VALUE", "ARCH_MISMATCH")
 
 @dataclass(frozen=True)
 class Matrix:
-    """One operand as it lies in memory, column-major.
+    """One operand in memory, column-major.
 
     Attributes:
         dtype: our name of the element type.
@@ -60,13 +60,13 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way of the library to compute a Matmul.
+    """One algorithm of the library for a Matmul.
 
     Attributes:
         raw: the library's own struct.
         workspace: bytes it needs.
         values: cuBLASLt: its attributes (`ATTRIBUTES`); hipBLASLt: ``solution``, its index in the library.
-        name: of the kernel where the library tells it, else "".
+        name: of the kernel where the library names it, else "".
     """
 
     raw: bytes

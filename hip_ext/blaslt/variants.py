@@ -1,4 +1,4 @@
-"""More of cuBLASLt's algorithms than its heuristics name, which stop at eight whatever is asked for.
+"""Varies cuBLASLt's algorithms, as its heuristics name eight at most.
 
 Two ways: the heuristics are asked again with some of their choices forbidden, and each algorithm they name is changed
 in one attribute at a time, as far as its capabilities go; of their tiles those that fill the device best come first.
@@ -22,11 +22,11 @@ _SPLIT_K, _REDUCTIONS, _SWIZZLE, _TILES, _CUSTOM_MOST, _STAGES = 0, 1, 2, 6, 7, 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 CLUSTERS = range(2, 17)  # all shapes of up to 16 blocks, powers of two
 REDUCTIONS = (1, 2, 4)  # in place, in the compute type, in the output type
-_EDGE = 32  # elements that one more of a tile's rows or columns costs, for it must be loaded
+_EDGE = 32  # cost, in elements, of one more row or column of a tile
 
 
 def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> int:
-    """The value of an algorithm's capability, by the library's number of that; 0 where the library does not say."""
+    """Return the value of an algorithm's capability, by the library's number; 0 where the library does not say."""
     value = c_int32(0)
     try:
         prepared.library.calls["MatmulAlgoCapGetAttribute"](
@@ -38,7 +38,7 @@ def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: 
 
 
 def read_capability_list(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> list[int]:
-    """The values of a capability that is a list, as of `read_capability`; empty where the library does not say."""
+    """Return the values of an algorithm's capability that is a list; empty where the library does not say."""
     get, written = prepared.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
     try:
         get(algorithm.raw, capability, None, 0, byref(written))
@@ -50,7 +50,7 @@ def read_capability_list(prepared: PreparedMatmul, algorithm: Algorithm, capabil
 
 
 def vary_attributes(prepared: PreparedMatmul, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
-    """The algorithm's attributes with one thing changed, but for its tile; not all of them exist."""
+    """Yield the algorithm's attributes with one of them changed, except its tile; not all of them exist."""
     values = dict(algorithm.values)
 
     def changed(name: str, choices: Sequence[int]) -> Iterator[Mapping[str, int]]:
@@ -70,7 +70,7 @@ def vary_attributes(prepared: PreparedMatmul, algorithm: Algorithm) -> Iterator[
 
 
 def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) -> Iterator[Mapping[str, int]]:
-    """The seeds' attributes with each tile they can have, those that take `units` compute units least time first.
+    """Yield the seeds' attributes with each tile that they can have, the least predicted time on `units` units first.
 
     256 x 28672 on 132 SMs is 224 tiles of 128 x 256, or 256 of 128 x 224: two rounds of either, but these are shorter.
     """
@@ -87,7 +87,7 @@ def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) 
 
 
 def all_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
-    """The algorithms of a matmul, the library's best guess first, on cuBLASLt followed by variants of them.
+    """Yield the algorithms of a matmul, the library's best guess first, on cuBLASLt followed by variants.
 
     Args:
         prepared: the matmul made ready.
@@ -97,7 +97,7 @@ def all_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
 
 
 def vary_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
-    """The algorithms of a matmul, those that the heuristics name without split-K or workspace, then changed ones.
+    """Yield the algorithms of a matmul, those of the heuristics without split-K or workspace first, then variants.
 
     Each is made when it is drawn, since the library takes milliseconds to check a hundred.
 

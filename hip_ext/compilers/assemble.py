@@ -14,11 +14,11 @@ from tritongemm.system.temporary_folder import TemporaryFolder
 _VERSIONS = ("", *(f"-{v}" for v in range(25, 16, -1)))
 _PTX_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 SUFFIXES = (".s", ".ptx")
-_SECONDS = 60.0  # that assembling one file may take
+_SECONDS = 60.0  # limit of assembling one file
 
 
 def assemble(source: Path, arch: str) -> bytes:
-    """The code object of a source.
+    """Return the code object of a source.
 
     Args:
         source: AMD assembly (``.s``) or PTX (``.ptx``).
@@ -52,7 +52,7 @@ def assemble(source: Path, arch: str) -> bytes:
 
 
 def find(tool: str) -> str:
-    """A tool of LLVM, from the PATH or ROCm."""
+    """Return the path of a tool of LLVM, from the PATH or ROCm."""
     for version in _VERSIONS:
         found = shutil.which(tool + version)
         if found:

@@ -65,7 +65,7 @@ class HipCompiler:
     glue: TemporaryFolder | None = None
 
     def library(self, source: str, options: tuple[str, ...], seconds: float) -> bytes:
-        """The shared library of a source.
+        """Compile a source to the bytes of a shared library.
 
         Raises:
             InputError: the source is refused, or takes too long; carries the first error.
@@ -79,7 +79,7 @@ class HipCompiler:
 
 @cache
 def compiler(arch: str) -> HipCompiler:
-    """What compiles HIP C++ for an architecture.
+    """Return the compiler of HIP C++ for an architecture.
 
     Raises:
         UnavailableError: nothing does; says what was looked for.
@@ -117,7 +117,7 @@ def compiler(arch: str) -> HipCompiler:
 
 
 def _glue(clang: str, arch: str, libraries: Path, version: str) -> TemporaryFolder:
-    """A folder of this process alone with what a ROCm would have beside its compiler: device libraries and a header."""
+    """Return a folder, of this process alone, with what ROCm has beside its compiler: device libraries and a header."""
     key = hashlib.sha256(f"{version} {arch} {_LAYOUT} {_FLAGS}".encode()).hexdigest()[:16]
     kept = CompiledFiles(settings.cache_folder())
     entry = kept.find(f"hip-{key}")
@@ -137,7 +137,7 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> TemporaryFold
 
 
 def _constants(clang: str, arch: str) -> dict[str, bytes]:
-    """The device libraries' control constants, compiled: bitcode by file name."""
+    """Return the device libraries' control constants as bitcode by file name."""
     constants = {f"oclc_isa_version_{arch[3:]}": ("ISA_version", "i32", _ISA[arch])}
     constants |= {f"oclc_abi_version_{v}": ("ABI_version", "i32", v) for v in (400, 500, 600)}
     for file, name in _FLAGS.items():

@@ -1,4 +1,4 @@
-"""Running compilers: their time is limited, and what they print becomes the message of an error.
+"""Runs compilers with a time limit, and puts what they print into the message of an error.
 
 A compiler that the system kills, as it does where memory is short, is run once more: its source is not to blame.
 """
@@ -13,14 +13,14 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, ToolKilledError
 
 _ATTEMPTS = 2
-_VERSION_SECONDS = 60.0  # A program that is asked for its version may take so long.
+_VERSION_SECONDS = 60.0  # limit of asking a program for its version
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-# What clang and nvcc print where the system killed a program that they had started.
+# What clang and nvcc print when the system killed a program that they had started.
 _PART_KILLED = re.compile(r"unable to execute command: (Killed|Terminated)|died due to signal (9|15)\b")
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a compiler; what it wrote to standard error.
+    """Run a compiler, and return what it wrote to standard error.
 
     Raises:
         InputError: it fails or takes longer than `seconds`.
@@ -35,7 +35,7 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def first_line(command: list[str]) -> str:
-    """What a program prints, all in one line, such as its version.
+    """Return what a program prints, such as its version, in one line.
 
     Raises:
         InputError: it takes longer than a minute.
@@ -46,7 +46,7 @@ def first_line(command: list[str]) -> str:
 
 
 def _completed(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """A program that has ended by itself; errors are those of `run`."""
+    """Return a program that has ended by itself; errors are those of `run`."""
     name = Path(command[0]).name
     for _ in range(_ATTEMPTS):
         try:

@@ -1,1 +1,1 @@
-"""The GPU driver: modules, launches, streams, graphs, tensor maps."""
+"""The binding of the GPU driver: modules, launches, streams, graphs and tensor maps."""

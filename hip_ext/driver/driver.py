@@ -1,4 +1,4 @@
-"""One binding over the CUDA driver and HIP: devices, memory, code, launches, streams, events and graphs.
+"""Binds the CUDA driver and HIP alike: devices, memory, code, launches, streams, events and graphs.
 
 Two symbol tables (`symbols`), one code. Importing it needs neither library nor GPU; `open_driver` says what is missing.
 """
@@ -39,7 +39,7 @@ MOST_TENSOR_MAPS = 4096  # that a device keeps, 128 bytes each
 
 @cache
 def open_driver(vendor: str) -> Driver:
-    """The driver of a vendor, ``nvidia`` or ``amd``.
+    """Return the driver of a vendor, ``nvidia`` or ``amd``.
 
     Raises:
         UnavailableError: no library, or no device that it can start; says which and where it was looked for.
@@ -53,7 +53,7 @@ def open_driver(vendor: str) -> Driver:
 
 
 def find_vendor() -> str | None:
-    """The vendor whose driver is here with at least one device; None on a machine without a GPU."""
+    """Return the vendor whose driver is here with at least one device; None on a machine without a GPU."""
     for vendor in VENDORS:
         try:
             if open_driver(vendor).device_count():
@@ -64,20 +64,20 @@ def find_vendor() -> str | None:
 
 
 class Driver:
-    """A started driver; `open_driver` makes it."""
+    """A started driver; `open_driver` creates it."""
 
     def __init__(self, api: Api) -> None:
         self.api, self.vendor = api, api.vendor
         self._devices: dict[int, Device] = {}
 
     def device_count(self) -> int:
-        """The number of devices that this process may use."""
+        """Return the number of devices that this process may use."""
         count = c_int()
         self.api.calls["device_count"](byref(count))
         return count.value
 
     def device(self, index: int = 0) -> Device:
-        """The device of an ordinal, made current for the calling thread.
+        """Return the device of an ordinal, made current for the calling thread.
 
         Raises:
             TargetError: there are fewer.
@@ -90,7 +90,7 @@ class Driver:
         return self._devices[index]
 
     def version(self) -> int:
-        """The driver's own version number: 13000 is CUDA 13.0, 60443484 is HIP 6.4."""
+        """Return the driver's own version number: 13000 is CUDA 13.0, 60443484 is HIP 6.4."""
         version = c_int()
         self.api.calls["driver_version"](byref(version))
         return version.value
@@ -130,11 +130,11 @@ class Device:
 
     @cached_property
     def properties(self) -> dict[str, Any]:
-        """What the driver says of the device, by name.
+        """The device's properties as the driver states them, by name.
 
         Returns:
             ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes`` (AMD's
-            drivers do not tell of the Infinity Cache behind it; the `Target` has it), ``memory_bytes``, ``clock_khz``,
+            drivers leave out the Infinity Cache behind it; the `Target` has it), ``memory_bytes``, ``clock_khz``,
             ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
         """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
@@ -161,14 +161,14 @@ class Device:
         self.api.calls["synchronize"]()
 
     def memory(self) -> tuple[int, int]:
-        """The free and the total bytes of the device's memory."""
+        """Return the free and the total bytes of the device's memory."""
         self.make_current()
         free, total = c_size_t(), c_size_t()
         self.api.calls["memory_info"](byref(free), byref(total))
         return free.value, total.value
 
     def alloc(self, nbytes: int) -> int:
-        """The address of new memory, a multiple of 256 bytes.
+        """Allocate memory, and return its address, a multiple of 256 bytes.
 
         Raises:
             DriverError: there is too little memory.
@@ -179,12 +179,12 @@ class Device:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """Give back the memory at an address that `alloc` returned."""
+        """Free the memory at an address that `alloc` returned."""
         self.make_current()
         self.api.calls["free"](address)
 
     def guarded_memory(self, nbytes: int) -> GuardedMemory:
-        """New memory that ends where nothing is mapped; the first access beyond it loses the device.
+        """Allocate memory with nothing mapped behind its end; the first access beyond it loses the device.
 
         Raises:
             DriverError: there is too little memory, or the device maps none by pages.
@@ -194,7 +194,7 @@ class Device:
         return GuardedMemory(self.api, self._ordinal.value, nbytes)
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
-        """Fill memory with one byte value, in the order of the stream with this handle."""
+        """Fill memory with one byte value, in order on the stream with this handle."""
         self.api.calls["memset"](address, byte, nbytes, stream)
 
     def load(self, code: bytes) -> Module:
@@ -207,12 +207,12 @@ class Device:
         return Module(self.api, code)
 
     def stream(self) -> Stream:
-        """Make a new stream."""
+        """Create a stream."""
         self.make_current()
         return Stream(self.api)
 
     def event(self) -> Event:
-        """Make a new event."""
+        """Create an event."""
         self.make_current()
         return Event(self.api)
 
@@ -242,7 +242,7 @@ class Device:
         box: tuple[int, int],
         swizzle: int,
     ) -> bytes:
-        """The 128 bytes that describe a matrix to the tensor memory accelerator; see `tensor_map.TensorMapLayout`."""
+        """Return the 128 bytes of a tensor map; see `tensor_map.TensorMapLayout`."""
         # Candidates of one size have few blocks, and a search asks for each of them hundreds of times.
         key = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle), address
         if key not in self._tensor_maps:

@@ -1,6 +1,6 @@
-"""What a call queues, read from the graph that captures it: its kernels in order, and memory set to zero between them.
+"""Reads what a call queues from the graph that captures it: its kernels in order, and memory set to zero.
 
-CUDA only: HIP's graphs do not tell how many bytes a parameter has. Layouts and numbers from cuda.h of CUDA 13.0.
+CUDA only: HIP's graphs do not say how many bytes a parameter has. Layouts and numbers from cuda.h of CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tritongemm.hip_ext.driver.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTU
 _KERNEL, _MEMSET = 0, 2  # CUgraphNodeType
 _CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
 _ZERO = (2, 10)  # likewise: all programs at once, a domain of memory of its own
-_SPREAD = 1  # CUclusterSchedulingPolicy, that of every launch of ours
+_SPREAD = 1  # CUclusterSchedulingPolicy, that of all our launches
 _EDGES = {0: False, 0x10001: True}  # CUgraphEdgeData: whether the next kernel may start early, at the port for that
-_MOST_PARAM_BYTES = 4096  # A kernel takes no more.
+_MOST_PARAM_BYTES = 4096  # the most that a kernel takes
 
 
 class _KernelNode(ctypes.Structure):
@@ -61,7 +61,7 @@ class Captured:
         cluster: neighbours along x, y, z that form a cluster.
         shared: bytes of dynamic shared memory.
         params: the parameter block.
-        offsets: where each parameter starts in it; empty where the block was handed over whole.
+        offsets: where each parameter starts in it; empty where the block was passed as one piece.
         overlap: it may start before the one before it ends.
     """
 
@@ -75,7 +75,7 @@ class Captured:
     overlap: bool = False
 
     def prepare(self, api: Api) -> PreparedLaunch:
-        """Make the same launch ready, so that its parameters can be patched."""
+        """Prepare the same launch, so that its parameters can be replaced."""
         code = Function(api, None, c_void_p(self.handle), "a library's kernel")
         shape = (*self.grid, *self.block, self.shared)
         return PreparedLaunch(api, code, shape, self.params, (self.cluster, self.overlap), self.offsets)
@@ -94,12 +94,12 @@ class Cleared:
     params: bytes
 
     def prepare(self, api: Api) -> PreparedMemset:
-        """Make the same call ready, so that its address can be patched."""
+        """Prepare the same call, so that its address can be replaced."""
         return PreparedMemset(api, self.count, self.params)
 
 
 class PreparedMemset:
-    """Memory to be set to zero; not to be shared between threads."""
+    """A prepared call that sets memory to zero; not to be shared between threads."""
 
     __slots__ = ("_address", "_api", "_call", "_count", "params")
 
@@ -109,7 +109,7 @@ class PreparedMemset:
         self._address = c_void_p.from_buffer(self.params)
 
     def launch(self, stream: int = 0) -> None:
-        """Queue it on the stream with this handle.
+        """Queue the call on the stream with this handle.
 
         Raises:
             DriverError: the driver refused it, or an earlier kernel has failed.
@@ -120,12 +120,12 @@ class PreparedMemset:
 
 
 def available(api: Api) -> bool:
-    """Whether this vendor's drivers tell what a graph holds."""
+    """Return whether this vendor's drivers can list what a graph holds."""
     return bool(api.symbol("graph_nodes"))
 
 
 def captured_launches(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured | Cleared] | None:
-    """What a call queues on a stream, one after the other; nothing runs.
+    """Return what a call queues on a stream, in order; nothing runs.
 
     Args:
         api: the driver.
@@ -204,7 +204,7 @@ def _kernel(api: Api, node: int) -> Captured | None:
             block[offset : offset + size] = ctypes.string_at(at, size)
         params, offsets = bytes(block), tuple(offset for offset, _ in pieces)
     else:
-        params, offsets = _whole(found.extra), ()
+        params, offsets = _parameter_block(found.extra), ()
     if not params:
         return None
     x, y, z = (max(1, c) for c in _attribute(api, node, _CLUSTER))
@@ -223,7 +223,7 @@ def _attribute(api: Api, node: int, which: int) -> list[int]:
 
 
 def _pieces(api: Api, call: str, handle: int) -> Iterator[tuple[int, int]]:
-    """Offset and size of each parameter; the driver ends the list by refusing the next."""
+    """Yield the offset and size of each parameter; the driver ends the list by refusing the next."""
     index = 0
     while True:
         offset, size = c_size_t(), c_size_t()
@@ -233,8 +233,8 @@ def _pieces(api: Api, call: str, handle: int) -> Iterator[tuple[int, int]]:
         index += 1
 
 
-def _whole(extra: ctypes._Pointer[c_void_p]) -> bytes:
-    """The parameter block of a list of keys and values; empty where it is not one."""
+def _parameter_block(extra: ctypes._Pointer[c_void_p]) -> bytes:
+    """Return the parameter block of a list of keys and values; empty where it is not one."""
     found: dict[int, int] = {}
     for i in range(0, 4, 2):
         if not extra or not extra[i]:

@@ -1,4 +1,4 @@
-"""Memory of a device that ends where nothing is mapped, so that a kernel which reaches beyond it faults."""
+"""Allocates device memory that ends where nothing is mapped, so that a kernel which reaches beyond it faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaded code: `Module`, `Function` and `PreparedLaunch`, a launch made ready once and repeated cheaply."""
+"""Loads code: `Module`, `Function` and `PreparedLaunch`, a launch that is prepared once and repeated cheaply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Module:
         api.calls["module_load"](byref(self._handle), code)
 
     def function(self, symbol: str) -> Function:
-        """The kernel called `symbol`.
+        """Return the kernel called `symbol`.
 
         Raises:
             DriverError: the module has none of that name.
@@ -51,7 +51,7 @@ class Module:
         return Function(self._api, self, handle, symbol)
 
     def unload(self) -> None:
-        """Free the code, unless a profiler needs all code to stay; its functions must not be launched again."""
+        """Free the code, unless a profiler needs all code; its functions must not be launched again."""
         if self._handle and not self._api.keeps_code:
             self._api.calls["module_unload"](self._handle)
             self._handle = c_void_p()
@@ -68,7 +68,7 @@ class Function:
 
     @cached_property
     def attributes(self) -> dict[str, int]:
-        """What the driver says of the kernel, by name.
+        """The kernel's attributes as the driver states them, by name.
 
         Returns:
             ``registers`` and ``local_bytes`` (of scratch memory) of a thread, ``shared_bytes`` of static shared memory,
@@ -90,7 +90,7 @@ class Function:
         offsets: Sequence[int] = (),
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Make a launch ready.
+        """Prepare a launch.
 
         Args:
             grid: thread blocks along x, y, z; those of a cluster are counted singly.
@@ -129,7 +129,7 @@ class Function:
         self.prepare(grid, block, shared_bytes, params, cluster, offsets).launch(stream)
 
     def _allow(self, shared_bytes: int, cluster: int) -> None:
-        """Raise the limits of the kernel where this launch needs it."""
+        """Raise the kernel's limits where this launch needs it."""
         calls = self._api.calls
         if shared_bytes > self._shared_limit and shared_bytes + self.attributes["shared_bytes"] > _PLAIN_SHARED:
             calls["function_set"](self.handle, symbols.DYNAMIC_SHARED, shared_bytes)
@@ -175,7 +175,7 @@ class PreparedLaunch:
             self._go = lambda stream: launch(*head, stream, *where)
 
     def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
-        """Put other bytes, e.g. an address or a tensor map, at byte `offset` of the parameter block.
+        """Write bytes, e.g. an address or a tensor map, at byte `offset` of the parameter block.
 
         Raises:
             ValueError: they reach past its end.

@@ -1,4 +1,4 @@
-"""Order and time on the device: `Stream`, `Event` and `Graph`."""
+"""Orders and times work on the device: `Stream`, `Event` and `Graph`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stream:
         self._api.calls["stream_synchronize"](self._handle)
 
     def destroy(self) -> None:
-        """Give the stream back to the driver."""
+        """Destroy the stream."""
         if self._handle:
             self._api.calls["stream_destroy"](self._handle)
             self._handle = c_void_p()
@@ -46,7 +46,7 @@ class Event:
         api.calls["event_create"](byref(self._handle), 0)
 
     def record(self, stream: int = 0) -> None:
-        """Put the event behind what is queued on the stream with this handle."""
+        """Record the event behind what is queued on the stream with this handle."""
         self._api.calls["event_record"](self._handle, stream)
 
     def synchronize(self) -> None:
@@ -54,7 +54,7 @@ class Event:
         self._api.calls["event_synchronize"](self._handle)
 
     def elapsed_ms(self, later: Event) -> float:
-        """The milliseconds from this event to a later one.
+        """Return the milliseconds from this event to a later one.
 
         Raises:
             DriverError: one of them is not recorded, or the device has not passed it yet.
@@ -64,7 +64,7 @@ class Event:
         return elapsed.value
 
     def destroy(self) -> None:
-        """Give the event back to the driver."""
+        """Destroy the event."""
         if self._handle:
             self._api.calls["event_destroy"](self._handle)
             self._handle = c_void_p()
@@ -86,7 +86,7 @@ class Graph:
         self._api.calls["graph_launch"](self._exec, stream)
 
     def destroy(self) -> None:
-        """Give the graph back to the driver."""
+        """Destroy the graph."""
         if self._exec:
             self._api.calls["graph_exec_destroy"](self._exec)
             self._api.calls["graph_destroy"](self._graph)
@@ -125,11 +125,11 @@ _ACTIVE = 1
 
 
 def capture_id(api: Api, stream: int) -> int:
-    """The number of the capture that `stream` is part of, never used twice in a process; 0 if it is in none.
+    """Return the number of the capture that `stream` is part of, never used twice in a process; 0 if it is in none.
 
     Raises:
         DriverError: the capture is broken.
-        UnavailableError: the driver is too old to tell.
+        UnavailableError: the driver is too old to report it.
     """
     name = _CAPTURE_INFO[api.vendor]
     try:

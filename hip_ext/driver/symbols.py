@@ -1,4 +1,4 @@
-"""The two symbol tables of the driver binding: what CUDA and HIP call the same thing."""
+"""Names each driver call in CUDA and in HIP."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Api:
     keeps_code: bool = False
 
     def error(self, call: str, code: int) -> DriverError:
-        """The exception for a status other than success."""
+        """Return the exception for a status other than success."""
         if self.vendor == "nvidia":
             name, text = (self._text(f"cuGetError{what}", code) for what in ("Name", "String"))
         else:
@@ -141,7 +141,7 @@ class Api:
         return DriverError(call, code, name or "unknown error", text)
 
     def symbol(self, role: str) -> str:
-        """What this vendor calls `role`; "" if it has no such call."""
+        """Return what this vendor calls `role`; "" if it has no such call."""
         nvidia, amd, _ = _CALLS[role]
         return nvidia if self.vendor == "nvidia" else amd
 

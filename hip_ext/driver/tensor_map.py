@@ -1,4 +1,4 @@
-"""Tensor maps: the 128 bytes that tell Hopper's copy engine (TMA) where a matrix lies and which block to fetch."""
+"""Encodes tensor maps: 128 bytes that describe a matrix and the block to fetch to Hopper's copy engine (TMA)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAG_DRIVER, _FLAG_BYTES, _FLAG = 13010, 128 * 1024, 1 << 21
 
 
 def find_address_offset(encode: Callable[[int], bytes]) -> int | None:
-    """The byte of a tensor map from which the matrix's address stands in it as it is; None where that can't be told.
+    """Return the byte of a tensor map at which the matrix's plain address stands; None where it can't be found.
 
     Args:
         encode: makes the map of a matrix at an address.
@@ -40,7 +40,7 @@ def find_address_offset(encode: Callable[[int], bytes]) -> int | None:
 
 @dataclass(frozen=True)
 class TensorMapLayout:
-    """How a matrix lies in memory, and the block that one copy fetches: a tensor map but for the address.
+    """A matrix in memory, and the block that one copy fetches: a tensor map without the address.
 
     Attributes:
         elem_type, elem_size, swizzle: as the compiler's ``tensordesc_meta`` reports them.
@@ -57,7 +57,7 @@ class TensorMapLayout:
     swizzle: int
 
     def encode(self, api: Api, address: int) -> bytes:
-        """The tensor map of a matrix at an address.
+        """Return the tensor map of a matrix at an address.
 
         Args:
             api: the driver.
@@ -135,7 +135,7 @@ class MovingMap:
         self.data[:] = data
 
     def move(self, address: int) -> memoryview:
-        """The map's 128 bytes for a matrix at `address`, a multiple of 16; valid until the next move.
+        """Return the map's 128 bytes for a matrix at `address`, a multiple of 16; valid until the next move.
 
         Raises:
             DriverError: the driver refused the address.

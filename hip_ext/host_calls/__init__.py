@@ -1,1 +1,1 @@
-"""Shared objects whose host code starts kernels."""
+"""Calls functions of shared objects whose host code starts kernels."""

@@ -1,4 +1,4 @@
-"""What a host call would launch, found without a GPU: its own host code runs against a runtime that only listens."""
+"""Finds what a host call would launch, without a GPU: its own host code runs against a runtime that only records."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class RecordedLaunch:
 
 
 class LaunchRecorder:
-    """What the process of a recording does. It must be one of its own: its runtime takes the place of the real one."""
+    """Records launches in a process of its own, as its runtime takes the place of the real one."""
 
     def __call__(self, request: tuple[HostLaunch, str, str, str]) -> Iterator[list[RecordedLaunch]]:
-        """The kernels that a host call would launch, as one answer.
+        """Yield the kernels that a host call would launch, as one answer.
 
         Args:
             request: the call, the architecture to read the kernels of, the library of the runtime that listens, and
@@ -73,8 +73,8 @@ class LaunchRecorder:
                     pointers[buffer] = at
                     block[at : at + 8] = bytes(8)
             grid, threads = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
-            whole = hidden_args.append(bytes(block), kernel, grid, threads, lds)
-            found.append(RecordedLaunch(kernel.symbol, grid, threads, lds, whole, pointers, tuple(zeroed)))
+            params = hidden_args.append(bytes(block), kernel, grid, threads, lds)
+            found.append(RecordedLaunch(kernel.symbol, grid, threads, lds, params, pointers, tuple(zeroed)))
 
         sizes_type, pointers_type = ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p)
         launch_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p, sizes_type, ctypes.c_size_t, pointers_type)

@@ -1,4 +1,4 @@
-"""Host calls: functions of a compiled library that queue kernels on a stream, made ready to be called repeatedly."""
+"""Prepares host calls, functions of a compiled library that queue kernels on a stream, to be called repeatedly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ C_TYPES = {"pointer": "void*", "i32": "int32_t", "u32": "uint32_t", "i64": "int6
 
 @cache
 def _library(path: str, sha256: str, runtime: str) -> ctypes.CDLL:
-    """An open library. It stays open: what it queued, and graphs of that, hold code of it."""
+    """Open a library that stays open, as what it queued, and graphs of that, hold its code."""
     try:
         if runtime:
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
@@ -60,7 +60,7 @@ class PreparedCall:
         self._stream = self._at["stream"]
 
     def setter(self, name: str) -> Callable[[int], None]:
-        """What replaces one buffer's address; does nothing for a buffer that the function does not take."""
+        """Return the setter of a buffer's address, which does nothing if the function does not take the buffer."""
         argument = self._at.get(name)
 
         def put(address: int) -> None:

@@ -1,1 +1,1 @@
-"""Bindings of the profilers that time kernels in process: CUPTI and rocprofiler-sdk."""
+"""Binds the profilers that time kernels in process: CUPTI and rocprofiler-sdk."""

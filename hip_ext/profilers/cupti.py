@@ -1,4 +1,4 @@
-"""Kernel times from CUPTI activity records, in process, on NVIDIA.
+"""Reads kernel times from CUPTI activity records, in process, on NVIDIA.
 
 Once code has been unloaded, CUPTI gives kernels that are loaded later its kernels' names, even if disabled then
 (seen with CUDA 13 on an H200: 38 of 40; none where all code stayed). So from its registration on nothing is unloaded.
@@ -70,7 +70,7 @@ class CuptiTrace(trace.KernelTrace):
 
 @cache
 def open_tracer() -> CuptiTracer:
-    """CUPTI, registered once for the process; code that is loaded from then on stays.
+    """Return CUPTI, registered once for the process; code that is loaded from then on stays.
 
     Raises:
         UnavailableError: there is no driver or no CUPTI, or one that is too old, or one that this driver refuses.
@@ -126,7 +126,7 @@ class CuptiTracer:
         self._running = False
 
     def enable(self) -> None:
-        """Begin to watch, until `disable`; the first launches after it are slow, so traces leave it as it is."""
+        """Begin to watch, until `disable`; the first launches after it are slow, so traces do not disable it."""
         if not self._enabled:
             for kind in (_KERNEL, *_MEMORY_NAMES):
                 self._call("cuptiActivityEnable", kind)
@@ -140,7 +140,7 @@ class CuptiTracer:
                 self._call("cuptiActivityDisable", kind)
 
     def flush(self) -> None:
-        """Have CUPTI hand over the records that it holds back."""
+        """Have CUPTI deliver the records that it holds."""
         self._call("cuptiActivityFlushAll", _FORCED)
 
     def _now(self) -> int:

@@ -1,4 +1,4 @@
-"""Kernel times from rocprofiler-sdk, in process, on AMD.
+"""Reads kernel times from rocprofiler-sdk, in process, on AMD.
 
 The SDK registers tools before the first HIP or HSA call and never later: a process that wants traces calls
 `configure` right after its imports. Layouts are those of the SDK's headers 0.5 and 1.2; 0.x and 1.x differ.
@@ -139,7 +139,7 @@ class RocprofilerTracer:
         self._symbols, self._dispatches, self._buffer = c_uint64(), c_uint64(), c_uint64()
         self._fault: Exception | None = None
         self._ready = False
-        # the SDK keeps these addresses for as long as the process lives
+        # the SDK keeps these addresses until the process ends
         self._initialize, self._configure = _Initialize(self._on_initialize), _Configure(self._on_configure)
         self._on_symbol, self._on_records = _OnCodeObject(self._code_object), _OnBuffer(self._records)
         self._client_name = ctypes.create_string_buffer(b"tritongemm")
@@ -167,11 +167,11 @@ class RocprofilerTracer:
             self._call("stop_context", self._dispatches.value)
 
     def flush(self) -> None:
-        """Have the SDK hand over the records that it holds back."""
+        """Have the SDK deliver the records that it holds."""
         self._call("flush_buffer", self._buffer.value)
 
     def close(self) -> None:
-        """Stop for good, while there is still an interpreter for the SDK to call into."""
+        """Stop for good, while the interpreter is still there for the SDK's calls."""
         for context in (self._dispatches, self._symbols):
             self._library.rocprofiler_stop_context(context)
         self._library.rocprofiler_flush_buffer(self._buffer)
@@ -218,7 +218,7 @@ class RocprofilerTracer:
         return 0
 
     def _set_up(self) -> None:
-        # names are told when code is loaded, which may be long before a trace: they have a context of their own
+        # names come when code is loaded, which may be long before a trace: they have a context of their own
         valid = c_int()
         self._call("create_context", byref(self._symbols))
         handler = self._on_symbol

@@ -1,4 +1,4 @@
-"""What every kernel profiler delivers, and the checks that keep a wrong or stale figure from being believed."""
+"""Defines what every kernel profiler delivers, and the checks that reject a wrong or stale figure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KernelRecord:
 
 
 def busy_seconds(records: Iterable[KernelRecord]) -> float:
-    """Seconds in which at least one of the kernels ran: the union of their intervals."""
+    """Return the seconds in which at least one of the kernels ran: the union of their intervals."""
     busy = reached = 0
     for record in sorted(records, key=lambda r: r.start_ns):
         busy += max(0, record.end_ns - max(record.start_ns, reached))
@@ -68,7 +68,7 @@ class Collection:
         self._found.append((order, record))
 
     def close(self, until_ns: int) -> None:
-        """End the trace for a profiler that goes on: what starts later is not of it, what is under way may yet come."""
+        """End the trace of a profiler that goes on: it waits for kernels that run, and takes none that start later."""
         self._until = until_ns
 
     def fail(self, reason: str) -> None:
@@ -76,7 +76,7 @@ class Collection:
         self._faults.append(reason)
 
     def finish(self, expected: int | Sequence[str] | None) -> list[KernelRecord]:
-        """The records in launch order, checked against what was launched; see `KernelTrace.records`."""
+        """Return the records in launch order, checked against what was launched; see `KernelTrace.records`."""
         records = [record for _, record in sorted(self._found, key=lambda pair: pair[0])]
         late = sum(record.end_ns < self._since for record in records if record.end_ns)
         broken = sum(not 0 < record.start_ns <= record.end_ns for record in records)
@@ -108,7 +108,7 @@ class KernelTracer(Protocol):
         """End the trace, if one is open."""
 
     def flush(self) -> None:
-        """Have the profiler hand over the records that it holds back."""
+        """Have the profiler deliver the records that it holds."""
 
 
 class KernelTrace:
@@ -125,7 +125,7 @@ class KernelTrace:
         self._open = False
 
     def __enter__(self) -> KernelTrace:
-        self._wait()  # whatever runs already is not part of this trace
+        self._wait()  # what already runs is not part of this trace
         self._collection, self._open = self._tracer.start(), True
         return self
 
@@ -141,7 +141,7 @@ class KernelTrace:
             raise first
 
     def records(self, expected: int | Sequence[str] | None = None, timeout: float = 1.0) -> list[KernelRecord]:
-        """The kernels in the order of their launches.
+        """Return the kernels in the order of their launches.
 
         Args:
             expected: how many were launched, or the symbol of each ("" for any).

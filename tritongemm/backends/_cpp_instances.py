@@ -21,7 +21,7 @@ from tritongemm.search.pruning import prune, rules
 from tritongemm.search.pruning.rules import Rule
 from tritongemm.search_spaces import loader as target_files
 
-_FAR = 8  # times the largest value of an axis, beyond which no rule is asked
+_FAR = 8  # times the largest value of an axis: no rule is checked beyond it
 # Of the rules for our own kernels, those that hold for any.
 SHARED_RULES = tuple(r for r in rules.RULES if r.name in ("split_k", "fits_m", "fits_n", "fits_k"))
 

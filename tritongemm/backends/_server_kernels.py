@@ -39,7 +39,7 @@ from tritongemm.system import settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What is tried of a row's fields: what the servers' own tuning scripts try, and smaller groups of rows of tiles.
+# The values tried of a row's fields: those of the servers' own tuning scripts, and smaller groups of rows of tiles.
 _TRIED: dict[str, tuple[int, ...]] = {
     "block_m": (16, 32, 64, 128, 256), "block_n": (32, 64, 128, 256), "block_k": (64, 128),
     "group_m": (1, 2, 4, 8, 16, 32, 64), "split_k": (1,), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
@@ -75,12 +75,12 @@ class ServerBackend(LibraryBackend, abstract=True):
         return SUPPORTED if there else Support(f"the {self.top} package is not installed")
 
     def version(self) -> str:
-        """Version of the package."""
+        """Return the version of the package."""
         return settings.version(self.top)
 
     @abstractmethod
     def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
-        """A call of the server's kernel for one product.
+        """Return a call of the server's kernel for one product.
 
         Raises:
             UnavailableError: the package does not load, or is not as we know it.
@@ -88,10 +88,10 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     @abstractmethod
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
-        """A call of the server's kernel of experts; errors are those of `_product`."""
+        """Return a call of the server's kernel of experts; errors are those of `_product`."""
 
     def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
-        """What else is tried of a row's fields, by the name of an axis or option."""
+        """Return the other values tried of a row's fields, by the name of an axis or option."""
         return {}
 
     def _supports(self, problem: Problem, target: Target) -> Support:
@@ -128,7 +128,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         index = operands["a"].device.index
         target = find_machine(None, None if index is None else str(index)).target
-        self._call(problem, operands, self._today(problem, target)[0])  # says what is missing
+        self._call(problem, operands, self._today(problem, target)[0])  # raises where something is missing
         return self.list_candidates(problem, target)[: limit or None]
 
     def list_candidates(self, problem: Problem, target: Target) -> list[Config]:
@@ -150,7 +150,7 @@ class ServerBackend(LibraryBackend, abstract=True):
         return list(dict.fromkeys([*self._today(problem, target), *own]))
 
     def _own(self, config: Config) -> Config:
-        """The config of this backend with the fields of another's; options that are zero go unsaid."""
+        """Return the config of this backend with the fields of another's; options that are zero are left out."""
         options = tuple((name, value) for name, value in config.options if value)
         return replace(config, backend=self.name, options=options)
 
@@ -184,7 +184,7 @@ class ServerBackend(LibraryBackend, abstract=True):
         return tuple(depth for depth in known if depth <= SCALED_BLOCK)
 
     def _today(self, problem: Problem, target: Target) -> list[Config]:
-        """What the server runs without a table."""
+        """Return what the server runs without a table."""
         return [self._own(config) for config in self._limits(problem, target).first]
 
     @cached_property
@@ -202,7 +202,7 @@ def load(path: str) -> ModuleType:
     """
     try:
         return importlib.import_module(path)
-    except Exception as error:  # what a server's modules meet when they are imported may be anything
+    except Exception as error:  # importing a server's modules may raise anything
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UnavailableError(f"{path} does not load: {why}") from error
 
@@ -310,7 +310,7 @@ def expert_arguments(problem: Problem, operands: Operands, config: Config) -> di
 
 
 def _compiles(call: Callable[[], object]) -> bool:
-    """Whether a kernel can be compiled and launched, found out by doing so."""
+    """Return whether a kernel compiles and launches, by trying it."""
     from triton.runtime.errors import TritonError
 
     try:

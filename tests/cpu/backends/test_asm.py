@@ -1,4 +1,4 @@
-"""Assembly kernels: parameter blocks byte by byte, the sizes they fit, and what a wrong object is told."""
+"""Assembly kernels: parameter blocks byte by byte, the sizes they fit, and what is reported of a wrong object."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
 
 
 def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
-    """The job of a kernel, whether or not it can compute the size: what is wrong with its code is told by compiling."""
+    """A kernel has a job whether or not it can compute the size: compiling reports what is wrong with its code."""
     config = Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm")
     return ASM._compile_job(config, SIZE, target_files.load_target(name), BuildInputs(manifests=(path,)))
 
@@ -252,7 +252,7 @@ def test_own_kernels_launch_as_the_backend_that_made_them(kernels: dict[str, Own
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_architectures_may_share_a_kernels_name(kernels: dict[str, OwnKernel], reverse: bool, tmp_path: Path) -> None:
-    """Whichever manifest is named first: the object of the target is taken, and nobody refuses it for the other's."""
+    """Whichever manifest is named first: the object of the target is taken, and not refused for the other's."""
     code, _, path = kernels["gfx942"]
     (tmp_path / "kernel.hsaco").write_bytes(code[:48] + struct.pack("<I", 0x54F) + code[52:])  # e_flags of gfx950
     other = write(tmp_path, path.read_text())

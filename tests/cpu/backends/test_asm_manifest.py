@@ -1,4 +1,4 @@
-"""Manifests of assembly kernels: every spelling of the columns, and what a bad one is told."""
+"""Manifests of assembly kernels: every spelling of the columns, and what is reported of a bad one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path)
 
 
 def test_pipes_and_devices_are_no_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a writer, and nothing is read without end."""
+    """Nothing waits for a writer, and nothing is read without end."""
     monkeypatch.setattr(reading, "WRITER_SECONDS", 0.1)
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(InputError, match=r"pipe\.csv is a pipe, and nothing came out of it"):

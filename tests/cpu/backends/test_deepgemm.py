@@ -172,7 +172,7 @@ def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_g
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_product_is_served_at_any_addresses(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
-    """By a call of the package here, as this machine has no driver that tells what a graph holds."""
+    """By a call of the package here, as this machine has no driver that says what a graph holds."""
     monkeypatch.setattr(served, "_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(served, "_on_stream", lambda stream, place: nullcontext())
     problem = scaled_operands.problem(8, 272, 384, PAIRS["block, A in groups"])

@@ -57,7 +57,7 @@ def test_copies_are_made_before_the_call_and_only_where_they_must(hopper: None) 
     problem = scaled_operands.problem(64, 256, 512, PAIRS["block, A in groups"])
     operands, exact = scaled_operands.operands(problem)
     call: Any = BACKEND.operation(problem, operands)
-    operands["scale_a"].mul_(2)  # read as it lies: the call sees what changed
+    operands["scale_a"].mul_(2)  # read as stored: the call sees what changed
     assert deviation(call(), 2 * exact) < 2**-7
     rows = scaled_operands.problem(64, 256, 512, PAIRS["block, A in rows"])
     operands, exact = scaled_operands.operands(rows)

@@ -101,7 +101,7 @@ def problem_of(
 def configs(problem: Problem, target: Target, most: int) -> Iterator[Config]:
     """Of the configs that pruning leaves, for each template such as have every two values of their axes together.
 
-    The first of them have most of those; there are at most so many of each template.
+    The first of them have most of those; there are at most this many of each template.
     """
     by_template: dict[str, dict[tuple[Any, ...], Config]] = {}
     for config in prune.prune(space(problem, target), problem, target).kept:
@@ -112,7 +112,7 @@ def configs(problem: Problem, target: Target, most: int) -> Iterator[Config]:
 
 
 def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str, str]:
-    """One config and its problem for each reason of a refusal; of each template's configs at most the first so many."""
+    """One config and its problem for each reason of a refusal; of each template's configs, at most the first."""
     found: dict[str, str] = {}
     for problem in problems:
         chosen = list(configs(problem, target, most))

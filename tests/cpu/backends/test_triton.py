@@ -1,4 +1,4 @@
-"""Triton's binaries: what they depend on, and what a compiler is told of the operands."""
+"""Triton's binaries: what they depend on, and what a compiler assumes of the operands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> Non
 
 
 def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes half a second, and a compile of ours leaves nothing in Triton's cache that a hash would tell apart."""
+    """It takes half a second, and a compile of ours leaves nothing in Triton's cache that a hash would distinguish."""
     import triton
 
     asked = list[str]()
@@ -76,7 +76,7 @@ def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: pytest.Monkey
 
 
 def words(code: bytes) -> Iterable[int]:
-    """A code object as its instructions lie in it."""
+    """A code object that contains its instructions."""
     return memoryview(code[: len(code) // 4 * 4]).cast("I")
 
 
@@ -201,7 +201,7 @@ def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cache: Path) -> None:
-    """A real compile: another size finds the binary, what does not fit LDS says so, and nobody saw the sizes."""
+    """A real compile: another size finds the binary, what does not fit LDS says so, and knows no sizes."""
     target, problem = target_files.load_target("gfx942"), Problem(24, 16, 32)
     good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)
     made = BuildPool(ArtifactCache(session_cache), jobs=1)

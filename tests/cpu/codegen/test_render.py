@@ -52,7 +52,7 @@ def text_of(problem: Problem, configs: list[Config], target: target.Target = GFX
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of somebody who does not have this package on the path."""
+    """The environment of someone who does not have this package on the path."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""} | more
 
 
@@ -61,7 +61,7 @@ def test_every_template_is_tried_here() -> None:
 
 
 def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
-    """A file that kernel templates import says so in whole sentences, before any other text."""
+    """A file that kernel templates import says so in full sentences, before any other text."""
     parts = sorted((template_facts.TEMPLATES / "kernels").glob("_*.j2"))
     assert len(parts) > 20
     silent = [part.name for part in parts if not re.match(r"\{#- [A-Z][^#]{40,}\. -#\}\n", part.read_text())]
@@ -277,7 +277,7 @@ def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
 def test_every_config_has_its_own_kernel_name(target: target.Target, session_cache: Path) -> None:
-    """A profiler's trace tells binaries apart: the symbol is the config's name, less what is a run-time argument."""
+    """A profiler's trace distinguish binaries: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)
     configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
     backend = registry.get(KernelBackend, "triton")

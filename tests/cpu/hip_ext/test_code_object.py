@@ -180,7 +180,7 @@ def test_reading_takes_few_calls(compiled: Compiled, name: str) -> None:
 def test_truncation_is_always_named(compiled: Compiled, name: str) -> None:
     code = compiled(name, 32).code
     for end in range(0, len(code), 97):
-        with pytest.raises(InputError, match=r"not an ELF|whole little-endian|truncated|section table"):
+        with pytest.raises(InputError, match=r"not an ELF|complete little-endian|truncated|section table"):
             code_object.read(code[:end])
 
 

@@ -28,7 +28,7 @@ def assembly(*steps: str) -> str:
         ((STORE, "s_waitcnt vmcnt(0)", "v_nop", "s_barrier"), False),
         ((STORE, NOTHING, ALL, "s_barrier"), False),
         (("ds_add_u32 v1, v2", MEET), True),
-        # A wait that leaves some under way, after so many loads or more, or after fewer.
+        # A wait that leaves some under way, after this many loads or more, or after fewer.
         ((STORE, LOAD, LOAD, "s_waitcnt lgkmcnt(2)", MEET), False),
         ((STORE, LOAD, "s_waitcnt lgkmcnt(2)", MEET), True),
         ((STORE, LOAD, STORE, "s_waitcnt vmcnt(3) lgkmcnt(1)", MEET), True),

@@ -128,7 +128,7 @@ def test_the_whole_life_of_a_process(library: ctypes.CDLL, tracer: RocprofilerTr
     stops = ctypes.c_int.in_dll(library, "fake_stops").value
     tracer.close()
     assert ctypes.c_int.in_dll(library, "fake_stops").value == stops + 2
-    load(library, b"after.kd", 5)  # the SDK has nobody left to call
+    load(library, b"after.kd", 5)  # the SDK has no one left to call
     assert tracer._names == {3: "gemm", 4: "reduce"}
 
 
@@ -147,7 +147,7 @@ def test_dispatches_must_match_the_launches(
     load(library, b"a.kd", 1)
     with traced(tracer) as trace:
         library.fake_launch(1, 5, 2000, 2100)
-        library.fake_launch(9, 6, 2200, 2300)  # of a kernel whose loading was never told
+        library.fake_launch(9, 6, 2200, 2300)  # of a kernel whose loading was never reported
     with pytest.raises(TraceError, match=message):
         trace.records(expected, timeout=0.01)
 

@@ -113,7 +113,7 @@ def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str
     ["../search_spaces/gfx942", "tune_gemm", "base", "GFX942", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"],
 )
 def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, tmp_path: Path, name: str) -> None:
-    """A file that lies elsewhere is not read, nor is one here that is no target."""
+    """A file that is stored elsewhere is not read, nor is one here that is no target."""
     (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
     (tmp_path.parent / "elsewhere" / "evil.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
     with pytest.raises(TargetError, match=r"unknown target '.*'; there are: gfx1100, "):

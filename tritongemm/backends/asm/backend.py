@@ -175,7 +175,7 @@ def _config(row: KernelRow, target: Target, split: int) -> Config:
 
 
 def _find_row(config: Config, problem: Problem, target: Target, manifests: Sequence[Path]) -> tuple[KernelRow, bytes]:
-    """The manifest's row of a config's kernel, and its code or source (empty where the file is missing).
+    """Return the manifest's row of a config's kernel, and its code or source (empty where the file is missing).
 
     Raises:
         InputError: no manifest holds the kernel.
@@ -238,7 +238,7 @@ def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tupl
 
 
 def _make_launch(built: Artifact, problem: Problem) -> Launch:
-    """The launch of a compiled kernel on one problem."""
+    """Return the launch of a compiled kernel on one problem."""
     config, facts = built.config, built.launch
     fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
     values = _values(facts["layout"], config, problem)
@@ -281,12 +281,12 @@ def _make_launch(built: Artifact, problem: Problem) -> Launch:
 
 
 def _adds_into_c(layout: str, config: Config) -> bool:
-    """Whether the workgroups that share a tile add their sums into C, which must be zero before."""
+    """Return whether the workgroups that share a tile add their sums into C, which must be zero before."""
     return layout in scaled.LAYOUTS and config.split_k > 1
 
 
 def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
-    """The numbers a layout's fields take, strides in its own unit; fields not named are zero."""
+    """Return the numbers a layout's fields take, strides in its own unit; fields not named are zero."""
     lda, ldb, ldc = problem.leads
     a, b, c = (problem.a.bytes, problem.b.bytes, problem.c.bytes) if layout == "bf16" else (1, 1, 1)
     values: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "alpha": 1.0, "beta": 0.0}

@@ -71,7 +71,7 @@ def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
 
 
 def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
-    """Why a kernel whose manifest lists its parameters can't compute a problem, or None.
+    """Return why a kernel whose manifest lists its parameters can't compute a problem, or None.
 
     Such a manifest says what its kernels compute in the columns dtypes, trans, multiple and small.
     """
@@ -83,7 +83,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
         takes, given = (" and ".join(sorted(names)) for names in (has, wanted))
         return f"it takes {takes or 'no scales'}, the problem has {given or 'none'}"
     if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
-        return "its scales are those of whole rows and columns"
+        return "its scales are those of rows and columns"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     multiples = [whole_number(v) or 0 for v in row.others.get("multiple", "1/1/1").split("/")]
@@ -97,7 +97,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
 
 
 def _bytes(name: str, row: KernelRow, problem: Problem) -> int:
-    """Size of one operand of a kernel of ours."""
+    """Return the size of one operand of a kernel of this project."""
     m, n, k = problem.m, problem.n, problem.k
     if name == "workspace":
         tiles = cdiv(m, row.tile_m) * cdiv(n, row.tile_n)
@@ -106,7 +106,7 @@ def _bytes(name: str, row: KernelRow, problem: Problem) -> int:
 
 
 def _fixed_split(row: KernelRow) -> int:
-    """Splits along K that a kernel of ours was made for."""
+    """Return the splits along K of a kernel of this project."""
     return whole_number(row.others.get("split", "")) or 1
 
 

@@ -96,7 +96,7 @@ class KernelRow:
 
 
 def read(path: Path) -> list[KernelRow]:
-    """The kernels of a manifest; one without rows is empty, not wrong.
+    """Return the kernels of a manifest; one without rows is empty, not wrong.
 
     Raises:
         InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
@@ -105,7 +105,7 @@ def read(path: Path) -> list[KernelRow]:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: manifest can't be read: byte {error.start} is not UTF-8") from None
-    # Lines keep their numbers while comments go.
+    # Comments become empty lines, so that lines keep their numbers.
     text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     lines = [_LINE_COMMENT.sub("", line).strip() for line in text.splitlines()]
     filled = [(number, line) for number, line in enumerate(lines, 1) if line]
@@ -130,7 +130,7 @@ def read(path: Path) -> list[KernelRow]:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a cell holds, or None if it holds something else or more digits than any has here."""
+    """Return the number that a cell holds, or None for anything else or more digits than a cell can have here."""
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else None
 
@@ -141,7 +141,7 @@ def _key(name: str) -> str:
 
 
 def _cells(path: Path, number: int, line: str) -> list[str]:
-    """The cells of a line, without the blanks around them.
+    """Return the cells of a line, without the blanks around them.
 
     Raises:
         InputError: the line is no CSV, e.g. because a cell is too long for any.

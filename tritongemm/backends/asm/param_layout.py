@@ -14,7 +14,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 
 SLOT = 16
-# Fields that are addresses; all others are 32-bit numbers. `null` is an address nobody reads.
+# Fields that are addresses; all others are 32-bit numbers. `null` is an address that is never read.
 POINTERS = frozenset(
     ("a", "b", "c", "c_in", "bias", "scale_a", "scale_b", "workspace", "semaphore", "null")
 )  # fmt: skip

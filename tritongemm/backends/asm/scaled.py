@@ -69,7 +69,7 @@ def groups_along_k(layout: str, k: int, split: int) -> int:
     if layout not in LAYOUTS:
         return split
     step = LAYOUTS[layout].step
-    steps = cdiv(cdiv(k, split), step)  # of one workgroup
+    steps = cdiv(cdiv(k, split), step)  # per workgroup
     return cdiv(k, steps * step)
 
 

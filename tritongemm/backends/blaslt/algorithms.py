@@ -33,14 +33,14 @@ from tritongemm.hip_ext.driver import driver
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMELESS = "heuristic"  # the template where the library does not name its kernels
+NAMELESS = "heuristic"  # the template of a library that does not name its kernels
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}
 ANY_ADDRESS = 1 << 20  # A bias or a scale is moved from here before it is used.
 # Where a product has two ways to accumulate, this share of the algorithms asked for is listed of each. On an H200 the
 # first 32 of 48 had the fastest at 98 of 99 sizes of fp8; at the other size their fastest was 0.2 % slower.
 SHARE_OF_TWO = 2 / 3
-_PLACE = ("index", "version")  # where an algorithm was found, not which it is
+_PLACE = ("index", "version")  # where an algorithm was found, not its identity
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
 
 
@@ -62,14 +62,14 @@ def version() -> int:
 
 
 def _stream(device: int) -> int:
-    """Handle of torch's current stream."""
+    """Return the handle of torch's current stream."""
     import torch
 
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's device current: handles belong to one device."""
+    """Make the tensor's device current, as handles belong to one device."""
     import torch
 
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
@@ -77,14 +77,14 @@ def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
 
 @lru_cache(maxsize=64)
 def _workspace(device: Any, stream: int) -> Tensor:
-    """Scratch memory of one stream: calls on one stream follow each other, those on two must not share it."""
+    """Return the scratch memory of one stream, as calls on two streams must not share it."""
     import torch
 
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> PreparedMatmul | None:
-    """The matmul made ready, or None where the library has no algorithm for it."""
+    """Return the prepared matmul, or None where the library has no algorithm for it."""
     dtypes = {m.dtype for m in (matmul.a, matmul.b, matmul.c, matmul.d)} | {matmul.scale}
     if not dtypes <= set(library.table.types):
         return None
@@ -98,8 +98,8 @@ def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> Prepa
 
 
 def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
-    """The problem as the library sees it, without a bias; `lead` and `strides` (from matrix to matrix) of A, B, C in
-    elements, `align` the bytes that their addresses are multiples of.
+    """Return the problem in the library's terms without bias; `lead` and `strides` (from matrix to matrix) of A, B and
+    C are in elements, `align` is what their addresses are multiples of, in bytes.
     """
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
     rows, cols = (n, k) if problem.row_major_b else (k, n)
@@ -132,7 +132,7 @@ def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
 
 
 def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[PreparedMatmul, bool] | None:
-    """The plan for these operands and whether the bias is in it; None where the library has nothing."""
+    """Return the plan for these operands and whether the bias is in it; None where the library has nothing."""
     opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
     leads, strides, align = [], [], 256
     for name, row_major in (("a", problem.row_major_a), ("b", problem.row_major_b), ("c", True)):
@@ -160,7 +160,7 @@ def _planned(
     bias: int | None,
     fast: bool,
 ) -> tuple[PreparedMatmul, bool] | None:
-    """The plan for operands that lie so, with the address of a bias, and whether the bias is in it; None without one.
+    """Return the plan for operands with these strides, and whether the bias is in it; None if impossible.
 
     A screen asks for it again for each copy of the operands, hundreds of times.
     """
@@ -180,7 +180,7 @@ def _planned(
 
 
 def _template(name: str) -> str:
-    """A library's name of a kernel as a config's template."""
+    """Return a library's name of a kernel as a config's template."""
     return re.sub(r"\W", "_", name).replace("__bm", "_bm")
 
 
@@ -288,14 +288,14 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
     if problem.scale_a is not None:
         start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
-    # The call keeps the operands alive: the library has their addresses alone.
+    # The call keeps the operands alive, as the library has only their addresses.
     return partial(_run, start, addend, dict(operands))
 
 
 def _with_scales(
     plan: PreparedMatmul, factors: Sequence[Tensor], start: Callable[[int, int], None], workspace: int, stream: int
 ) -> None:
-    """A launch that tells the plan, which other operands have too, where these ones' factors are."""
+    """Return a launch that sets the addresses of these factors in the shared plan."""
     for which, tensor in zip("ab", factors, strict=True):
         plan.move_scale(which, tensor.data_ptr())
     start(workspace, stream)
@@ -315,7 +315,7 @@ def identity(config: Config) -> Config:
 
 
 def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
-    """Return a stored config in terms of the current library, or None, with a line in the log, if it has none.
+    """Return a stored config in terms of the current library, or None, with a line in the log, if the library has none.
 
     An index is valid while the version agrees (`prepare_call` compares the name); else the algorithm is found by name
     or attributes.
@@ -340,7 +340,7 @@ def resolve(config: Config, problem: Problem, version: int, found: Sequence[Conf
 
 
 def _listed(problem: Problem) -> list[Config]:
-    """What `list_configs` gives for dense operands; their contents do not matter."""
+    """Return what `list_configs` gives for dense operands; their contents do not matter."""
     import torch
 
     def empty(rows: int, cols: int, dtype: str, row_major: bool) -> Tensor:

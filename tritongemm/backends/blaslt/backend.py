@@ -62,7 +62,7 @@ class BlasltBackend(LibraryBackend):
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         if problem.scale_a is None and problem.scale_b is None:
-            return SUPPORTED  # without a look for the driver, which takes 30 ms where there is none
+            return SUPPORTED  # the search for a driver takes 30 ms where there is none
         return scale_modes.supports(problem, target, algorithms.vendor(), algorithms.version)
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
@@ -87,6 +87,6 @@ class BlasltBackend(LibraryBackend):
         self, problem: Problem, precision: str, device_index: int, device: driver.Device
     ) -> tuple[LoadedKernel, int] | None:
         """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
-        from tritongemm.backends.blaslt import torch_choice  # which imports torch
+        from tritongemm.backends.blaslt import torch_choice  # it imports torch
 
         return torch_choice.load_torch_default(problem, precision, device_index, device)

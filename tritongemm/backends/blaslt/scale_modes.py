@@ -30,10 +30,10 @@ _MODES = {
     "group": ("vec128", "vec128"),
 }
 _SHUFFLED = {"e8m0_32x8": "blk32_ue8m0_swizzled"}  # orders of e8m0 factors that it reads
-_BLOCK_GROUPS = 4  # Groups along K are padded to a multiple of so many in factors of 128 x 128.
-_ALIGNED_FACTORS = 4  # factors of 1 x 128 of a group along K begin at multiples of so many (16 bytes)
-_LEAST_CUBLASLT = 120900  # The first version of cuBLASLt whose factors are not for the whole operand.
-_HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
+_BLOCK_GROUPS = 4  # multiple to which groups along K are padded in factors of 128 x 128
+_ALIGNED_FACTORS = 4  # multiple at which factors of 1 x 128 of a group along K begin (16 bytes)
+_LEAST_CUBLASLT = 120900  # the first version of cuBLASLt with factors of parts of an operand
+_HOPPER = "sm90"  # Only its kernels apply factors of 128 along K.
 
 
 def modes(problem: Problem) -> tuple[str, str] | None:
@@ -72,7 +72,9 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
         if extent % _ALIGNED_FACTORS:
             return Support(f"its factors of a group along K begin at 16 bytes: {name} must be a multiple of 4")
     if vendor == "nvidia" and scales != "tensor" and (found := version()) < _LEAST_CUBLASLT:
-        return Support(f"cuBLASLt {found} scales whole operands alone; {_LEAST_CUBLASLT} (CUDA 12.9) and later do more")
+        return Support(
+            f"cuBLASLt {found} scales entire operands alone; {_LEAST_CUBLASLT} (CUDA 12.9) and later do more"
+        )
     return SUPPORTED
 
 

@@ -1,4 +1,4 @@
-"""An algorithm of the vendor's library, loaded for the operands of a linear layer at any addresses."""
+"""Loads an algorithm of the vendor's library for the operands of a linear layer at any addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tritongemm.runtime.patched_launch import call_all
 if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver
 
-_ALIGNMENT_BYTES = 16  # Addresses of operands are multiples of so many bytes.
+_ALIGNMENT_BYTES = 16  # what the addresses of operands are multiples of
 
 
 class LoadedAlgorithm:
@@ -62,12 +62,12 @@ class LoadedAlgorithm:
         """Prepare a launch for one thread, on the device that the algorithm was loaded on."""
         if self._kernels:
             return captured_launch.prepare_captured(device, self._kernels)
-        # A bias and scales lie in the descriptor, which threads must not share then.
+        # The descriptor holds a bias and scales; threads must not share it then.
         shared = self._problem.bias == "none" and self._problem.scale_a is None
         return self._library_call(*(self._planned if shared else self._plan()))
 
     def _capture(self, device: driver.Device) -> tuple[CapturedKernel, ...] | None:
-        """The kernels that the library would launch, where that can be told."""
+        """Return the kernels that the library would launch, where they can be captured."""
         call = self._library_call(*self._planned)
 
         def queue(addresses: Mapping[str, int], stream: int) -> None:
@@ -81,7 +81,7 @@ class LoadedAlgorithm:
             return None
 
     def _library_call(self, plan: PreparedMatmul, algorithm: Algorithm) -> PatchedLaunch:
-        """A call of the library. Its A is our B and its B our A, as it computes C transposed."""
+        """Return a call of the library. Its A is our B and its B our A, as it computes C transposed."""
         call = plan.moving(algorithm)
         setters = {"a": call.put("b"), "b": call.put("a"), "c": call.put("d"), "workspace": call.put("workspace")}
         # An eight-bit C has no addend of its own type.
@@ -117,7 +117,7 @@ def load_tuned(record: Record, device_index: int, device: driver.Device) -> Load
 
 
 def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[PreparedMatmul, Algorithm]:
-    """The product of a problem's operands prepared, with the algorithm that a config names.
+    """Return the product of a problem's operands prepared, with the algorithm that a config names.
 
     Raises:
         LookupError: the library does not offer it for this product.
@@ -158,7 +158,7 @@ def load_first_choice(
 def _prepare(
     problem: Problem, device_index: int, workspace_bytes: int, requested: int, **changes: Any
 ) -> PreparedMatmul:
-    """The product of dense operands prepared, with `changes` to the fields of `Matmul`.
+    """Return the product of dense operands prepared, with `changes` to the fields of `Matmul`.
 
     Raises:
         LookupError: the library can't read the problem's scales.

@@ -1,4 +1,4 @@
-"""The kernel that PyTorch itself would launch for a linear layer, where PyTorch's request to the library is known.
+"""Loads the kernel that PyTorch itself would launch for a linear layer, where its request to the library is known.
 
 PyTorch queries the library at every call, and takes its first proposal within PyTorch's workspace. Queried once with
 the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver
 
 # Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the
-# library, given so many, was seen to launch the kernels that PyTorch launches.
+# library, given these, was seen to launch the kernels that PyTorch launches.
 WORKSPACE_BYTES = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
 _DTYPES = ("bf16", "fp16", "fp32")
 # Environment variables that begin so change what PyTorch asks for.
@@ -53,7 +53,7 @@ def load_torch_default(
 
 
 def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
-    """Return the workspace bytes that PyTorch, as it is set, gives the library; None if its kernel isn't known.
+    """Return the bytes of workspace that PyTorch, as it is set, gives the library; None if its kernel isn't known.
 
     Args:
         problem: as for `load_torch_default`.
@@ -64,14 +64,14 @@ def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
     dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_c}
     if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or _changes_choice():
         return None
-    # For these PyTorch calls another library, or none, or says otherwise how a single number lies in memory.
+    # For these PyTorch calls another library, or none, or places a single number in memory differently.
     if problem.k == 1 or (problem.n == 1 and (problem.m == 1 or problem.bias == "n")):
         return None
     return known[problem.bias]
 
 
 def _changes_choice() -> bool:
-    """Whether something was set that makes PyTorch choose otherwise."""
+    """Return whether a setting changes PyTorch's choice."""
     matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
     return (
         any(name.startswith(_VARIABLES) for name in os.environ)

@@ -149,7 +149,7 @@ class CkBackend(KernelBackend):
         )
         reason = f"LDS {artifact.shared} > {wanted['lds']} bytes" if artifact.shared > wanted["lds"] else ""
         if artifact.spills > _MOST_SCRATCH:
-            reason = f"{artifact.spills} bytes of scratch a thread: whole arrays, not registers spilled"
+            reason = f"{artifact.spills} bytes of scratch a thread: arrays, not registers spilled"
         if reason:
             return replace(artifact, status="out_of_resources", reason=reason), b"", ""
         return artifact, code, "kernel.so"
@@ -160,7 +160,7 @@ class CkBackend(KernelBackend):
 
 
 def _headers() -> tuple[Path, ...]:
-    """Folders of CK's headers, its own first.
+    """Return the folders of CK's headers, its own first.
 
     Raises:
         UnavailableError: there are none; says where it looked.

@@ -30,7 +30,7 @@ _SHUFFLED_LAYOUTS = {"mx": "ck::tensor_layout::gemm::MFMA"}  # what CK calls suc
 
 
 class Misfit(Exception):
-    """A tile can't be divided among threads; says what does not divide."""
+    """A tile can't be divided among threads; the message names what does not divide."""
 
 
 def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int, threads: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _fitted(config: Config, problem: Problem) -> dict[str, Any]:
-    """As `shape`, without what is usual and fits any problem: that is read of a config only where it is needed.
+    """Return `shape` without what fits any problem, so that only the relevant part of a config is read.
 
     Raises:
         Misfit: the config can't be one for this problem.
@@ -100,7 +100,7 @@ def is_shuffled(config: Config) -> bool:
 
 
 def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
-    """Template parameters of an instance that reads B in AITER's order; whole blocks along N and K.
+    """Return the template parameters of an instance that reads B in AITER's order; complete blocks along N and K.
 
     Raises:
         Misfit: it can't be one for this problem.
@@ -128,7 +128,7 @@ def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
 
 
 def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Template parameters of an instance for fp8 with scales for 1 x 128 of A and 128 x 128 of B; whole blocks along K.
+    """Return the template parameters of an instance for fp8 with scales of 1 x 128 of A and 128 x 128 of B.
 
     Raises:
         Misfit: it can't be one for this problem.
@@ -142,7 +142,7 @@ def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Template parameters of an instance whose scales, if any, the epilogue applies, but those that fit any problem.
+    """Return the template parameters of an instance whose scales, if any, the epilogue applies.
 
     Raises:
         Misfit: threads don't divide.
@@ -171,8 +171,8 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Template parameters of an instance for fp4 with scales: 32 rows and columns and 256 numbers along K share words
-    of scales, and what lies beyond M and N is never read.
+    """Return the template parameters of an instance for fp4 with scales: 32 rows or columns and 256 along K share
+    words of scales, and what is beyond M and N is never read.
     """
     m, n, k = config.tile
     threads, wave_m = config.num_warps * WAVE, config.option("wave_m", 1)
@@ -266,8 +266,8 @@ def _loops(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _arrays(config: Config, problem: Problem, target: Target) -> str | None:
-    """Pipeline v5 with operands read across K leaves its arrays in scratch (2 KB a thread, in the compilers seen), and
-    is not seen to work.
+    """Refuse pipeline v5 with operands read across K: its arrays stay in scratch (2 KB a thread), and
+    it was not seen to work.
     """
     if config.option("pipeline") != 5 or problem.layout == "TN":
         return None
@@ -275,14 +275,14 @@ def _arrays(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _waves(config: Config, problem: Problem, target: Target) -> str | None:
-    """Two workgroups take turns on a compute unit: only the simplest pipeline has that form."""
+    """Keep two workgroups that take turns on a compute unit for the simplest pipeline, which alone has that form."""
     if not config.option("interwave"):
         return None
     return "interwave is of pipeline v1 alone" if config.option("pipeline") != 1 else None
 
 
 def _split(config: Config, problem: Problem, target: Target) -> str | None:
-    """Splits add into C in its own type; a bias would be added by each."""
+    """Refuse splits of a narrow C, into which they add in its own type, or with a bias, which each would add."""
     if config.split_k == 1:
         return None
     if problem.bias != "none":
@@ -291,7 +291,7 @@ def _split(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _bank(config: Config, problem: Problem, target: Target) -> str | None:
-    """Matrix instructions of 32 want a tile of 64 to pay, those of 16 waste reads where there are many of them."""
+    """Keep matrix instructions of 32 for tiles of 64, and those of 16 for few of them."""
     if config.template != "universal" or config.option("xdl") == 32 or min(config.block_m, config.block_n) < 128:
         return None
     return f"16 x 16 instructions for a {config.block_m} x {config.block_n} tile"

@@ -123,7 +123,7 @@ class CutlassBackend(KernelBackend):
             file.write_text(wanted["source"], encoding="utf-8")
             command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
             said = toolchain.run([*command, str(file), "-o", str(out)], self.compile_limit_s)
-            shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
+            shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic, which the assembler does not report
             code = out.read_bytes()
         spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
         artifact = Artifact(
@@ -152,12 +152,12 @@ class CutlassBackend(KernelBackend):
 
 
 def _shares_tiles(config: Config) -> bool:
-    """Whether several workgroups may add up one tile, in a workspace."""
+    """Return whether several workgroups may add up one tile, in a workspace."""
     return TEMPLATES[config.template][2] == STREAM_K
 
 
 def _headers() -> Path:
-    """Folder of CUTLASS's headers.
+    """Return the folder of CUTLASS's headers.
 
     Raises:
         UnavailableError: there are none; says where it looked.
@@ -174,7 +174,7 @@ def _headers() -> Path:
 
 @cache
 def _nvcc() -> str:
-    """The path of NVIDIA's compiler.
+    """Return the path of NVIDIA's compiler.
 
     Raises:
         UnavailableError: it is on neither the PATH nor in /usr/local/cuda/bin.
@@ -210,7 +210,7 @@ def source(config: Config, problem: Problem, target: Target) -> str:
     if problem.a.is_fp8:
         mainloop += "FP8FastAccum"
     bias = "" if problem.bias == "none" else _TYPES[problem.bias_dtype.name]
-    # The library says row for one value per row of the kernel's C, which may be the transpose of ours.
+    # The library calls one value per row of the kernel's C "row"; that C may be the transpose of ours.
     along = "Row" if (problem.bias == "m") != swapped else "Col"
     fusion = (
         f"LinCombPer{along}Bias<OperandD, float, {bias}, void, float>"
@@ -239,7 +239,7 @@ def source(config: Config, problem: Problem, target: Target) -> str:
 
 
 def _workspace(config: Config, problem: Problem) -> int:
-    """Bytes that hold a partial sum and two counters of every tile, which the library never needs more than."""
+    """Return the bytes of a partial sum and two counters of every tile, an upper bound of what the library needs."""
     m, n = config.option("cluster_m", 1), config.option("cluster_n", 1)
     tiles = cdiv(problem.m, config.block_m * m) * m * cdiv(problem.n, config.block_n * n) * n
     return tiles * (4 * config.block_m * config.block_n + 8) + 4096

@@ -8,8 +8,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule
 
-GROUP_ROWS = 64  # of C a warp group computes with one matrix instruction
-_MOST_ACCUMULATORS = 192  # of a thread: more leave too few of its registers for the rest
+GROUP_ROWS = 64  # rows of C that a warp group computes with one matrix instruction
+_MOST_ACCUMULATORS = 192  # of a thread: more leave too few registers for the rest
 _BARRIERS = 1024
 
 
@@ -55,7 +55,7 @@ def _accumulators(config: Config, problem: Problem, target: Target) -> str | Non
 
 
 def _alone(config: Config, problem: Problem, target: Target) -> str | None:
-    """With one tile for each program, the second of pingpong's groups would idle."""
+    """Refuse pingpong with one tile for each program, as its second group would idle."""
     tiles = cdiv(problem.m, config.block_m) * cdiv(problem.n, config.block_n)
     if config.template != "pingpong" or tiles > target.compute_units or tile(config)[0] % (2 * GROUP_ROWS):
         return None
@@ -63,7 +63,7 @@ def _alone(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _stages(config: Config, problem: Problem, target: Target) -> str | None:
-    """The deepest pipeline that fits is taken, up to what the space lists."""
+    """Keep the deepest pipeline that fits, up to what the space lists."""
     room = target.lds_bytes - epilogue_bytes(config, problem)
     deepest = min(room // stage_bytes(config, problem), 8)
     if config.num_stages == deepest:
@@ -72,7 +72,7 @@ def _stages(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _cluster(config: Config, problem: Problem, target: Target) -> str | None:
-    """A cluster has two programs at most, and each of them should have a tile."""
+    """Limit a cluster to two programs, each of which should have a tile."""
     wide = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     want = config.option("cluster_m", 1), config.option("cluster_n", 1)
     if want[0] * want[1] > 2:
@@ -81,7 +81,7 @@ def _cluster(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _swap(config: Config, problem: Problem, target: Target) -> str | None:
-    """Exchanging pays where M is small; elsewhere it is the same kernel of another shape."""
+    """Keep the exchange of A and B for a small M; elsewhere it is the same kernel of another shape."""
     if config.option("swap_ab") and config.block_m > 64:
         return f"swap_ab with a block of {config.block_m} rows"
     return None
@@ -93,7 +93,7 @@ def _swizzle(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
-    """Fewer than 64 columns read more than they multiply, unless C has no more, or wider tiles would leave SMs idle."""
+    """Refuse fewer than 64 columns, which read more than they multiply, unless C has no more or SMs would idle."""
     swapped = config.option("swap_ab")
     columns, have = tile(config)[1], problem.m if swapped else problem.n
     if columns >= min(64, have):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from tritongemm.hip_ext.driver import driver
 
-_ROW_BYTES = 16  # The copy engine fetches from rows that begin at multiples of so many.
+_ROW_BYTES = 16  # The copy engine fetches rows that begin at multiples of these.
 
 
 class DeepGemmBackend(LibraryBackend):
-    """DeepGEMM, which picks its kernel itself; it may let kernels overlap or not."""
+    """DeepGEMM, which chooses its kernel itself and may let kernels overlap."""
 
     summary = "DeepGEMM's bf16 and block-scaled fp8, where the deep_gemm package is installed"
     aliases = ("deep_gemm",)
@@ -96,7 +96,7 @@ class DeepGemmBackend(LibraryBackend):
         return package.product(problem, tensors, overlap)
 
     def version(self) -> str:
-        """Version of the package."""
+        """Return the version of the package."""
         return str(package.load().__version__)
 
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
@@ -121,7 +121,7 @@ def _fits_scaled(problem: Problem) -> Support:
 
 
 def _aligned(problem: Problem) -> Support:
-    """Whether each matrix's rows begin where the copy engine can fetch."""
+    """Return whether each matrix's rows begin at addresses from which the copy engine can fetch."""
     dtypes = problem.a, problem.b, problem.c
     for name, lead, dtype in zip("ABC", problem.leads, dtypes, strict=True):
         if lead * dtype.bytes % _ROW_BYTES:

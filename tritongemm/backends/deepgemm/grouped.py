@@ -1,4 +1,4 @@
-"""DeepGEMM's grouped products: uneven groups one after another, or groups that have equal room each.
+"""Calls DeepGEMM's grouped products: uneven groups one after another, or groups with equal room each.
 
 For consecutive groups the package requires each to begin at a multiple of 128 rows. A program that calls it keeps its
 activations and their product in that layout: A is copied into it before the call, and C out of it only if C itself is
@@ -77,7 +77,7 @@ class _Order:
 
     Attributes:
         rows: with padding.
-        places: where each row lies then.
+        places: of each row in the padded order.
         groups: the group of each row, -1 of padding.
     """
 
@@ -101,14 +101,14 @@ def _padded_order(ends: Tensor, multiple: int) -> _Order:
 
 
 def _spread_out(matrix: Tensor, order: _Order) -> Tensor:
-    """Rows at their places, zeros between them."""
+    """Return the rows at their places, zeros between them."""
     out = matrix.new_zeros((order.rows, matrix.shape[1]))
     out[order.places] = matrix
     return out
 
 
 def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
-    """Factors of A as [groups, K / 128, room]; None where there are none."""
+    """Return the factors of A as [groups, K / 128, room]; None where there are none."""
     if not coverage(problem):
         return None
     given = operands["scale_a"]
@@ -119,7 +119,7 @@ def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
 
 
 def _with_scales(problem: Problem, operands: Operands, a: Tensor, of_a: Tensor | None) -> tuple[object, object]:
-    """A and B as the package takes them: with their factors, where there are any.
+    """Return a and B as the package takes them: with their factors, where there are any.
 
     Args:
         problem: has B's.

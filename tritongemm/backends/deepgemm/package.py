@@ -1,4 +1,4 @@
-"""The package deep_gemm: importing it, and the calls of it that compute one product."""
+"""Imports the package deep_gemm, and calls its functions that compute one product."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALED, PLAIN_BF16 = "fp8_gemm_nt", "bf16_gemm_nt"  # the package's names of its functions
-ALIGNED_ROWS = 4  # Factors of A lie row by row for each group along K, padded to 16 bytes, for the copy engine.
+ALIGNED_ROWS = 4  # rows to which factors of A are padded for the copy engine (16 bytes)
 
 
 @cache
 def load() -> ModuleType:
-    """The package deep_gemm, imported.
+    """Return the package deep_gemm, imported.
 
     Raises:
         UnavailableError: it is not installed, or does not load on this machine.
@@ -46,32 +46,32 @@ def load() -> ModuleType:
 
 
 def _load_nvrtc() -> None:
-    """Open CUDA's run-time compiler: the package's extension needs it, and does not look into PyTorch's wheels."""
+    """Open CUDA's run-time compiler, which the package's extension needs but does not look for in PyTorch's wheels."""
     import torch
 
     major = (torch.version.cuda or "").partition(".")[0]
     folders = libraries.wheel_folders(f"nvidia/cu{major}/lib", "nvidia/cuda_nvrtc/lib")
-    with suppress(UnavailableError):  # Where it is missing, importing says so.
+    with suppress(UnavailableError):  # Importing reports it where it is missing.
         libraries.load("CUDA's run-time compiler", (f"libnvrtc.so.{major}",), folders)
 
 
 def function(problem: Problem) -> str:
-    """Name of the function that computes a problem's types: with factors, or bf16 without."""
+    """Return the name of the function that computes a problem's types: with factors, or bf16 without."""
     return SCALED if problem.a.is_fp8 else PLAIN_BF16
 
 
 def groups(problem: Problem) -> int:
-    """Groups of 128 along K."""
+    """Return the number of groups of 128 along K."""
     return cdiv(problem.k, SCALED_BLOCK)
 
 
 def padded_rows(problem: Problem) -> int:
-    """M with the padding that factors of A have in memory."""
+    """Return M with the padding that factors of A have in memory."""
     return round_up(problem.m, ALIGNED_ROWS)
 
 
 def find(name: str) -> Callable[..., object]:
-    """A function of the package.
+    """Return a function of the package.
 
     Raises:
         UnavailableError: as `load`; or this version has it not.
@@ -83,12 +83,12 @@ def find(name: str) -> Callable[..., object]:
 
 
 def group_alignment() -> int:
-    """Rows at whose multiples groups that follow each other begin."""
+    """Return the rows at whose multiples groups that follow each other begin."""
     return int(str(find("get_mk_alignment_for_contiguous_layout")()))
 
 
 def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> Callable[[], None]:
-    """A call that computes C on PyTorch's current stream.
+    """Return a call that computes C on PyTorch's current stream.
 
     Args:
         problem: `function` has one for it.
@@ -114,12 +114,12 @@ def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> C
 
 
 def can_overlap() -> bool:
-    """Whether this version of the package can let kernels overlap."""
+    """Return whether this version of the package can let kernels overlap."""
     return {"get_pdl", "set_pdl"} <= vars(load()).keys()
 
 
 def overlapping(overlap: bool) -> Callable[[], AbstractContextManager[object]]:
-    """Makes a context in which the package's switch for overlapping kernels, one for the process, is on or off."""
+    """Make a context in which the package's switch for overlapping kernels, one for the process, is on or off."""
     if not can_overlap():
         return nullcontext
     read, turn = find("get_pdl"), find("set_pdl")

@@ -1,6 +1,6 @@
-"""A product of DeepGEMM, loaded for operands that lie anywhere.
+"""Loads a product of DeepGEMM for operands at any addresses.
 
-The kernel that the package launches is launched directly where it can be told (`runtime.captured_launch`); elsewhere
+The package's kernel is launched directly where it can be captured (`runtime.captured_launch`); elsewhere
 the package is called, with tensors made at the addresses.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def load(record: Record, device_index: int, device: driver.Device) -> LoadedProduct | Support:
-    """A record's product, or why it can't be called at any addresses.
+    """Return a record's product, or why it can't be called at any addresses.
 
     Args:
         record: of a problem that the backend supports.
@@ -48,7 +48,7 @@ class LoadedProduct:
     """A product of the package on a device.
 
     Args:
-        record: whose problem's factors are read as they lie.
+        record: of a problem whose factors the package reads without a copy.
         device_index: the current device, as PyTorch counts.
         device: the same, as the driver knows it.
 
@@ -72,11 +72,11 @@ class LoadedProduct:
         return self._kernels is not None
 
     def bytes(self, buffer: str) -> int:
-        """Bytes of a buffer that the runtime owns: it needs none."""
+        """Return the bytes of a buffer that the runtime owns, which is 0: the package needs none."""
         return 0
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread."""
+        """Return a launch for one thread."""
         if self._kernels:
             return captured_launch.prepare_captured(device, self._kernels)
         addresses = dict.fromkeys(self._places, 0)
@@ -106,7 +106,7 @@ class LoadedProduct:
 
 
 def _reads_as_they_are(problem: Problem) -> Support:
-    """Whether the package reads a problem's factors where they lie."""
+    """Return whether the package reads a problem's factors without a copy."""
     if not coverage(problem):
         return SUPPORTED
     wanted = {
@@ -121,7 +121,7 @@ def _reads_as_they_are(problem: Problem) -> Support:
 
 
 def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int], Any]]:
-    """Shape, strides and type of each tensor that the package is given."""
+    """Return the shape, strides and type of each tensor that the package is given."""
     import torch
 
     m, n, k = problem.m, problem.n, problem.k
@@ -139,7 +139,7 @@ def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int
 
 
 def tensor_at(address: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Any, place: Any) -> Tensor:
-    """A tensor over memory that somebody else keeps."""
+    """Return a tensor over memory that the caller owns."""
     import torch
 
     last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
@@ -154,7 +154,7 @@ def _device(index: int) -> Any:
 
 
 def _on_stream(stream: int, place: Any) -> Any:
-    """Makes a stream PyTorch's current one."""
+    """Make a stream PyTorch's current one."""
     import torch
 
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=place))

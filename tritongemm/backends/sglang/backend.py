@@ -54,7 +54,7 @@ class SglangBackend(ServerBackend):
     def _hoppers(
         self, problem: Problem, operands: Operands, config: Config, masks: Mapping[str, object]
     ) -> Callable[[], object]:
-        """A call of the kernel that can swap operands and split K, and of that which adds up the splits' sums."""
+        """Return a call of the kernel that can swap operands and split K, and of the one that adds up splits."""
         import torch
 
         kernel, split, c = find(_PRODUCTS, _HOPPERS), config.split_k, operands["c"]

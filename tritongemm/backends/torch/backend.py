@@ -17,7 +17,7 @@ from tritongemm.operations.torch_limits import takes_fp8, takes_int8
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.system import settings
 
-# Which kernel PyTorch takes is its own affair.
+# PyTorch chooses its kernel itself.
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
 # With `use_fast_accum`: sums of fp8 are not promoted on the way.
 FAST = replace(CHOICE, options=(("fast", 1),))
@@ -34,22 +34,22 @@ class TorchBackend(LibraryBackend):
     )
 
     def available(self) -> Support:
-        """Whether PyTorch is installed."""
+        """Return whether PyTorch is installed."""
         return SUPPORTED if settings.version("torch") != "missing" else Support("the torch package is not installed")
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
-        """PyTorch, whose choice of a kernel is its own."""
+        """Return PyTorch's name, as its choice of a kernel is its own."""
         return _NAMED
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
-        """PyTorch's one config."""
+        """Return PyTorch's one config."""
         return CHOICE
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         return SUPPORTED if function(problem) else Support("PyTorch has no function for these types and sizes")
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
-        """PyTorch's candidates, which only a run without any other needs: its choice, and that with faster sums."""
+        """Yield PyTorch's candidates, which only a run without any other needs: its choice, also with faster sums."""
         if not self.operation(problem, operands):
             return []
         return [CHOICE, FAST] if function(problem) == "_scaled_mm" else [CHOICE]
@@ -57,7 +57,7 @@ class TorchBackend(LibraryBackend):
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
+        """Return a call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
         Args:
             problem: dtypes, layouts and bias.
@@ -69,7 +69,7 @@ class TorchBackend(LibraryBackend):
         if problem.kind == "batched":
             if batched.function(problem):
                 return batched.product(problem, operands)
-            into = config or CHOICE  # C, as the products of a batch lie one behind the other
+            into = config or CHOICE  # C, as the products of a batch follow each other in it
             return batched.one_after_another(problem, operands, lambda p, own: self.operation(p, own, into))
         if problem.kind == "grouped":
             return grouped.operation(problem, operands, config is not None)
@@ -98,7 +98,7 @@ class TorchBackend(LibraryBackend):
         return lambda: torch.mm(a, b, out=c)
 
     def torch_function(self, problem: Problem) -> str:
-        """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+        """Return `function` where it reads the operands in place, so that a generated module can call it; else ""."""
         if problem.kind == "grouped" or (problem.kind == "batched" and not batched.function(problem)):
             return ""  # a generated module has no call of it
         name = function(problem)
@@ -109,7 +109,7 @@ class TorchBackend(LibraryBackend):
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
+    """Return PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
 
     Those for a batch are of `batched.function`, or where that has none of the single products; those for groups of
     `grouped.function`.

@@ -1,4 +1,4 @@
-"""PyTorch's own batched products: ``bmm``, ``baddbmm``, and ``mm`` where all products of a batch share B.
+"""PyTorch's batched products: ``bmm``, ``baddbmm``, and ``mm`` where all products of a batch share B.
 
 It has none of eight-bit types. There its calls of single products are made one after another, in one graph, as its
 users make them; where all products share B and nothing is added, that is one call of all rows.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function for a batch: ``bmm`` or ``baddbmm``; "" where it has none, as for eight-bit types."""
+    """Return PyTorch's function for a batch: ``bmm`` or ``baddbmm``; "" where it has none, as for eight-bit types."""
     narrow = problem.a.bytes == 1 or any(spec.scaling for spec in problem.extras)
     if narrow or len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
         return ""
@@ -26,7 +26,7 @@ def function(problem: Problem) -> str:
 
 
 def product(problem: Problem, operands: Operands) -> Callable[[], object] | None:
-    """A call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function for it.
+    """Return a call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function.
 
     Args:
         problem: dtypes, layouts, the bias and what is shared.
@@ -47,9 +47,9 @@ def product(problem: Problem, operands: Operands) -> Callable[[], object] | None
 
 
 def single(problem: Problem) -> Problem:
-    """What PyTorch computes of a batch at a time where it has no function for a batch.
+    """Return what PyTorch computes of a batch at a time where it has no function for a batch.
 
-    That is one of its products, or all of them where they share B and rows of all lie one after another.
+    It is one product, or all of them where they share B and all rows follow each other.
     """
     joined = problem.shared == "b" and problem.row_major_a and problem.bias == "none"
     by_rows = problem.scale_a is None or (problem.scale_a.rows == 1 and problem.scale_a.layout == "rows")
@@ -60,7 +60,7 @@ def single(problem: Problem) -> Problem:
 def one_after_another(
     problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Callable[[], object] | None]
 ) -> Callable[[], object] | None:
-    """A call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none.
+    """Return a call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none.
 
     Args:
         problem: a batch.
@@ -69,8 +69,8 @@ def one_after_another(
     """
     one, specs = single(problem), problem.operands
     if one.m != problem.m:
-        whole = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}
-        return call_of(one, whole)
+        flat = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}
+        return call_of(one, flat)
     calls = list[Callable[[], object]]()
     for product in range(problem.batch):
         call = call_of(one, {name: t[product] if specs[name].batch else t for name, t in operands.items()})

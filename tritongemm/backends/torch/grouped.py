@@ -14,22 +14,22 @@ _DENSE = ("bf16", "fp16", "fp32")
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function for a grouped problem: ``_grouped_mm``, ``_scaled_grouped_mm``, ``bmm`` or "" for none."""
+    """Return PyTorch's function for groups: ``_grouped_mm``, ``_scaled_grouped_mm``, ``bmm`` or "" for none."""
     same = len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) == 1
     if problem.bias != "none" or not problem.row_major_a:
         return ""
     if problem.room:
         return "bmm" if same and problem.dtype_a in _DENSE else ""
-    whole = takes_groups(problem.k * problem.a.bytes, problem.n * problem.b.bytes)
+    readable = takes_groups(problem.k * problem.a.bytes, problem.n * problem.b.bytes)
     if same and problem.dtype_a == "bf16":
-        return "_grouped_mm" if whole else ""
+        return "_grouped_mm" if readable else ""
     rows = [e.name for e in problem.extras if e.operator == "*"] == ["scale_a", "scale_b"]
     scaled = problem.a == problem.b and problem.a.is_fp8 and rows and problem.scale_a == problem.scale_b
-    return "_scaled_grouped_mm" if scaled and whole and problem.dtype_c == "bf16" and not problem.row_major_b else ""
+    return "_scaled_grouped_mm" if scaled and readable and problem.dtype_c == "bf16" and not problem.row_major_b else ""
 
 
 def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], object] | None:
-    """A call that computes C as a user of PyTorch would, or None where PyTorch has none.
+    """Return a call that computes C as a user of PyTorch would, or None where PyTorch has none.
 
     Args:
         problem: a grouped one.

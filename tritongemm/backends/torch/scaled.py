@@ -1,7 +1,7 @@
 """PyTorch's products of operands with scale factors, as a user calls them.
 
 PyTorch asks for some factors in an order of its own. A program that runs there keeps them so, and its calls make no
-copies; neither do these: what must lie otherwise is copied before.
+copies; neither do these: operands in another layout are copied before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = Callable[[], object]
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function for operands of eight bits with factors: ``_scaled_mm``, ``scaled_mm``, ``_int_mm`` or ""."""
+    """Return PyTorch's function with factors: ``_scaled_mm``, ``scaled_mm``, ``_int_mm`` or ""."""
     scales = coverage(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
@@ -39,7 +39,7 @@ def function(problem: Problem) -> str:
 
 
 def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Call | None:
-    """A call that computes C, or None where PyTorch refuses it here.
+    """Return a call that computes C, or None where PyTorch refuses it here.
 
     Args:
         problem: `function` has one for it.
@@ -62,7 +62,7 @@ def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Ca
 
 
 def _complete_rows(problem: Problem, operands: Operands, left: Tensor, right: Tensor, named: dict[str, Any]) -> Call:
-    """`_scaled_mm` with a factor for all, or for each row of A and column of B."""
+    """Return a call of `_scaled_mm` with a factor for all, or for each row of A and column of B."""
     import torch
 
     of_a, of_b = (factors(problem, operands, name) for name in ("scale_a", "scale_b"))
@@ -70,9 +70,9 @@ def _complete_rows(problem: Problem, operands: Operands, left: Tensor, right: Te
 
 
 def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, own_c: bool) -> Iterator[Call]:
-    """Ways to call a product whose factors change along K, today's first; PyTorch's versions differ in what they read.
+    """Yield calls of a product whose factors change along K, today's first; versions of PyTorch differ in them.
 
-    Factors of 1 x 128 lie row by row of A (column by column of B) for each group along K, those of 128 x 128 the other
+    Factors of 1 x 128 have all rows of A (columns of B) of a group along K together; those of 128 x 128 are the other
     way round, with groups padded.
     """
     import torch
@@ -96,7 +96,7 @@ def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, 
 
 
 def _integers(problem: Problem, operands: Operands) -> Call:
-    """`_int_mm`, whose sums are then multiplied by the factors."""
+    """Return a call of `_int_mm`, whose sums are then multiplied by the factors."""
     import torch
 
     a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")

@@ -1,4 +1,4 @@
-"""The compiler replaces marked instructions of a kernel's PTX with ones that Triton's language can't express.
+"""Replaces marked instructions of a kernel's PTX with ones that Triton's language can't express, while it compiles.
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 
@@ -7,9 +7,9 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
-  memory of both programs, and tells both.
+  memory of both programs, and stores both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
-- ``columns N``: all products have so many columns, of the wider block that Triton has them on.
+- ``columns N``: products have N columns of the wider block that Triton has.
 - ``send``: up to ``sent``, stores into shared memory go to another program of the cluster, the one whose rank is in the
   register ``receiver``. The mbarrier of the first arrival behind the mark counts their bytes there; that arrival itself
   is left out.
@@ -19,7 +19,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
   of others, from which not all kernels gain.
 
-The kernel is told by the constant EDITED that its marks count; without edits it is right too, and a little slower.
+The constant EDITED says that a kernel's marks count; without edits it is correct too, and a little slower.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class UnknownAssemblyError(UnavailableError):
 
 
 def _behind(mark: str, instruction: str, other_marks: bool = False) -> re.Pattern[str]:
-    """The text from a mark to the instruction that it announces; other marks may lie between, or not."""
+    """Return the pattern from a mark to the instruction that it announces; other marks may be between."""
     between = ".*?" if other_marks else f"(?:(?!{_MARK}).)*?"
     return re.compile(rf"{_MARK}{mark}\n(?P<between>{between}){instruction}", re.DOTALL)
 
@@ -134,7 +134,7 @@ _FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
     r" (?P<operands>\[[^\]]*\], (?P<from>\[[^\]]*\]), \[[^\]]*\]);"
 )
-# In this order: what is said of one instruction by two marks is said by `alone` first.
+# In this order, as `alone` goes first of two marks of one instruction.
 _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive)|wgmma\.fence)", other_marks=True), _alone),
     (_behind("arrive", _ARRIVE), _arrive),
@@ -147,7 +147,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
 
 
 def edit(assembly: str) -> str:
-    """A kernel's PTX with its marks carried out.
+    """Return a kernel's PTX with its marks applied.
 
     Args:
         assembly: as Triton's compiler made it, of one kernel.
@@ -171,7 +171,7 @@ def edit(assembly: str) -> str:
 
 
 def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes]) -> bytes:
-    """The code object of edited assembly, by the assembler that it asks for."""
+    """Assemble edited assembly with the assembler that it asks for, and return the code object."""
     import triton
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.runtime.errors import PTXASError
@@ -180,8 +180,8 @@ def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes
     if _NEWEST not in assembly:
         return assemble(assembly, metadata)
     with suppress(PTXASError), knobs.scope():
-        # Triton keeps an assembler for each generation of GPUs; any of them knows the older generations. A driver may
-        # refuse what is made by one of CUDA's next major version.
+        # Triton keeps an assembler for each generation of GPUs; each knows the older generations. A driver may
+        # refuse code made by one of CUDA's next major version.
         own = get_ptxas(metadata["target"].arch)
         tools = [own, knobs.ptxas]
         with suppress(RuntimeError):  # a build of Triton may come without the other
@@ -189,7 +189,7 @@ def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes
         newest = max((t for t in tools if _version(t)[0] == _version(own)[0]), key=_version)
         knobs.ptxas = knobs.ptxas_blackwell = newest.path
         return assemble(assembly, metadata)
-    return assemble(assembly, metadata)  # a kernel that is a little slower is better than none
+    return assemble(assembly, metadata)  # a slightly slower kernel is better than none
 
 
 def _version(tool: Any) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ def _version(tool: Any) -> tuple[int, ...]:
 
 
 def add_edits(stages: dict[str, Any]) -> None:
-    """Have Triton's stages edit the assembly of what they compile at its marks."""
+    """Have Triton's compile stages edit assembly at its marks."""
     make, assemble = stages["ptx"], stages["cubin"]
     stages["ptx"] = lambda source, metadata: edit(make(source, metadata))
     stages["cubin"] = lambda assembly, metadata: _assemble(assembly, metadata, assemble)

@@ -49,11 +49,11 @@ class TritonBackend(SearchedBackend):
     )
 
     def available(self) -> Support:
-        """Whether Triton is installed."""
+        """Return whether Triton is installed."""
         return SUPPORTED if settings.version("triton") != "missing" else Support("the triton package is not installed")
 
     def space(self, problem: Problem, target: Target) -> Space:
-        """All configs of a problem, before pruning."""
+        """Return all configs of a problem, before pruning."""
         return search_space.space(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
@@ -64,35 +64,35 @@ class TritonBackend(SearchedBackend):
         return cost_model.rank(kept, problem, target).configs
 
     def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
-        return SUPPORTED  # pruning leaves some of every space that is not empty
+        return SUPPORTED  # pruning leaves something of every space that is not empty
 
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         return config_check.check_config(config, problem, target)
 
     def write_candidates(self, problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
-        """Write the module that holds the kernels of these configs; its path."""
+        """Write the module with the kernels of these configs, and return its path."""
         return modules.write_candidates(problem, configs, target, folder)
 
     def write_winner(self, record: Record, target: Target, folder: Path) -> Path:
-        """Write a record's kernel as a module to take away; its path."""
+        """Write a record's kernel as a module to take away, and return its path."""
         return modules.write_winner(record, target, folder)
 
     def warm_up(self, target: Target) -> None:
-        """Compile a small kernel: a process's first compile takes half a second longer than its next ones."""
+        """Compile a small kernel, as a process's first compile takes half a second longer than its next ones."""
         compiling.warm_up(target)
 
     def interpreted(self, config: Config) -> Support:
-        """Whether Triton's interpreter can run a config's kernel."""
+        """Return whether Triton's interpreter can run a config's kernel."""
         if template_facts.kernel_template(config.template).interpreted:
             return SUPPORTED
         return Support(f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it")
 
     def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
-        """What to compile for a kernel beside the products."""
+        """Return the compile job of a helper kernel."""
         return helper_kernels.compile_job(helper, target)
 
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
-        """The launch of such a kernel."""
+        """Return the launch of a helper kernel."""
         return helper_kernels.make_launch(artifact, helper, arguments)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
@@ -114,7 +114,7 @@ class TritonBackend(SearchedBackend):
         return _make_launch(artifact, problem, target)
 
     def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
-        """Where a config's launches have the strides of operands, behind the operands themselves."""
+        """Return the places of the operands' strides in a config's launches, behind the operands themselves."""
         template = template_facts.kernel_template(config.template)
         if template.descriptors:
             return Support(f"template {config.template} describes dense operands to the copy engine")
@@ -128,7 +128,7 @@ class TritonBackend(SearchedBackend):
         return StridePlaces(LARGEST_INDEX // (max(config.tile) * _WIDEST), places)
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
-        """A tuned kernel as a row of a manifest, without its object's name; or why it can't be told."""
+        """Return a tuned kernel as a row of a manifest, without its object's name; or why a manifest can't hold it."""
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
@@ -143,7 +143,7 @@ class TritonBackend(SearchedBackend):
             return Support(f"the grid of template {config.template} is not its tiles and splits")
         order = [*template_facts.operands(problem), *_MANIFEST_SIZES]
         order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
-        # What the compiler was told of the sizes holds for every size the kernel may compute.
+        # What the compiler assumed of the sizes holds for every size the kernel may compute.
         known = divisors(problem)
         depth = lcm(known.get("K", 1), config.block_k if problem.k % config.block_k == 0 else 1)
         return {
@@ -166,13 +166,13 @@ class TritonBackend(SearchedBackend):
 
 
 def strides(problem: Problem) -> tuple[int, int, int]:
-    """Leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
+    """Return the leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
     a, b, c = problem.leads
     return a // problem.a.packed, b // problem.b.packed, c
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
-    """Elements from one product's operand to the next one's, by parameter, in bytes where two share one.
+    """Return the elements from one product's operand to the next one's, by parameter, in bytes where two share one.
 
     Empty for a single product.
     """
@@ -183,8 +183,8 @@ def batch_strides(problem: Problem) -> dict[str, int]:
 
 
 def divisors(problem: Problem) -> dict[str, int]:
-    """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
-    with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
+    """Return the largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens
+    accesses with it: rows of 1000 values start at multiples of 16 bytes, and are read so.
 
     M matters only where A is column-major: elsewhere it would only make two binaries of one. That holds for the strides
     of a batch too, which are multiples of M.
@@ -198,7 +198,7 @@ def divisors(problem: Problem) -> dict[str, int]:
 
 
 def small(config: Config, problem: Problem, target: Target) -> list[str]:
-    """Pointer parameters to less than 2 GiB, where the target has buffer instructions.
+    """Return the pointer parameters to less than 2 GiB, where the target has buffer instructions.
 
     Those mask a load without a branch.
     Triton finds out by itself for tensors, but not for a kernel compiled ahead of time.
@@ -214,7 +214,7 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
 
 
 def signature(config: Config, problem: Problem) -> dict[str, str]:
-    """Triton types of the kernel's run-time parameters, in order."""
+    """Return the Triton types of the kernel's run-time parameters, in order."""
     template = template_facts.kernel_template(config.template)
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
     types |= {e.name: e.dtype.triton for e in problem.extras}
@@ -231,13 +231,13 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
 
 
 def _edited(config: Config) -> dict[str, int]:
-    """The constant that tells a kernel that its assembly is edited."""
+    """Return the constant that marks a kernel's assembly as edited."""
     return {assembly_edits.CONSTANT: 1} if template_facts.kernel_template(config.template).edited else {}
 
 
 def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the operands as descriptors have them: those of all groups one after another, of elements
-    that share a byte the bytes.
+    """Return the rows and columns of the operands as descriptors have them: groups one after another, and bytes for
+    elements that share one.
     """
     m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.packed, problem.groups
     b = (groups * k, n) if problem.row_major_b else (k, groups * n)
@@ -245,7 +245,7 @@ def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
 
 
 def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
-    """The launch of a compiled config on one problem."""
+    """Return the launch of a compiled config on one problem."""
     config = built.config
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     lead = dict(zip("abc", strides(problem), strict=True))
@@ -258,15 +258,15 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue
         rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
-        rows *= problem.operands[name].batch or 1  # one map covers the batch: its products lie one after the other
+        rows *= problem.operands[name].batch or 1  # one map covers the batch, whose products follow each other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
         if descriptor == "b" and not problem.row_major_b and built.launch.get("edited"):
-            box = (min(box[0], config.block_n), box[1])  # of a padded tile only what its products take
+            box = (min(box[0], config.block_n), box[1])  # of a padded tile, only the columns that its products read
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    m = problem.room or problem.m  # a group's rows, where each has room for so many
+    m = problem.room or problem.m  # of one group, each of which has this room
     params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("i64", v) for v in batch_strides(problem).values()]
     sizes = {"workspace": geometry.workspace_bytes, "semaphore": geometry.semaphore_bytes}

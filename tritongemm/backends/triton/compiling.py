@@ -1,4 +1,4 @@
-"""Compiling kernels with Triton, in this process, and the launches of what it compiled."""
+"""Compiles kernels with Triton in this process, and launches the results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
 }
 Grid = tuple[int, int, int]
 StageChange = Callable[[dict[str, Any]], None]  # replaces some of the stages in which Triton compiles, by their names
-# Whether this thread compiles into a cache that ends with the compile.
+# Whether this thread compiles into a cache that is deleted after the compile.
 _COMPILES_ALONE: ContextVar[bool] = ContextVar("_COMPILES_ALONE", default=False)
 ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
 def job_identity(target: Target, **more: Any) -> dict[str, Any]:
-    """The identity of a job for `compile_job`; `more` are its other keys, such as source, constants and types."""
+    """Return the identity of a job for `compile_job`; `more` are its other keys, such as source and types."""
     own = {"backend": "triton", "triton": settings.version("triton"), "arch": target.name}
     return {**own, "wave": target.wave_size, "lds": target.lds_bytes, **more}
 
@@ -45,7 +45,7 @@ def job_identity(target: Target, **more: Any) -> dict[str, Any]:
 def make_launch(
     built: Artifact, grid: Grid, params: Sequence[Param], buffers: Sequence[Buffer] = (), overlap: bool = False
 ) -> Launch:
-    """The launch of a kernel that `compile_job` compiled.
+    """Return the launch of a kernel that `compile_job` compiled.
 
     Args:
         built: the compiled kernel.
@@ -79,7 +79,7 @@ def make_launch(
 
 
 def warm_up(target: Target) -> None:
-    """Compile a small kernel: a process's first compile takes half a second longer than its next ones."""
+    """Compile a small kernel, as a process's first compile takes half a second longer than its next ones."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -91,7 +91,7 @@ def warm_up(target: Target) -> None:
 
 
 def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
-    """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
+    """Return the source of a kernel in Gluon, where a descriptor's type has its block's layout in shared memory."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -107,7 +107,7 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
 
 @cache
 def _spare_the_hash() -> None:
-    """Have Triton hash its own files only for others, from now on: half a second of a process's first compile.
+    """Let Triton hash its own files only when asked for: it takes half a second of a process's first compile.
 
     The hash keeps binaries of two versions of Triton apart in a cache; that of `_call_triton` holds one binary.
     """
@@ -123,7 +123,7 @@ class LostWaitError(UnavailableError):
 
 
 def _check_waits(stages: dict[str, Any]) -> None:
-    """Have Triton's stages refuse assembly that a wait is missing from."""
+    """Make Triton's stages refuse assembly that lacks a wait."""
     assemble = stages["hsaco"]
 
     def assemble_checked(assembly: str, metadata: Any) -> bytes:
@@ -139,7 +139,7 @@ _CHECKS: dict[str, StageChange] = {"amd": _check_waits}  # of assembly, by the v
 
 
 def _call_triton(source: Any, target: Any, options: dict[str, Any], change: StageChange | None = None) -> Any:
-    """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
+    """Compile a source with Triton's compiler, leaving nothing in Triton's own cache.
 
     That cache would keep every intermediate form of every candidate.
     """
@@ -162,7 +162,7 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any], change: Stag
             triton.knobs.runtime.add_stages_inspection_hook = hook
         triton.knobs.cache.dir = str(scratch)
         triton.knobs.compilation.store_binary_only = True
-        # Lines of a text that is no file help nobody, and are two thirds of a binary and 3 to 5 % of a compile.
+        # Lines of a generated text help no debugger, and are two thirds of a binary and 3 to 5 % of a compile.
         triton.knobs.compilation.disable_line_info = True
         alone = _COMPILES_ALONE.set(True)
         try:
@@ -185,7 +185,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
 
 
 def _why_refused(error: Any) -> str:
-    """Why Triton's front end refuses a source, in one line: its message quotes many lines of the source before."""
+    """Return why Triton's front end refuses a source, in one line and without the source that it quotes."""
     while error.error_message is None and error.__cause__ is not None:
         error = error.__cause__  # in a function that the kernel calls
     message = str(error).strip().splitlines()
@@ -215,14 +215,14 @@ def _compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0}, _CHECKS.get(vendor))
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    # Programs of a cluster write to each other only by edited instructions; without edits each is launched by itself.
+    # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
     cluster = template_facts.programs_of_cluster(job.config) if edited else 1
     built = _artifact(job, compiled.metadata, code, edited, cluster)
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 
 def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list[list[Any]]]:
-    """What Triton may assume of each parameter, by its place: a divisor, and of some pointers less than 2 GiB."""
+    """Return what Triton may assume of each parameter, by place: a divisor, and for some pointers less than 2 GiB."""
     pointers = [name for name, kind in wanted["signature"].items() if kind.startswith("*")]
     multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", d]] for name, d in multiples.items()}
@@ -232,7 +232,7 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
 
 
 def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: int) -> Artifact:
-    """The artifact of a code object, whose status says whether the target has the memory that it needs.
+    """Return the artifact of a code object, whose status says whether the target has the memory that it needs.
 
     Args:
         job: what was compiled.

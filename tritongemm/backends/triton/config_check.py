@@ -1,4 +1,4 @@
-"""Whether a config's kernel can compute a problem on a target, by its numbers alone: asked before it is compiled.
+"""Checks, before a config is compiled, whether its kernel can compute a problem on a target, by its numbers alone.
 
 A config may come from anywhere: our search, a results file, a journal, another tuner's file, a command line.
 """
@@ -26,17 +26,17 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces import schema as space_schema
 
 TILE_ELEMENTS_LIMIT = 2**20  # of one operand's block, which is Triton's own limit
-SPLITS_LIMIT = 64  # or the blocks along K, where those are more: splits that have none are right, and do nothing
+SPLITS_LIMIT = 64  # or the blocks along K, where those are more: further splits are correct, and empty
 STAGES_LIMIT = 16  # deeper pipelines only keep a compiler busy
 COMPILER_OPTION_LIMIT = 8  # of an option that the compiler takes, where no search space lists more
 
 
 def check_problem(problem: Problem, target: Target) -> Support:
-    """Whether any config can compute a problem."""
+    """Return whether any config can compute a problem."""
     return _check_problem(problem, target, target_files.SPACES)
 
 
-@lru_cache(maxsize=4096)  # it is asked for each config of a problem
+@lru_cache(maxsize=4096)  # called for each config of a problem
 def _check_problem(problem: Problem, target: Target, folder: Path) -> Support:
     templates = [t for t in _templates(target.name, folder).values() if t.listed_here]
     blocks = [t.blocks for t in templates if t.can_compute(problem, target)]
@@ -49,7 +49,7 @@ def _check_problem(problem: Problem, target: Target, folder: Path) -> Support:
 
 
 def check_config(config: Config, problem: Problem, target: Target) -> Support:
-    """Whether a config can compute a problem.
+    """Return whether a config can compute a problem.
 
     Raises:
         InputError: no template has its name.
@@ -74,7 +74,7 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
 
 @dataclass(frozen=True)
 class ListedTemplate:
-    """What the search spaces say of a template.
+    """A template's axes and options in the search spaces.
 
     Attributes:
         name: of the template.
@@ -91,18 +91,18 @@ class ListedTemplate:
     options: Mapping[str, tuple[int, int]]
 
     def can_compute(self, problem: Problem, target: Target) -> bool:
-        """Whether its kernel is right for a problem on a target, be it slow."""
+        """Return whether its kernel is correct for a problem on a target, however slow."""
         right = any(search_space.can_compute(section, problem, target) for section in self.sections)
         return right and search_space.computes(self.name, problem, target)
 
 
 @cache
 def _templates(target: str, folder: Path) -> dict[str, ListedTemplate]:
-    """The templates of all files of search spaces: a kernel that one target's file lists may be right on another too.
+    """Return the templates of all targets' search spaces, as a kernel that one file lists may be correct elsewhere.
 
     Args:
         target: name of the target that asks, whose own file must be right.
-        folder: where the files lie.
+        folder: of the files.
     """
     sections: dict[str, list[Mapping[str, Any]]] = {}
     own = target_files.space_file(target)["templates"]
@@ -114,7 +114,7 @@ def _templates(target: str, folder: Path) -> dict[str, ListedTemplate]:
         except InputError:
             if name == target:
                 raise
-            continue  # what is wrong with another target's file is told when that target is asked for
+            continue  # a fault in another target's file is reported when that target is used
         for template, section in listed.items():
             sections.setdefault(template, []).append(section)
     return {t: _listed_template(t, found, t in own) for t, found in sections.items() if t in template_facts.names()}
@@ -131,7 +131,7 @@ def _listed_template(name: str, sections: list[Mapping[str, Any]], listed_here: 
 
 
 def _option_fault(config: Config, listed: ListedTemplate) -> str | None:
-    """An option beyond what search spaces list, its default, and what a compiler may be told besides."""
+    """Return the first option beyond what search spaces list, its default, and the compiler's range."""
     template = template_facts.kernel_template(config.template)
     for name, value in config.options:
         usual = (*listed.options.get(name, ()), template.defaults.get(name, 0))
@@ -142,7 +142,7 @@ def _option_fault(config: Config, listed: ListedTemplate) -> str | None:
 
 
 def _count_fault(config: Config, problem: Problem) -> str | None:
-    """Numbers without sense, or beyond the 32 bits in which kernels count."""
+    """Return which numbers make no sense, or exceed the 32 bits in which kernels count."""
     if config.num_stages > STAGES_LIMIT:
         return f"num_stages must be at most {STAGES_LIMIT}, not {config.num_stages}"
     most = max(SPLITS_LIMIT, cdiv(problem.k, config.block_k))
@@ -153,14 +153,14 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     if largest > TILE_ELEMENTS_LIMIT:
         return f"a block of {largest} elements is beyond the compiler's {TILE_ELEMENTS_LIMIT}"
     reached = max(problem.m + m, problem.n + n, problem.k + k * config.split_k) - 1
-    grouped = config.group_m * cdiv(problem.n, n)  # tiles of a group
+    grouped = config.group_m * cdiv(problem.n, n)  # tiles per group
     if max(reached, grouped) > LARGEST_INDEX:
         return f"{max(reached, grouped)} is beyond the 32 bits in which kernels count (group_m {config.group_m})"
     return None
 
 
 def _batch_fault(config: Config, problem: Problem) -> str | None:
-    """A batch that descriptors would read wrong: they fill with zeros what lies outside the whole batch alone."""
+    """Return why descriptors would read a batch wrong: they fill with zeros only outside the entire batch."""
     described = set(map(template_facts.operand_of, template_facts.kernel_template(config.template).descriptors))
     rows = {"a": problem.m if problem.row_major_a else problem.k, "b": problem.k if problem.row_major_b else problem.n}
     along_k = {"a": not problem.row_major_a, "b": problem.row_major_b}
@@ -179,7 +179,7 @@ def _batch_fault(config: Config, problem: Problem) -> str | None:
 
 
 def _launch_fault(config: Config, problem: Problem, target: Target) -> str | None:
-    """A launch that the device can't start, or that has no memory for its partial sums."""
+    """Return why the device can't start a launch, or lacks memory for its partial sums."""
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     if fault := shape_fault(geometry.grid, (config.num_warps * target.wave_size, 1, 1), target):
         return fault

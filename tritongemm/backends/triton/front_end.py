@@ -41,7 +41,7 @@ def quick_front_end() -> Iterator[None]:
 
 @cache
 def _replace_repeated_work() -> None:
-    """Give Triton's modules functions that keep their answers, for the rest of the process."""
+    """Make functions of Triton's modules keep their answers, for the rest of the process."""
     from triton.compiler import code_generator
     from triton.language import core
     from triton.runtime import jit
@@ -62,7 +62,7 @@ def _replace(module: ModuleType, imported: str, **wrappers: Callable[[Any], obje
 
 
 def _leave_out_locations(code_generator: ModuleType) -> None:
-    """Have the front end visit a node without a location for it, which took a third of the front end's time."""
+    """Make the front end visit nodes without a location for each, which took a third of its time."""
     generator, error = (vars(code_generator).get(name) for name in ("CodeGenerator", "CompilationError"))
     if generator is None or error is None:
         return
@@ -85,7 +85,7 @@ def _leave_out_locations(code_generator: ModuleType) -> None:
 
 
 def _name_tuples_when_asked(core: ModuleType) -> None:
-    """Have the type of a tuple make its name when it is first read, as later versions of Triton do; few names are."""
+    """Make the type of a tuple compute its name on first use, as later versions of Triton do; few are used."""
     made: Any = vars(core).get("tuple_type")
     if made is None or "name" in vars(made):
         return
@@ -101,7 +101,7 @@ def _name_tuples_when_asked(core: ModuleType) -> None:
 
 
 def _remember_signatures(signature: Callable[[Any], inspect.Signature]) -> Callable[[Any], inspect.Signature]:
-    """Return a function that derives a function's signature once, and once more where it is a method of an object."""
+    """Return a function that derives a function's signature once, and again where it is a method of an object."""
     known: dict[tuple[Any, bool], inspect.Signature] = {}
 
     def signature_of(function: Any) -> inspect.Signature:
@@ -115,4 +115,4 @@ def _remember_signatures(signature: Callable[[Any], inspect.Signature]) -> Calla
 
 
 def _do_nothing(*_: object, **__: object) -> None:
-    """Stand for a function that is called for its effect alone."""
+    """Replace a function that is called for its effect alone."""

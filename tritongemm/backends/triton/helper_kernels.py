@@ -1,4 +1,4 @@
-"""Kernels beside the products, compiled and launched as the products' are."""
+"""Compiles and launches helper kernels as the products' are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritongemm.core.target import Target
 
 
 def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
-    """What to compile for a helper kernel."""
+    """Return the compile job of a helper kernel."""
     overlap = {name.upper(): target.overlap.get(name, "") for name in ("wait", "next")} if helper.overlaps else {}
     identity = compiling.job_identity(
         target,
@@ -27,7 +27,7 @@ def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
 
 
 def make_launch(built: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
-    """The launch of a compiled helper kernel; each buffer has the name of its parameter without ``_ptr``."""
+    """Return the launch of a compiled helper kernel; each buffer has the name of its parameter without ``_ptr``."""
     params = [
         Param("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else Param(kind, arguments.numbers[name])
         for name, kind in helper.signature.items()

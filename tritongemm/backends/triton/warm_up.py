@@ -1,4 +1,4 @@
-"""A small kernel that a compiler process compiles before its first job: the first compile loads what all need."""
+"""Holds a small kernel that a compiler process compiles before its first job, which loads what all need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply_tile(a_ptr, b_ptr, c_ptr, k, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """C = A @ B for one tile, both operands row-major and K a multiple of BLOCK."""
+    """Compute C = A @ B for one tile, both operands row-major and K a multiple of BLOCK."""
     rows = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for start in range(0, k, BLOCK):

@@ -21,7 +21,7 @@ from tritongemm.core.problem import Problem
 
 _PRODUCT = ("vllm.model_executor.layers.quantization.utils.fp8_utils", "_w8a8_triton_block_scaled_mm")
 _EXPERTS = ("vllm.model_executor.layers.fused_moe.fused_moe", "invoke_fused_moe_triton_kernel")
-_SPARSITY = 4  # With so many times more experts than rows, vLLM gives each row a block of its own.
+_SPARSITY = 4  # With this ratio of experts to rows, vLLM gives each row a block of its own.
 
 
 class VllmBackend(ServerBackend):

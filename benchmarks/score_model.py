@@ -38,17 +38,30 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.pruning.rules import RULES
-from tritongemm.search.pruning.rules.tune_gemm import TUNE_GEMM_RULES
+from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 TOPS = (1, 5, 10, 20)
-SPLIT_RULES = tuple(r for r in TUNE_GEMM_RULES if r.name.startswith("split_"))
 # What a kernel can't do or can't gain by, whatever space its tuner had.
 NAMED_RULES = tuple(r for r in RULES if r.name in ("group_m", "lds", "accumulator", "nonkdim_size", "few_instructions"))
 TABLES = ("vllm_dense_json", "sglang_dense_json")
 Tile = tuple[int, int, int]
+
+
+def split_needed(config: Config, problem: Problem, target: Target) -> str | None:
+    """Split-K is for a small M or N and a long K, as in ROCm Triton's tune_gemm."""
+    needed = (problem.m < 64 or problem.n < 64) and problem.k > 1024
+    return f"split-K {config.split_k} not needed" if config.split_k != 1 and not needed else None
+
+
+def split_divides(config: Config, problem: Problem, target: Target) -> str | None:
+    """Splits of whole blocks must divide K, as in ROCm Triton's tune_gemm."""
+    step = config.split_k * config.block_k
+    return f"K {problem.k} % {step} != 0" if config.split_k != 1 and problem.k % step else None
+
+
+SPLIT_RULES = (Rule("split_needed", split_needed), Rule("split_divides", split_divides))
 
 
 @dataclass(frozen=True)

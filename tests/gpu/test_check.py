@@ -35,7 +35,7 @@ def test_all_gpus_repair(
         for number, problem in enumerate(SIZES)
     ]  # fmt: skip
     path = tmp_path / "tuned.yaml"
-    path.write_text(results_format().write_results(records), encoding="utf-8")
+    path.write_text(results_format().write(records), encoding="utf-8")
     assert check.main([str(path)]) == door.WRONG
     assert f"{len(SIZES)} moved" in capsys.readouterr().out
     assert check.main([str(path), "--repair"]) == door.DONE

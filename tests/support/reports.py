@@ -48,7 +48,7 @@ def table(n: int, k: int) -> list[Record]:
 
 def write_results(path: Path, records: list[Record]) -> Path:
     """Write a results file of these records."""
-    path.write_text(results_format().write_results(records), encoding="utf-8")
+    path.write_text(results_format().write(records), encoding="utf-8")
     return path
 
 

@@ -31,7 +31,6 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results import journal
-from tritongemm.results.schema import UnreadTrial
 from tritongemm.tuning.task import longest_first
 
 TURNS = 3  # processes that measure each side
@@ -91,7 +90,7 @@ class TrialLog:
             for line in known.lines.values():
                 if line.kind == "trial":
                     problem, trial = line.value
-                    taken = or_refusal(trial.read) if isinstance(trial, UnreadTrial) else trial
+                    taken = or_refusal(trial.read)
                     if not isinstance(taken, Support):  # else it is measured again
                         self._keep(problem, taken)
             return

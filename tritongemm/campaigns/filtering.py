@@ -75,7 +75,7 @@ def _measured_records(folder: Path, products: Iterable[ComparedProduct]) -> list
 def _replace_results(records: Sequence[Record], path: Path) -> None:
     """Write the kept results in place of those of an earlier filter, which are deleted where none are kept."""
     if records:
-        files.atomic_write(path, results_format().write_results(records), "make room and run the same command again")
+        files.atomic_write(path, results_format().write(records), "make room and run the same command again")
     else:
         path.unlink(missing_ok=True)
 

@@ -99,7 +99,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
         remeasure: races both kernels of each conflict; None to go by the recorded times.
 
     Raises:
-        InputError: a file can't be read, has a damaged row, or one that only a newer version can use.
+        InputError: a file can't be read, or has a damaged row.
         OutputError: the results can't be written, or something else holds them.
     """
     run_files = RunFiles(out)
@@ -117,7 +117,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
             merged[key] = conflict.by_record() if isinstance(answer, Support) else answer
             notes.append(_describe(conflict, answer, merged[key], mine, theirs))
         records = tuple(merged[key] for key in dict.fromkeys([*first, *second]))
-        files.atomic_write(run_files.results, results_format().write_results(records), _ADVICE)
+        files.atomic_write(run_files.results, results_format().write(records), _ADVICE)
     finally:
         run_files.release()
     return MergedResults(records, tuple(notes))
@@ -134,10 +134,6 @@ def read_results(path: Path, text: str) -> dict[_Key, Record]:
         InputError: it has none, or rows that can't be kept.
     """
     results = results_format().read_results(path, text, Defaults()).require_undamaged()
-    if results.newer:
-        raise InputError(
-            f"{path}: a newer version of tritongemm wrote line {results.newer[0].line}; merge with that one"
-        )
     records = [row.record for row in results.rows if row.record is not None]
     if not records:
         raise InputError(f"{path} has no results, only sizes")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.errors import InputError, NewerFileError, OutputError
 from tritongemm.core.values import FINITE, TEXT, FieldKind, require
 from tritongemm.system import files
 from tritongemm.system.reading import read_bytes
@@ -20,7 +20,7 @@ NAME = "campaign.json"
 _SCHEMA = 1
 _ADVICE = "choose another folder with -o"
 _KINDS = {
-    "schema": FieldKind(f"{_SCHEMA}, as a newer version writes others", lambda value: value == _SCHEMA),
+    "schema": FieldKind(str(_SCHEMA), lambda value: value == _SCHEMA),
     "log": TEXT,
     "digest": TEXT,
     "target": TEXT,
@@ -52,16 +52,20 @@ class CampaignState:
         """What a folder says; None where it has no campaign.
 
         Raises:
-            InputError: its file is damaged.
+            InputError: its file is damaged, or a newer version wrote it.
         """
         path = folder / NAME
         if not path.exists():
             return None
         try:
             values = json.loads(read_bytes(path))
+            if isinstance(values, dict) and isinstance(schema := values.get("schema"), int) and schema > _SCHEMA:
+                raise NewerFileError(path, schema, _SCHEMA)
             if not isinstance(values, dict) or values.keys() != _KINDS.keys():
                 raise InputError(f"it must be a map of {', '.join(_KINDS)}")
             require(values, _KINDS)
+        except NewerFileError:
+            raise
         except (ValueError, RecursionError, InputError) as error:
             raise InputError(
                 f"{path} is damaged ({error}): delete it, and the same command goes through all stages again; what was "

@@ -125,10 +125,6 @@ def _read(paths: Sequence[Path], format_: Format, family: str) -> _Found:
 
 def _add_results(found: _Found, path: Path, text: str, source: Format, family: str) -> None:
     results = source.read_usable(path, text, Defaults(family=family))
-    if results.newer:
-        raise InputError(
-            f"{path}: a newer version of tritongemm wrote line {results.newer[0].line}; convert with that one"
-        )
     found.damaged |= bool(results.damaged)
     found.notes += [row.reason for row in results.damaged]
     records = [row.record for row in results.rows if row.record is not None]

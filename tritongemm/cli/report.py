@@ -143,8 +143,6 @@ def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
     found.add(row.record for row in held.rows if row.record is not None)
     found.damaged |= bool(held.damaged)
     found.notes += [f"Left out: {row.reason}" for row in held.damaged]
-    if held.newer:
-        found.notes.append(f"{path}: {len(held.newer)} rows need a newer version of tritongemm and are left out.")
     beside = RunFiles(path).journal
     if beside.is_file():
         _add_history(beside, found)

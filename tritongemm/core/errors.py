@@ -2,6 +2,7 @@
 
 TritonGemmError            everything below; the CLI prints it without a traceback and exits 2
 ├── InputError             a size, file, row, dtype or option is wrong: says which, and what to write instead
+│   └── NewerFileError     a newer version of tritongemm wrote the file
 ├── TargetError            an unknown target, or a device that is not there
 ├── OutputError            the output can't be written, or another run holds it
 ├── WorkspaceError         no memory for what the programs of a kernel share; where `mm` meets it, PyTorch computes
@@ -9,10 +10,9 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 │   └── ToolKilledError    a compiler was killed from outside over and over: it may go well the next time
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
-Four warnings are no errors: the rest of the file is used.
+Three warnings are no errors: the rest of the file is used.
 
-NewerVersionWarning        a file holds what only a newer version can use
-└── UntunableRowsWarning   rows of another tool's file are of products that nothing here computes
+UntunableRowsWarning       rows of another tool's file are of products that nothing here computes
 DamagedFileWarning         a file holds what nobody can use any more
 RemarkWarning              a file says what does not count, or leaves out what is then taken to be usual
 """
@@ -26,6 +26,16 @@ class TritonGemmError(Exception):
 
 class InputError(TritonGemmError):
     """Wrong input, named by file, row and field."""
+
+
+class NewerFileError(InputError):
+    """A file of a newer version of tritongemm, which is neither read nor replaced."""
+
+    def __init__(self, path: object, schema: int, known: int) -> None:
+        super().__init__(
+            f"{path}: a newer version of tritongemm wrote it (schema {schema}; this one reads up to {known}); update "
+            "tritongemm, or name another file"
+        )
 
 
 class TargetError(TritonGemmError):
@@ -48,11 +58,7 @@ class ToolKilledError(UnavailableError):
     """A compiler that something else killed, as the system does where memory is short."""
 
 
-class NewerVersionWarning(UserWarning):
-    """A file holds what only a newer version of tritongemm can use."""
-
-
-class UntunableRowsWarning(NewerVersionWarning):
+class UntunableRowsWarning(UserWarning):
     """Rows of another tool's file are right, but of products that nothing here computes."""
 
 

@@ -1,7 +1,7 @@
 """The nouns of files of sizes or results.
 
-`FormatRow` is one row; `NewerRow`, `DamagedRow` and `ResultsFile` are all that a file holds; `Defaults` is what holds
-for a row that does not say; `Translation`, `Merged` and `NamedKernel` (a kernel) are for the files of other tools.
+`FormatRow` is one row; `DamagedRow` and `ResultsFile` are all that a file holds; `Defaults` is what holds for a row
+that does not say; `Translation`, `Merged` and `NamedKernel` (a kernel) are for the files of other tools.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
-from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.record import Record
 
 _MOST_NAMED = 10  # Damaged rows of a file that one line names.
 
@@ -61,23 +61,6 @@ class FormatRow:
 
 
 @dataclass(frozen=True)
-class NewerRow:
-    """A row of a results file that a newer version wrote and this one can't use. It is written back as it is.
-
-    Attributes:
-        index: its place among the rows of the file, from 0.
-        line: where it starts, from 1.
-        text: one line of the file, without its end.
-        reason: what this version does not know in it.
-    """
-
-    index: int
-    line: int
-    text: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class DamagedRow:
     """A row that can't be used, as it is wrong, double, can't be read, or is of a product that nothing here computes.
 
@@ -97,16 +80,12 @@ class ResultsFile:
     """What a file of results holds.
 
     Attributes:
-        schema: number of the form in which it is written.
-        rows: those that this version can use, in the order of the file.
-        newer: those that it keeps only.
+        rows: those that can be used, in the order of the file.
         damaged: those that nobody can use.
         untunable: those of another tool's file that are right, of products that nothing here computes.
     """
 
-    schema: int = SCHEMA
     rows: tuple[FormatRow, ...] = ()
-    newer: tuple[NewerRow, ...] = ()
     damaged: tuple[DamagedRow, ...] = ()
     untunable: tuple[DamagedRow, ...] = ()
 

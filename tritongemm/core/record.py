@@ -76,8 +76,8 @@ class Record:
         verified: how the result was checked.
         toolchain: versions that made it, e.g. ``{"triton": "3.6.0"}``.
         cold: the weights were not in the last-level cache.
-        compute_units: number of compute units of the device it was tuned on; 0 where that is not said, as in older
-            files, and the result then serves any device of its target.
+        compute_units: number of compute units of the device it was tuned on; 0 where that is not said, and the
+            result then serves any device of its target.
         m_from: the result serves every M from this one up to the problem's own, as a table over M says; 0 where it
             serves its own M alone.
         held_out: what was measured at other M of the range, which had no part in choosing it, by M as text: the time
@@ -86,7 +86,7 @@ class Record:
             as `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
         code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
         library_wrong: the error and the tolerance of the library whose result was wrong, so that it did not race; ""
-            where it was right, or was not compared, as in older files.
+            where it was right, or was not compared.
         notes: what a file's format or a campaign keeps with the result, by its own name, such as another tool's name of
             the kernel; they are written back, and do not count when records are compared.
 

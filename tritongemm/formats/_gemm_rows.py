@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.config import DEFAULT_BACKEND, Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile
+from tritongemm.core.errors import InputError, NewerFileError
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.values import SECONDS
@@ -83,12 +83,6 @@ def has_our_keys(text: str) -> bool:
     if _SCHEMA.match(text):
         return True
     return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
-
-
-def read_schema(text: str) -> int:
-    """Number of the schema that the first line of a results file names; 1 where it names none."""
-    head = _SCHEMA.match(text)
-    return max(1, int(head["number"] or 1)) if head else 1
 
 
 class RowReader:
@@ -211,20 +205,18 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
         defaults: what holds for a row that does not say.
 
     Raises:
-        InputError: the file as a whole can't be read.
+        InputError: the file as a whole can't be read, or a newer version wrote it.
     """
-    schema, reader = read_schema(text), RowReader(defaults)
+    head = _SCHEMA.match(text)
+    if head and (schema := int(head["number"] or 0)) > SCHEMA:
+        raise NewerFileError(path, schema, SCHEMA)
+    reader = RowReader(defaults)
     rows: list[FormatRow] = []
-    newer: list[NewerRow] = []
     damaged: list[DamagedRow] = []
     sizes: dict[Problem, int] = {}  # place of each among the rows
-    for index, entry in enumerate(read_entries(path, text, KEYS)):
+    for entry in read_entries(path, text, KEYS):
         try:
             entry.require_map()
-            reason = _unusable(entry, reader) if schema > SCHEMA else ""
-            if reason:
-                newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
-                continue
             entry.refuse_unknown_keys()
             row = reader.read(entry)
             place = sizes.setdefault(row.problem, len(rows)) if row.config is None else len(rows)
@@ -235,7 +227,7 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
             rows.append(row)
         except InputError as error:
             damaged.append(DamagedRow(entry.row, entry.line, str(error)))
-    return ResultsFile(schema, tuple(rows), tuple(newer), tuple(damaged))
+    return ResultsFile(tuple(rows), tuple(damaged))
 
 
 def _joined(first: FormatRow, second: FormatRow) -> FormatRow:
@@ -243,17 +235,6 @@ def _joined(first: FormatRow, second: FormatRow) -> FormatRow:
     operations = dict.fromkeys(filter(None, (*first.operation.split(", "), second.operation)))
     callers = tuple(dict.fromkeys((*first.callers, *second.callers)))
     return replace(first, count=first.count + second.count, operation=", ".join(operations), callers=callers)
-
-
-def _unusable(entry: Entry, reader: RowReader) -> str:
-    """What this version does not know in a row of a newer schema; "" where it can use the row."""
-    if entry.unknown:
-        return f"a newer version wrote its key {shown(entry.unknown[0])}"
-    try:
-        reader.read(entry)
-    except InputError as error:
-        return f"a newer version wrote it: {error}"
-    return ""
 
 
 def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:

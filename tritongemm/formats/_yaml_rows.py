@@ -97,10 +97,6 @@ class Entry:
         """What a key says, as a JSON value; None where it is not there."""
         return _plain(self.values.get(key))
 
-    def line_of_text(self) -> str:
-        """The row as one line of a file, every value as it is written."""
-        return "- " + flow(self.values)
-
     def whole(self, key: str, least: int, default: int) -> int:
         """A whole number of at least `least`."""
         return _whole(self, key, self.values[key], least) if key in self.values else default

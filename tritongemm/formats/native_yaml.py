@@ -1,9 +1,7 @@
 """Format: the results file of this project, a YAML list of maps: tune_gemm's keys first, then ours.
 
-The first line, a remark, has the number of the schema: ``# Tuned by tritongemm, schema 2: …``; a file whose first line
-has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. A file of a newer schema
-may hold rows that this version can't use, because it does not know their keys or values: it keeps them as they are, and
-a warning counts them.
+The first line, a remark, has the number of the schema: ``# Tuned by tritongemm, schema 2: …``. A file of a newer schema
+is refused. tune_gemm passes over our keys. `_gemm_rows` says what each key means.
 """
 
 from __future__ import annotations
@@ -13,15 +11,16 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tritongemm.core.errors import InputError, NewerVersionWarning, RemarkWarning
-from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
+from tritongemm.core.errors import InputError, RemarkWarning
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._gemm_rows import has_our_keys, make_row, make_size, read_rows
 from tritongemm.formats._yaml_rows import flow, is_row_list
 from tritongemm.plugins.contracts import ResultsFormat
 
 _HEAD = (
-    "# Tuned by tritongemm, schema {}: tune_gemm's keys, then tritongemm's. With timer: model, times are predictions.\n"
+    f"# Tuned by tritongemm, schema {SCHEMA}: tune_gemm's keys, then tritongemm's. With timer: model, times are "
+    "predictions.\n"
 )
 
 
@@ -37,21 +36,13 @@ class NativeYaml(ResultsFormat):
         return is_row_list(path, text) and has_our_keys(text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """The rows of a file, in its order, without those that only a newer version can use."""
+        """The rows of a file, in its order."""
         return list(self.read_usable(path, text, defaults).require_undamaged().rows)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart."""
         results = read_rows(path, text, defaults)
-        if results.newer:
-            first, count = results.newer[0], len(results.newer)
-            others = f", and {count - 1} others," if count > 1 else ""
-            warnings.warn(
-                f"{path}: line {first.line}{others} can't be used by this version of tritongemm: {first.reason}",
-                NewerVersionWarning,
-                stacklevel=2,
-            )
-        if not (results.rows or results.newer or results.damaged):
+        if not (results.rows or results.damaged):
             raise InputError(f"{path} holds an empty list")
         if overlaps := list(_overlaps(results.rows)):
             lower, upper = overlaps[0]
@@ -65,19 +56,12 @@ class NativeYaml(ResultsFormat):
         return results
 
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """All that a file holds, with the rows that only a newer version can use."""
+        """The rows of a file, none of which is damaged."""
         return read_rows(path, text, defaults or Defaults()).require_undamaged()
 
     def write(self, records: Iterable[Record]) -> str:
         """The records as a file, one line each, in the order given."""
-        return self.write_results(records)
-
-    def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
-        """The records as a file, with rows of a newer version at the places that they had."""
-        lines = [f"- {flow(make_row(r))}\n" for r in records]
-        for row in sorted(newer, key=lambda r: r.index):
-            lines.insert(row.index, row.text + "\n")
-        return _HEAD.format(max(schema, SCHEMA)) + "".join(lines)
+        return _HEAD + "".join(f"- {flow(make_row(r))}\n" for r in records)
 
     def write_sizes(self, rows: Iterable[FormatRow]) -> str:
         """Sizes, one line each, in the order given."""

@@ -18,17 +18,15 @@ class QualityCurve:
     """Time to quality of the runs of one journal.
 
     Attributes:
-        points: what had passed, and the quality from then on: the geometric mean over all sizes of the best time at
-            the end over the best time so far, by screening's times. Until a size has a candidate the library serves
-            it; one without a library's time counts from its first candidate on.
-        in_seconds: what had passed is in seconds; otherwise in candidates that were tried.
+        points: the seconds that had passed, and the quality from then on: the geometric mean over all sizes of the
+            best time at the end over the best time so far, by screening's times. Until a size has a candidate the
+            library serves it; one without a library's time counts from its first candidate on.
     """
 
     points: tuple[tuple[float, float], ...]
-    in_seconds: bool
 
     def reached(self, quality: float) -> float | None:
-        """What had passed when a quality was reached for good; None where it never was."""
+        """Seconds that had passed when a quality was reached for good; None where it never was."""
         found = None
         for passed, value in reversed(self.points):
             if value < quality:
@@ -41,15 +39,12 @@ class QualityCurve:
         passed = self.reached(GOAL)
         if passed is None:
             return f"{GOAL:.0%} of the final speed was not reached"
-        return f"{GOAL:.0%} of the final speed after " + (
-            f"{passed:.1f} s" if self.in_seconds else f"{passed:.0f} trials"
-        )
+        return f"{GOAL:.0%} of the final speed after {passed:.1f} s"
 
 
 def quality_over_time(history: History) -> QualityCurve:
     """The time to quality of the runs of a journal; without points where no candidate was timed."""
-    in_seconds = any(tried.seconds is not None for tried in history.tried)
-    timed = list(_timed(history, in_seconds))
+    timed = list(_timed(history))
     problems = {problem for problem, _, _ in timed}
     library = {record.problem: record.library_seconds for record in history.records}
     served = {p: seconds for p, seconds in library.items() if seconds is not None and p in problems}
@@ -69,16 +64,13 @@ def quality_over_time(history: History) -> QualityCurve:
             points.append((passed, quality))
     if timed:
         points.append((timed[-1][2], exp(-max(lost, 0.0) / len(served))))
-    return QualityCurve(tuple(points), in_seconds)
+    return QualityCurve(tuple(points))
 
 
-def _timed(history: History, in_seconds: bool) -> Iterator[tuple[Problem, float, float]]:
-    """Problem and seconds of each candidate that was timed and not found wrong later, and what had passed."""
+def _timed(history: History) -> Iterator[tuple[Problem, float, float]]:
+    """Problem and time of each candidate that was timed and not found wrong later, and the seconds that had passed."""
     refuted = {(tried.problem, tried.trial.config) for tried in history.tried if tried.trial.status != "ok"}
-    passed = 0.0
-    for number, tried in enumerate(history.tried, start=1):
-        at = tried.seconds if in_seconds else float(number)
-        passed = passed if at is None else at
+    for tried in history.tried:
         trial = tried.trial
         if trial.samples and trial.stage == "screen" and (tried.problem, trial.config) not in refuted:
-            yield tried.problem, trial.seconds, passed
+            yield tried.problem, trial.seconds, tried.seconds

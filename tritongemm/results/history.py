@@ -15,9 +15,9 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.core.values import FINITE
+from tritongemm.core.values import FINITE, require
 from tritongemm.results import journal
-from tritongemm.results.schema import Line, UnreadTrial, read_trial
+from tritongemm.results.schema import Line
 from tritongemm.system import reading
 
 
@@ -28,13 +28,12 @@ class Tried:
     Attributes:
         problem: of what size.
         trial: what became of it.
-        seconds: since the first run of the journal began, without the time between runs; None where the journal does
-            not say, as older ones do not.
+        seconds: since the first run of the journal began, without the time between runs.
     """
 
     problem: Problem
     trial: Trial
-    seconds: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class History:
         header: what the first line says of target, toolchain and protocol.
         tried: candidates in the order of the lines.
         records: the last result of each problem.
-        seconds: what the runs took up to their last line; None where the journal does not say.
-        unread: how many lines can't be read, or only by a newer version.
+        seconds: what the runs took up to the last trial.
+        unread: how many lines can't be read.
     """
 
     header: Mapping[str, Any]
     tried: tuple[Tried, ...]
     records: tuple[Record, ...]
-    seconds: float | None
+    seconds: float
     unread: int
 
 
@@ -64,12 +63,12 @@ def read(path: Path, problems: Collection[Problem] | None = None) -> History:
         problems: only these, and the seconds of runs that tried any of them; None: all.
 
     Raises:
-        InputError: there is none, it can't be read, is too large, or is another program's file.
+        InputError: there is none, it can't be read, is too large, or is another program's or a newer version's file.
     """
     data = reading.read_bytes(path)
     if not data or not journal.is_journal(data):
         raise InputError(f"{path} is not a journal of tritongemm")
-    found = journal.parse(data)
+    found = journal.parse(path, data)
     unread = len(found.damaged)
     header: Mapping[str, Any] = {}
     records: dict[Problem, Record] = {}
@@ -86,7 +85,6 @@ def read(path: Path, problems: Collection[Problem] | None = None) -> History:
                 tried.append(_tried(line, clock))
             except (InputError, KeyError, TypeError, ValueError):
                 unread += 1
-        unread += line.kind == "newer"
     return History(header, tuple(tried), tuple(records.values()), clock.seconds, unread)
 
 
@@ -95,7 +93,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._earlier, self._last = 0.0, 0.0
-        self.seconds: float | None = None
+        self.seconds = 0.0
 
     def count(self, elapsed: float) -> float:
         """The seconds since the first run began, from those of the run that wrote a line."""
@@ -113,9 +111,6 @@ def _tried(line: Line, clock: _Clock) -> Tried:
         InputError, KeyError, TypeError, ValueError: it can't be read.
     """
     problem, trial = line.value
-    if not isinstance(trial, UnreadTrial):
-        return Tried(problem, trial, None)
-    entry = json.loads(trial.line)
-    elapsed = entry.get("elapsed")
-    seconds = clock.count(float(elapsed)) if FINITE.holds(elapsed) else None
-    return Tried(problem, read_trial(entry["trial"]), seconds)
+    elapsed = json.loads(trial.line)["elapsed"]
+    require({"elapsed": elapsed}, {"elapsed": FINITE})
+    return Tried(problem, trial.read(), clock.count(float(elapsed)))

@@ -1,8 +1,7 @@
 """A file of JSON lines that keeps what it took, through kill -9, a full disk and damage to the file.
 
 Each line ends with a checksum of its own bytes: ``{"record": {…}, "crc32": 1234567890}``. A line that is not as it was
-written is passed over and costs what it held. Journals of older versions have no checksums: their lines are read as
-they are, until the first one that has one.
+written is passed over and costs what it held.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.errors import InputError, NewerFileError, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.results import schema
 from tritongemm.results.schema import Line
@@ -115,6 +114,7 @@ def read(path: Path) -> JournalLines:
 
     Raises:
         OutputError: the journal can't be read, or the file is another program's.
+        NewerFileError: a newer version wrote it.
     """
     try:
         data = files.read_regular(path)
@@ -124,15 +124,15 @@ def read(path: Path) -> JournalLines:
         raise OutputError(f"{path} can't be read: {error.strerror}; choose another file with -o") from error
     if not is_journal(data):
         raise OutputError(f"{path} is not a journal of tritongemm; move it away, or choose another file with -o")
-    return parse(data)
+    return parse(path, data)
 
 
-def parse(data: bytes) -> JournalLines:
-    """What the whole lines of a journal's bytes say."""
+def parse(path: Path, data: bytes) -> JournalLines:
+    """What the whole lines of a journal's bytes say; raises NewerFileError where a newer version wrote them."""
     size = data.rfind(b"\n") + 1
     found: dict[int, Line] = {}
     damaged: dict[int, str] = {}
-    for number, line in enumerate(_parsed(data[:size].split(b"\n")[:-1]), start=1):
+    for number, line in enumerate(_parsed(path, data[:size].split(b"\n")[:-1]), start=1):
         if isinstance(line, Line):
             found[number] = line
         else:
@@ -140,27 +140,22 @@ def parse(data: bytes) -> JournalLines:
     return JournalLines(found, damaged, size)
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[Line | str]:
+def _parsed(path: Path, lines: Iterable[bytes]) -> Iterator[Line | str]:
     """What each line says, or why it can't be read."""
-    number_of_schema, summed = 1, False
-    problems: dict[Hashable, Problem] = {}
+    problems: dict[bytes, Problem] = {}
     for line in lines:
-        body, is_sound = _checked(line)
-        summed = summed or is_sound
         try:
-            if not is_sound and (summed or _CHECKSUM in line):
-                raise InputError("its checksum does not agree")
-            deferred = schema.defer_trial(body, problems) if is_sound and number_of_schema <= schema.SCHEMA else None
-            found = deferred or schema.read_line(json.loads(body), number_of_schema, problems)
-            if found.kind == "header":
-                number_of_schema = schema.schema_of(found.value)
-            yield found
+            yield schema.read_line(path, _without_checksum(line), problems)
+        except NewerFileError:
+            raise
         # Damage makes values of any type out of any other, and JSON that is nested deeper than Python reads.
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
             yield f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _checked(line: bytes) -> tuple[bytes, bool]:
-    """A line's JSON without the checksum, and whether it has one that agrees."""
+def _without_checksum(line: bytes) -> bytes:
+    """A line's JSON without its checksum, which must agree."""
     summed, _, number = line.rpartition(_CHECKSUM)
-    return (summed + b"}", True) if summed and number == b"%d}" % crc32(summed) else (line, False)
+    if number != b"%d}" % crc32(summed):
+        raise InputError("its checksum does not agree")
+    return summed + b"}"

@@ -23,12 +23,9 @@ class KnownTrials:
         self._read: dict[Problem, dict[tuple[str, str], Trial]] = {}
         self._unread: dict[Problem, list[UnreadTrial]] = {}
 
-    def take(self, problem: Problem, trial: Trial | UnreadTrial) -> None:
+    def take(self, problem: Problem, trial: UnreadTrial) -> None:
         """Take a trial of a line of the journal."""
-        if isinstance(trial, UnreadTrial):
-            self._unread.setdefault(problem, []).append(trial)
-        else:
-            self._read.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+        self._unread.setdefault(problem, []).append(trial)
 
     def of(self, problem: Problem) -> dict[tuple[str, str], Trial]:
         """The trials of a problem, by config name and stage; what is put into the dictionary is known from then on.

@@ -15,7 +15,6 @@ from tritongemm.core.trial import Trial
 from tritongemm.formats import format_of, read_text, results_format
 from tritongemm.results import journal
 from tritongemm.results.run_files import RunFiles
-from tritongemm.results.schema import UnreadTrial
 from tritongemm.system import files
 
 RowPlace: TypeAlias = "tuple[Problem, str, int, int]"  # a problem, a target, compute units, and the least M
@@ -47,9 +46,9 @@ class HeldRows:
                 raise InputError(
                     f"{path}: rows are replaced in {ours.title} alone; python -m tritongemm.convert makes it"
                 )
-            self._found = ours.read_results(path, text)
-            self._records = [row.record for row in self._found.rows if row.record is not None]
-            if len(self._records) < len(self._found.rows):
+            rows = ours.read_results(path, text).rows
+            self._records = [row.record for row in rows if row.record is not None]
+            if len(self._records) < len(rows):
                 raise InputError(f"{path}: it holds sizes without a result, which would be lost; tune them first")
         except BaseException:
             self._files.release()
@@ -66,17 +65,14 @@ class HeldRows:
             OutputError: it can't be written; what was there still is.
         """
         changed = [after if place_of(record) == place_of(before) else record for record in self._records]
-        lines = [self._line(record) for record in changed]
-        for row in sorted(self._found.newer, key=lambda row: row.index):
-            lines.insert(row.index, row.text + "\n")
-        files.atomic_write(self._files.results, results_format().write_results((), self._found.schema) + "".join(lines))
+        files.atomic_write(self._files.results, results_format().write(()) + "".join(map(self._line, changed)))
         self._records = changed
         return SUPPORTED
 
     def _line(self, record: Record) -> str:
         """A result's line, which is made once: files of thousands of results are written whole again and again."""
         if id(record) not in self._lines:
-            self._lines[id(record)] = record, results_format().write_results([record]).splitlines(keepends=True)[-1]
+            self._lines[id(record)] = record, results_format().write([record]).splitlines(keepends=True)[-1]
         return self._lines[id(record)][1]
 
     def close(self) -> None:
@@ -96,5 +92,5 @@ def read_trials(path: Path, problems: Collection[Problem]) -> dict[Problem, list
             continue
         problem, trial = line.value
         with suppress(InputError, KeyError, TypeError, ValueError):  # one that can't be read is no neighbour
-            found.setdefault(problem, []).append(trial.read() if isinstance(trial, UnreadTrial) else trial)
+            found.setdefault(problem, []).append(trial.read())
     return found

@@ -206,7 +206,7 @@ def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
 
 
 def _owner(folder: Path) -> str:
-    """Name of the output that a folder's modules belong to; "" where that is not said, as older versions did not."""
+    """Name of the output that a folder's modules belong to; "" in a new folder."""
     try:
         return files.read_regular(folder / _OWNER).decode(errors="replace")
     except FileNotFoundError:

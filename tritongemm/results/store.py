@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tritongemm.core.errors import DamagedFileWarning, InputError, NewerVersionWarning, OutputError, TritonGemmError
+from tritongemm.core.errors import DamagedFileWarning, InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.formats import ResultsFile, read_text, results_format
+from tritongemm.formats import read_text, results_format
 from tritongemm.results import journal
 from tritongemm.results.identity import RunIdentity
 from tritongemm.results.journal import Journal
@@ -45,8 +45,6 @@ class Store:
         self._guard = threading.RLock()
         self._seen = b""  # the text of the results file that this run read or wrote last
         self._kept: dict[Problem, list[Record]] = {}  # rows of the results file, in its order
-        self._newer = ResultsFile()  # rows of it that only a newer version can use
-        self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
         self._records: dict[Problem, Record] = {}  # results that go before the rows
         self._trials = KnownTrials(self.journal)
         self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
@@ -80,7 +78,7 @@ class Store:
         Raises:
             OutputError: not writable, held by another run, made for another target, GPU, toolchain or protocol, its
                 name says that it is no YAML, or a file that the run keeps beside it is another program's.
-            InputError: the results file that is there can't be read.
+            InputError: the results file that is there can't be read, or a newer version wrote it or its journal.
         """
         run_files = RunFiles(path)
         run_files.hold()
@@ -95,12 +93,8 @@ class Store:
 
     def _read_results(self, problems: Collection[Problem] | None) -> None:
         self._seen = self._text_of_results()
-        if not self._seen:
-            return
-        self._kept, self._newer = self._rows_of_results(problems)
-        if self._newer.newer:
-            what = f"{len(self._newer.newer)} of the rows of {self.path}"
-            _warn_of_newer(what, self._newer.newer[0].reason)
+        if self._seen:
+            self._kept = self._rows_of_results(problems)
 
     def _text_of_results(self) -> bytes:
         """The results file as it is now; b"" where there is none."""
@@ -111,8 +105,8 @@ class Store:
         except OSError as error:
             raise InputError(f"{self.path} can't be read: {error.strerror}") from error
 
-    def _rows_of_results(self, problems: Collection[Problem] | None) -> tuple[dict[Problem, list[Record]], ResultsFile]:
-        """The rows of the results file: those of each problem, and all with those of a newer version.
+    def _rows_of_results(self, problems: Collection[Problem] | None) -> dict[Problem, list[Record]]:
+        """The rows of the results file by their problem.
 
         Args:
             problems: as in `open`.
@@ -123,7 +117,7 @@ class Store:
         """
         kept: dict[Problem, list[Record]] = {}
         results = results_format().read_results(self.path, read_text(self._file))
-        if not results.rows and not results.newer:
+        if not results.rows:
             raise InputError(f"{self.path} holds an empty list; name another file with -o")
         tuned = None if problems is None else frozenset(problems)
         for row in results.rows:
@@ -134,7 +128,7 @@ class Store:
             if tuned is None or row.problem in tuned:
                 self._identity.require_toolchain(what, row.record.toolchain)
             kept.setdefault(row.problem, []).append(row.record)
-        return kept, results
+        return kept
 
     def _read_journal(self) -> None:
         read = journal.read(self.journal)
@@ -143,7 +137,7 @@ class Store:
                 f"{self.journal}: line 1, the header, is damaged ({read.damaged[1]}), and it alone tells how the rest "
                 "was measured: use --no-resume, which sets the journal aside, or choose another -o"
             )
-        damaged, newer = dict(read.damaged), [line.reason for line in read.lines.values() if line.kind == "newer"]
+        damaged = dict(read.damaged)
         numbers: dict[Problem, int] = {}  # of the lines that hold the results
         for number, line in read.lines.items():
             if line.kind == "record":
@@ -154,8 +148,6 @@ class Store:
         for problem, fault in _unwritable(self._records.values()).items():
             damaged[numbers[problem]] = fault
             del self._records[problem]
-        if newer:
-            _warn_of_newer(f"{len(newer)} of the lines of {self.journal}", newer[0])
         if damaged:
             _warn_of_damage(self.journal, damaged)
         if read.size and not self._identity.resumed:
@@ -163,7 +155,7 @@ class Store:
         begins = not read.size or not self._identity.resumed
         self._lines = Journal(self.journal, 0 if begins else read.size)
         if begins:
-            self._append([{"header": self._identity.header()}, *self._newer_lines])
+            self._append([{"header": self._identity.header()}])
 
     def _take_line(self, line: Line) -> str:
         """Take note of what a line of the journal says; why it can't be, or ""."""
@@ -177,15 +169,11 @@ class Store:
             self._records[record.problem], self._unmerged = record, True
         elif line.kind == "trial":
             self._trials.take(*line.value)
-        elif line.kind == "newer":
-            if "record" in line.value:
-                self._newer_lines.append(line.value)
         else:
             self._order.update(dict.fromkeys(line.value))
             self._unmerged = False
             if self._file.exists() or not self._identity.resumed:
                 self._records.clear()
-                self._newer_lines.clear()
         return ""
 
     def _set_aside(self) -> None:
@@ -264,8 +252,7 @@ class Store:
                 return
             self._replace(rows)
             # The order of problems still to come is kept as well, so that an interrupted run ends with the same file.
-            # A newer version takes records before this line for merged, so those that only it can use follow once more.
-            self._append([{"merged": [p.to_json() for p in new]}, *self._newer_lines])
+            self._append([{"merged": [p.to_json() for p in new]}])
             self._order, self._unmerged = sequence, False
 
     def _take_edits(self, text: bytes) -> None:
@@ -275,7 +262,7 @@ class Store:
         can't be read is kept in a file beside, as this run is about to replace it.
         """
         try:
-            self._kept, self._newer = self._rows_of_results(())
+            self._kept = self._rows_of_results(())
         except (InputError, OutputError) as error:
             try:
                 kept = files.keep_edited(self._file, text)
@@ -311,7 +298,7 @@ class Store:
 
     def _replace(self, rows: dict[Problem, list[Record]]) -> None:
         records = [record for same in rows.values() for record in same]
-        text = results_format().write_results(records, self._newer.schema, self._newer.newer)
+        text = results_format().write(records)
         advice = f"its journal {self.journal} is safe. Make room and run the same command again"
         files.atomic_write(self._file, text, advice)
         self._kept, self._seen = rows, text.encode()
@@ -347,13 +334,7 @@ def _unwritable(records: Collection[Record]) -> dict[Problem, str]:
 def _write_and_read(records: Collection[Record]) -> None:
     if records:
         ours = results_format()
-        ours.read_results(Path("the results"), ours.write_results(records))
-
-
-def _warn_of_newer(what: str, reason: str) -> None:
-    """Say once that a file has more than this version can use."""
-    text = f"{what} need a newer version of tritongemm and are kept as they are: {reason}"
-    warnings.warn(text, NewerVersionWarning, stacklevel=5)
+        ours.read_results(Path("the results"), ours.write(records))
 
 
 def _warn_of_damage(path: Path, damaged: Mapping[int, str]) -> None:

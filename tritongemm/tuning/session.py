@@ -170,7 +170,7 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
         if record is None or winner_path(problem, run.options.folder).exists():
             continue
         raced = [t for (_, stage), t in run.store.trials(problem).items() if stage == "final"]
-        with suppress(InputError):  # a template of an older version that is there no more
+        with suppress(InputError):  # a template that is no longer there
             if winner := best_kernel(record, raced, run.evaluators[0].target, run.options):
                 winner.write()
 

@@ -86,7 +86,7 @@ def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
     facts: dict[str, Any] = {**H200, "timer": "events"}
     of_range, exact = record(ONE, 9e-6, m_from=1, **facts), record(ONE, 8e-6, **facts)
     for name, one in (("range.yaml", of_range), ("exact.yaml", exact)):
-        (tmp_path / name).write_text(results_format().write_results([one]), encoding="utf-8")
+        (tmp_path / name).write_text(results_format().write([one]), encoding="utf-8")
     names = [first, *({"range.yaml", "exact.yaml"} - {first})]
     paths, output = [str(tmp_path / name) for name in names], tmp_path / "out.yaml"
     assert convert.main([*paths, "-o", str(output)]) == 0

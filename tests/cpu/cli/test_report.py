@@ -119,7 +119,7 @@ def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.C
     [
         ("", "is empty"),
         ("hello", ""),
-        (results_format().write_results([]), ""),
+        (results_format().write([]), ""),
         ("- {M: 1, N: 1, K: 1}\n", "no result with a time"),
     ],
 )

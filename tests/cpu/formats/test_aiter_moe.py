@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stores import take
 from tritongemm.core.config import Config
-from tritongemm.core.errors import NewerVersionWarning
+from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
@@ -68,7 +68,7 @@ def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
     ],
 )
 def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:
-    with pytest.warns(NewerVersionWarning, match=rf"row 3 \(line 4\) can't be tuned here: .*{reason}"):
+    with pytest.warns(UntunableRowsWarning, match=rf"row 3 \(line 4\) can't be tuned here: .*{reason}"):
         assert len(read(UNTUNED.replace(given, other))) == 4
 
 

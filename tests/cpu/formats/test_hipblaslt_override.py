@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
@@ -140,13 +140,13 @@ def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
 def test_types_that_are_none_of_ours_are_kept() -> None:
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
     whole = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
-    with pytest.warns(NewerVersionWarning, match="multiplies whole float32"):
+    with pytest.warns(UntunableRowsWarning, match="multiplies whole float32"):
         assert not FORMAT.read(PATH, whole, Defaults())
-    with pytest.warns(NewerVersionWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
+    with pytest.warns(UntunableRowsWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())
 
 
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
 @given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
 def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     text = TUNED[:at] + put + TUNED[at + cut :]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
@@ -106,7 +106,7 @@ def test_devices_and_foreign_rows() -> None:
         ADDMM.replace("beta=1", "beta=0"): [ROW],
     }
     with pytest.warns(
-        NewerVersionWarning, match=r"row 3 \(line 1\) can't be tuned here: bmm with no scalars .*; nor can 3 others"
+        UntunableRowsWarning, match=r"row 3 \(line 1\) can't be tuned here: bmm with no scalars .*; nor can 3 others"
     ):
         found = TABLE.read_usable(PATH, json.dumps(rows), Defaults())
     assert [(r.problem, r.config, r.target) for r in found.rows] == [
@@ -142,7 +142,7 @@ def test_a_damaged_row_costs_itself_alone(entry: tuple[str, Any], complaint: str
         TABLE.read(PATH, text, Defaults())
 
 
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
 @given(st.integers(0, 900), st.integers(0, 200), st.text(max_size=6))
 def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     whole = json.dumps({MM: [ROW], f"NVIDIA H200+{ADDMM}": [ROW]}, indent=4)

@@ -11,15 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import DATA
 from tests.support.formats import read_text, write_text
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError, NewerVersionWarning, RemarkWarning
+from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats import Defaults, results_format
+from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search.pruning.prune import prune
@@ -170,8 +169,7 @@ def test_orders_of_b_and_scales_come_back() -> None:
 def test_the_head_has_the_number_of_the_schema() -> None:
     text = write_text(RECORD)
     assert text.startswith(f"# Tuned by tritongemm, schema {SCHEMA}: ")
-    assert results_format().read_results(HERE, text).schema == SCHEMA
-    assert results_format().read_results(HERE, text.split("\n", 1)[1]).schema == 1, "files without a number are older"
+    assert [r.record for r in rows(text.split("\n", 1)[1])] == [RECORD], "a file without it is read as well"
 
 
 @pytest.mark.parametrize(
@@ -209,29 +207,6 @@ def test_a_row_written_by_hand_has_no_unknown_keys(row: str) -> None:
         rows(f"- {row}\n")
 
 
-def test_rows_of_a_newer_schema_are_kept_and_not_used() -> None:
-    """A key may make it another problem; other rows are used. In a file of today's schema a wrong row is an error."""
-    other = replace(RECORD, target="gfx950")
-    _, first, second = write_text(RECORD, other).splitlines()
-    groups = (
-        first[:-1]
-        .replace("'M': 16", "'M': 17")
-        .replace("'time(us)': 12.345678901234568", "'time(us)': 0.10000000000000000001")
-        + ", 'x9': 8}"
-    )
-    dtype = second.replace("'bf16'", "'fp2'")
-    text = "\n".join([f"# Tuned by tritongemm, schema {SCHEMA + 1}: of tomorrow", groups, first, dtype, second, ""])
-    with pytest.warns(NewerVersionWarning, match=r"rows\.yaml: line 2, and 1 others, can't be used .*'x9'"):
-        assert [r.record for r in rows(text)] == [RECORD, other]
-    results = results_format().read_results(HERE, text)
-    assert [(n.index, n.line) for n in results.newer] == [(0, 2), (2, 4)]
-    again = results_format().write_results([RECORD, other], results.schema, results.newer)
-    assert again.startswith(f"# Tuned by tritongemm, schema {SCHEMA + 1}: ")
-    assert again.splitlines()[1:] == [groups, first, dtype, second]
-    with pytest.raises(InputError, match=r"row 1 \(line 2\) has an unknown key 'x9'"):
-        rows(text.replace(f"schema {SCHEMA + 1}", f"schema {SCHEMA}"))
-
-
 def test_ranges_of_m_that_overlap_are_named() -> None:
     """Of one product and device; the file is read as it is."""
     problem = replace(RECORD.problem, m=64)
@@ -245,35 +220,3 @@ def test_ranges_of_m_that_overlap_are_named() -> None:
         assert [r.record for r in rows(write_text(second, first, elsewhere))] == [second, first, elsewhere]
     assert len(said) == 1
     rows(write_text(first, replace(second, m_from=65), elsewhere))
-
-
-def test_a_row_in_block_style_is_kept_too() -> None:
-    head = f"# Tuned by tritongemm, schema {SCHEMA + 1}:\n"
-    (kept,) = results_format().read_results(HERE, head + "-\n    M: 16\n    N: 1e2\n    x9: [a, 'b, c', 3]\n").newer
-    assert kept.text == "- {'M': 16, 'N': '1e2', 'x9': ['a', 'b, c', 3]}"
-
-
-def test_results_of_schema_1_are_read_for_ever() -> None:
-    path = DATA / "schema1" / "results.yaml"
-    results = results_format().read_results(path, path.read_text())
-    assert results.schema == 1 and not results.newer
-    found = [(r.problem.family, r.problem.order_b, r.problem.scale_a is not None) for r in results.rows]
-    assert found == [
-        ("dense", "plain", False),
-        ("dense", "plain", False),
-        ("a8w8", "plain", True),
-        ("a8w8", "shuffled_16x16", True),
-        ("a8w8_blockscale", "shuffled_16x16", True),
-        ("dense", "shuffled_16x16", False),
-    ]
-    for row in results.rows:
-        assert row.problem == registry.get(Family, row.problem.family).problem(
-            *(row.problem.m, row.problem.n, row.problem.k),
-            *(row.problem.dtype_a, row.problem.dtype_b, row.problem.dtype_c),
-            row_major_b=row.problem.row_major_b, bias=row.problem.bias, order_b=row.problem.order_b,
-        )  # fmt: skip
-    records = [r.record for r in results.rows if r.record]
-    assert all(r.compute_units == 0 and r.library_seconds == 1.2345678901234568e-05 for r in records)
-    written = write_text(*records).splitlines()
-    assert written[1:4] == path.read_text().splitlines()[1:4], "rows without an order of B are as they were"
-    assert [r.record for r in rows("\n".join(written) + "\n")] == records

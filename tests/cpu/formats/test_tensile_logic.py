@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
@@ -89,7 +89,7 @@ def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
 
 
 def test_sizes_and_their_solutions() -> None:
-    with pytest.warns(NewerVersionWarning, match="lie apart"):
+    with pytest.warns(UntunableRowsWarning, match="lie apart"):
         first, second = FORMAT.read(PATH, BASE, Defaults("int8"))
     assert first.problem == problem() and (first.target, first.compute_units) == ("gfx942", 304)
     assert second.problem == problem(8, 64, 32) and second.config is not None
@@ -98,7 +98,7 @@ def test_sizes_and_their_solutions() -> None:
     single = {**KIND, "DataType": 0, "DataTypeA": 0, "DataTypeB": 0, "DestDataType": 0}
     rounded = logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 9})
     assert [row.problem.dtype_a for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
-    with pytest.warns(NewerVersionWarning, match="multiplies whole float32"):
+    with pytest.warns(UntunableRowsWarning, match="multiplies whole float32"):
         assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
 
 
@@ -216,7 +216,7 @@ def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:
         FORMAT.read(PATH, text, Defaults())
 
 
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
 @given(st.integers(0, len(BASE)), st.integers(0, 200), st.text(max_size=6))
 def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     text = BASE[:at] + put + BASE[at + cut :]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
@@ -73,7 +73,7 @@ def test_scaled_products() -> None:
         ("a8w8", "n", "fp8e4m3fn", ""),
         ("a8w8", "none", "fp8e4m3fn", "tensor"),
     ]
-    with pytest.warns(NewerVersionWarning, match="does not say what its scales are of"):
+    with pytest.warns(UntunableRowsWarning, match="does not say what its scales are of"):
         assert not CSV.read(PATH, line.partition("_rw")[0] + "\n", Defaults())
 
 
@@ -92,7 +92,7 @@ def test_other_products_of_the_same_sizes_are_kept_apart(line: str, why: str) ->
     types, layout = line.partition(",")[0].split("_")[1:]
     dense = {"TN": "tn_8_16_32_ld_32_32_8", "NN": "nn_8_16_32_ld_8_32_8", "NT": "nt_8_16_32_ld_8_16_8"}[layout]
     text = f"{HEAD}{line}\nGemmTunableOp_{types.replace('float', 'tf32')}_{layout},{dense}\n"
-    with pytest.warns(NewerVersionWarning, match=rf"row 5 \(line 5\) can't be tuned here: .*{why}"):
+    with pytest.warns(UntunableRowsWarning, match=rf"row 5 \(line 5\) can't be tuned here: .*{why}"):
         (row,) = CSV.read(PATH, text, Defaults())
     assert row.count == 1 and row.line == 6
     written = CSV.translate([result(row.problem)], {"": text}).files[""]
@@ -105,7 +105,7 @@ def test_a_single_row_has_no_next_one() -> None:
 
 
 def test_a_tuned_file_and_recorded_ones() -> None:
-    with pytest.warns(NewerVersionWarning, match=r"row 7 \(line 7\) can't be tuned here: 'double' has a dtype"):
+    with pytest.warns(UntunableRowsWarning, match=r"row 7 \(line 7\) can't be tuned here: 'double' has a dtype"):
         found = CSV.read_usable(PATH, TUNED, Defaults())
     assert [r.target for r in found.rows] == ["gfx942"] * 3 and [r.line for r in found.rows] == [5, 6, 8]
     twice = f"{LINEAR}\r\n\r\n{LINEAR},- {{ function: matmul, M: 6144, N: 16 }}\r\n"
@@ -144,7 +144,7 @@ def test_it_claims_no_other_file(text: str) -> None:
     assert [f.name for f in registry.every(Format) if f.recognises(Path("sizes"), TUNED)] == ["tunableop_csv"]
 
 
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
 @given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
 def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     text = TUNED[:at] + put + TUNED[at + cut :]
@@ -177,7 +177,7 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
         "GemmAndBiasTunableOp_Half_NN,nn_64_9_48_ld_64_48_64,Default,0.03",
     ]
     assert written.files[""].startswith(text) and written.files[""].endswith(end) == text.endswith(end)
-    with pytest.warns(NewerVersionWarning):
+    with pytest.warns(UntunableRowsWarning):
         assert [r.problem for r in CSV.read(PATH, written.files[""], Defaults())][-3:] == new
 
 

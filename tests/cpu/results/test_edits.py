@@ -14,6 +14,7 @@ from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, ro
 from tritongemm.core.errors import DamagedFileWarning
 from tritongemm.core.problem import Problem
 from tritongemm.formats import results_format
+from tritongemm.results.journal import encode
 from tritongemm.results.store import Store
 
 FOUR, FIVE = Problem(4, 4, 4), Problem(5, 5, 5)
@@ -52,6 +53,11 @@ def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(tmp_path: Path)
         path.write_text(results_format().write([record(FOUR, 9e-3), record(ONE)]))
         store.merge((FOUR,))
     assert {r.problem: r.seconds for r in rows(path) if r} == {ONE: 1e-5, FOUR: 1e-5}
+
+
+def unsummed(line: bytes) -> dict[str, Any]:
+    """What a line of a journal says, without its checksum."""
+    return {key: value for key, value in json.loads(line).items() if key != "crc32"}
 
 
 @pytest.mark.parametrize(
@@ -94,13 +100,12 @@ def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(tmp_path: Path) -> N
     ],
 )  # fmt: skip
 def test_a_damaged_value_does_not_poison_the_results(tmp_path: Path, field: str, value: Any) -> None:
-    """Of an older journal, whose lines have no checksum: the line is passed over, and the results stay readable."""
+    """The line is passed over although its checksum agrees, and the results stay readable."""
     path = tmp_path / "out.yaml"
-    entries = [json.loads(line) for line in written(path).splitlines()]
+    entries = [unsummed(line) for line in written(path).splitlines()]
     place = next(n for n, e in enumerate(entries) if e.get("record", {}).get("problem") == TWO.to_json())
     entries[place]["record"][field] = value
-    older = [{key: held for key, held in entry.items() if key != "crc32"} for entry in entries]
-    journal_of(path).write_text("".join(json.dumps(entry) + "\n" for entry in older))
+    journal_of(path).write_bytes(b"".join(map(encode, entries)))
     with pytest.warns(DamagedFileWarning, match=rf"damaged lines \({place + 1}\) are passed over"):
         store = take(path)
     with store:
@@ -117,10 +122,8 @@ def test_a_damaged_trial_costs_itself(tmp_path: Path, field: str, value: Any) ->
     path = tmp_path / "out.yaml"
     with take(path) as store:
         store.add_trials(ONE, [trial(0), trial(1)])
-    header, first, second = journal_of(path).read_text().splitlines()
-    entry = json.loads(first)
-    entry["trial"][field] = value
-    older = [json.dumps({k: v for k, v in e.items() if k != "crc32"}) for e in (json.loads(header), entry)]
-    journal_of(path).write_text("\n".join([*older, second, ""]))
-    with pytest.warns(DamagedFileWarning, match=r"damaged lines \(2\)"), take(path) as store:
+    entries = [unsummed(line) for line in journal_of(path).read_bytes().splitlines()]
+    entries[1]["trial"][field] = value
+    journal_of(path).write_bytes(b"".join(map(encode, entries)))
+    with pytest.warns(DamagedFileWarning, match="can't be, and is measured again"), take(path) as store:
         assert list(store.trials(ONE).values()) == [trial(1)]

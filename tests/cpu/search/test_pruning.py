@@ -16,7 +16,6 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.pruning.rules.tune_gemm import TUNE_GEMM_RULES
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -35,30 +34,12 @@ def reasons(config: Config, problem: Problem, target: target.Target) -> dict[str
     return {r.name: why for r in applies if (why := r.check(config, problem, target))}
 
 
-@pytest.mark.parametrize(
-    ("size", "survivors"),
-    [
-        ((4096, 4096, 4096), 648),
-        ((8192, 8192, 8192), 672),
-        ((1024, 1024, 1024), 6224),
-        ((1, 8192, 28672), 880),
-        ((32, 16384, 53248), 4200),
-        ((4097, 4097, 4096), 0),
-        ((2050, 2050, 512), 0),
-    ],
-)
-def test_tune_gemm_counts(size: tuple[int, int, int], survivors: int, wide: Space) -> None:
-    problem = Problem(*size)
-    pruned = prune(wide, problem, GFX942, TUNE_GEMM_RULES, never_zero=False)
-    assert len(pruned.kept) == survivors
-    assert sum(pruned.removed.values()) + survivors == 132_000
-
-
 def test_guard_skips_the_rule_that_would_leave_nothing(wide: Space) -> None:
-    problem = Problem(4097, 4097, 4096)
-    pruned = prune(wide, problem, GFX942, TUNE_GEMM_RULES)
-    assert pruned.kept and pruned.skipped == ("large",) and pruned.removed["large"] == 0
-    nothing = prune(pruned.kept[:3], problem, GFX942, (Rule("all", lambda c, p, t: "no"),))
+    problem, rule = Problem(4097, 4097, 4096), Rule("all", lambda c, p, t: "no")
+    pruned = prune(wide, problem, GFX942, (rule, Rule("thin", lambda c, p, t: "no" if c.split_k > 1 else None)))
+    assert pruned.kept and pruned.skipped == ("all",) and pruned.removed["all"] == 0 < pruned.removed["thin"]
+    assert not prune(wide, problem, GFX942, (rule,), never_zero=False).kept
+    nothing = prune(pruned.kept[:3], problem, GFX942, (rule,))
     assert nothing.kept == pruned.kept[:3] and nothing.skipped == ("all",)
     assert prune([], problem, GFX942).kept == ()
 
@@ -245,16 +226,14 @@ def test_fp8_needs_longer_k() -> None:
     assert "dot_k" in reasons(Config("tile", 64, 64, 16), fp8, SM90)
 
 
-@pytest.mark.parametrize(("name", "rules"), [("gfx942", RULES), ("gfx942", TUNE_GEMM_RULES), ("sm90", RULES)])
+@pytest.mark.parametrize("name", ["gfx942", "sm90"])
 @pytest.mark.parametrize("size", [(1, 4096, 512), (512, 4096, 14336), (4097, 33, 70)])
-def test_a_space_is_pruned_as_its_configs_are_one_by_one(
-    name: str, rules: tuple[Rule, ...], size: tuple[int, int, int]
-) -> None:
+def test_a_space_is_pruned_as_its_configs_are_one_by_one(name: str, size: tuple[int, int, int]) -> None:
     target, problem = target_files.load_target(name), Problem(*size)
     whole = space(problem, target)
     thin = tuple(replace(a, values=tuple((n, v[:: 1 + len(v) // 3]) for n, v in a.values)) for a in whole.axes)
     whole = replace(whole, axes=thin)
-    assert prune(whole, problem, target, rules) == prune(list(whole), problem, target, rules)
+    assert prune(whole, problem, target) == prune(list(whole), problem, target)
 
 
 def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads(wide: Space) -> None:

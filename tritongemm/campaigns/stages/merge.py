@@ -50,7 +50,7 @@ def run(campaign: Campaign) -> None:
     if not best:
         raise InputError(f"{campaign.folder} has no results; run --only tune first")
     kept = sorted(best.values(), key=lambda record: (order[record.problem.key], record.compute_units))
-    files.atomic_write(campaign.merged, results_format().write_results(kept), _ADVICE)
+    files.atomic_write(campaign.merged, results_format().write(kept), _ADVICE)
     campaign.say(f"merged: {len(kept)} results in {campaign.merged}")
     missing = order.keys() - {record.problem.key for record in kept}
     for problem in sorted(missing, key=order.__getitem__):

@@ -122,7 +122,7 @@ def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[Comp
     if kernel is not None and kernel.source == job.digest and pool.cache.get(job.digest) is None:
         return Checked(claim, HOLDS)  # the same text, options and compiler
     if not claim.sha256:
-        return Checked(claim, UNKNOWN, "its code object was not recorded; an older version tuned it")
+        return Checked(claim, UNKNOWN, "its code object was not recorded")
     return job, target
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
 from tritongemm.export.library.entry import LibraryEntry, LibraryKernel
@@ -280,26 +280,28 @@ def open_library(path: Path) -> KernelLibrary:
 
 
 def _read_manifest(path: Path, text: bytes) -> Mapping[str, Any]:
-    """The parts of a manifest as they stand in it; older ones have entries alone.
+    """The parts of a manifest as they stand in it.
 
     Raises:
-        InputError: it is no manifest of this version.
+        InputError: it is no manifest, or a newer version wrote it.
     """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {MANIFEST} is no JSON: {error}; copy the library again") from None
     version = data.get(_KIND) if isinstance(data, Mapping) else None
-    if not isinstance(version, int) or not isinstance(data.get("entries"), list):
+    if isinstance(version, int) and version > SCHEMA:
+        raise NewerFileError(path, version, SCHEMA)
+    if version != SCHEMA:
         raise InputError(f"{path}: {MANIFEST} is no manifest of a library")
-    if version > SCHEMA:
-        raise InputError(f"{path}: a newer version of tritongemm wrote it (schema {version}); update tritongemm")
-    if not isinstance(data.get("helpers", []), list) or not isinstance(data.get("targets", {}), Mapping):
-        raise InputError(f"{path}: {MANIFEST} must have a list of helpers and a map of targets; build it again")
-    parts: dict[str, Any] = {"helpers": [], "targets": {}, **data}
-    if (count := sum(len(parts[name]) for name in ("entries", "helpers", "targets"))) > _MOST_MEMBERS:
+    parts: dict[str, Any] = {"entries": list, "helpers": list, "targets": Mapping}
+    if not all(isinstance(data.get(name), kind) for name, kind in parts.items()):
+        raise InputError(
+            f"{path}: {MANIFEST} must have lists of entries and helpers and a map of targets; build it again"
+        )
+    if (count := sum(len(data[name]) for name in parts)) > _MOST_MEMBERS:
         raise InputError(f"{path}: {MANIFEST} lists {count} parts, more than {_MOST_MEMBERS}")
-    return parts
+    return data
 
 
 def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | DamagedEntry:

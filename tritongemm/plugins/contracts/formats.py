@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow, Merged, NewerRow, ResultsFile, Translation
-from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.format_row import Defaults, FormatRow, Merged, ResultsFile, Translation
+from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
@@ -190,11 +190,11 @@ class ServerFormat(Format, abstract=True):
 
 
 class ResultsFormat(Format, abstract=True):
-    """The format of our own results, including rows that newer versions wrote."""
+    """The format of our own results."""
 
     @abstractmethod
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """Return everything that a file holds, including rows that only a newer version can use.
+        """Return the rows of a file, none of which is damaged, without remarks on them.
 
         Args:
             path: for messages.
@@ -203,19 +203,6 @@ class ResultsFormat(Format, abstract=True):
 
         Raises:
             InputError: a row is wrong; names file, row, line and field.
-        """
-
-    @abstractmethod
-    def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
-        """Return the text of a file with these records, and rows of a newer version at their original places.
-
-        Args:
-            records: in the order of their lines.
-            schema: the schema that was read, if rows of a newer version are among them.
-            newer: rows to write back unchanged.
-
-        Raises:
-            InputError: a row can't express a record.
         """
 
     @abstractmethod

@@ -25,22 +25,16 @@ def draw(data: ReportData) -> Figure:
     curves = curves_of(data)
     if not curves:
         return Figure("quality", _TITLE, "Not drawn: nothing was timed in these journals.")
-    timed = {name: curve for name, curve in curves.items() if curve.in_seconds}
-    others = [name for name in curves if name not in timed]
-    drawn = timed or curves
     caption = "Geometric mean over all sizes of the speed of the best candidate so far, before it the library's, "
-    caption += "over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in drawn.items()) + "."
-    if timed and others:
-        caption += f" Not drawn, as these older journals do not say when: {', '.join(others)}."
-    axis = "seconds since the run began" if timed else "candidates tried (these older journals do not say when)"
+    caption += "over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in curves.items()) + "."
     layout = {
-        "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "seconds since the run began"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "share of the final speed"}, "tickformat": ".0%"},
         "showlegend": True,
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GOAL, "y1": GOAL,
                     "line": {"color": "rgba(128,128,128,0.7)", "width": 1, "dash": "dot"}}],
     }  # fmt: skip
-    return Figure("quality", _TITLE, caption, tuple(_lines(drawn.items())), layout)
+    return Figure("quality", _TITLE, caption, tuple(_lines(curves.items())), layout)
 
 
 def _lines(curves: Iterable[tuple[str, QualityCurve]]) -> Iterable[Mapping[str, Any]]:
@@ -52,5 +46,5 @@ def _lines(curves: Iterable[tuple[str, QualityCurve]]) -> Iterable[Mapping[str, 
             "line": {"shape": "hv", "color": COLOURS[place % len(COLOURS)], "width": 2},
             "x": [number(passed) for passed, _ in curve.points],
             "y": [number(quality) for _, quality in curve.points],
-            "hovertemplate": "%{y:.2%} after %{x:.4g}" + (" s" if curve.in_seconds else " trials"),
+            "hovertemplate": "%{y:.2%} after %{x:.4g} s",
         }

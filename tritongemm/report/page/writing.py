@@ -152,5 +152,5 @@ def _run_tiles(data: ReportData) -> Iterable[tuple[str, str]]:
     """How long each run took to come near its best."""
     for curve in time_to_quality.curves_of(data).values():
         passed = curve.reached(GOAL)
-        if curve.in_seconds and passed is not None:
+        if passed is not None:
             yield f"{passed:.1f} s", f"to {GOAL:.0%} of the final speed"

@@ -301,7 +301,7 @@ def _read_manifest(path: Path, text: bytes) -> Mapping[str, Any]:
         )
     if (count := sum(len(data[name]) for name in parts)) > _MOST_MEMBERS:
         raise InputError(f"{path}: {MANIFEST} lists {count} parts, more than {_MOST_MEMBERS}")
-    return data
+    return {name: data[name] for name in parts}
 
 
 def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | DamagedEntry:

@@ -170,7 +170,7 @@ def main() -> int:
     p.add_argument("--fp8", default="", metavar="TYPE", help="q_dtype_w, such as torch.float8_e4m3fn (torch.int8)")
     p.add_argument("--write", action="store_true", help="only write the files")
     p.add_argument("--json", type=Path, metavar="OUT", help="write what came of each file")
-    p.add_argument("tune", nargs="*", metavar="-- TUNE OPTIONS", help="options of tritongemm.tune, behind --")
+    p.add_argument("tune", nargs="*", metavar="-- TUNE OPTIONS", help="options of tritongemm tune, behind --")
     args = p.parse_args()
     found = list[TunedFile]()
     print(f"{'file':42} rows told results seconds status", flush=True)

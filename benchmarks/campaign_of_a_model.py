@@ -3,7 +3,7 @@
     python benchmarks/campaign_of_a_model.py [--model llama|qwen2] [--layers 8] [--decode 1,16,64] [--prefill 512,2048]
         [--optimize-options "--budget 24"]
 
-The steps of `served_model.py` are captured once each, and `python -m tritongemm.optimize` makes a campaign of what
+The steps of `served_model.py` are captured once each, and `tritongemm optimize` makes a campaign of what
 they called. Its time-weighted uplift is the share of the GEMM time that the kept kernels save. Then `tritongemm.patch`
 serves the campaign's library in the model, layer by layer, and each step is replayed from CUDA graphs with and without
 it, in turns. What was measured is what all steps save, over the time of PyTorch's GEMM kernels by its profiler.
@@ -51,7 +51,7 @@ def make_campaign(folder: Path, steps: Sequence[Callable[[], torch.Tensor]], opt
         for step in steps:
             step()
     torch.cuda.empty_cache()
-    command = [sys.executable, "-m", "tritongemm.optimize", str(log), "-o", str(folder / "tunings"), *options]
+    command = [sys.executable, "-m", "tritongemm", "optimize", str(log), "-o", str(folder / "tunings"), *options]
     environment = {**os.environ, "PYTHONPATH": str(_common.ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout, flush=True)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--decode", default="1,16,64")
     parser.add_argument("--prefill", default="512,2048")
-    parser.add_argument("--optimize-options", default="", help="further options of tritongemm.optimize, in one text")
+    parser.add_argument("--optimize-options", default="", help="further options of tritongemm optimize, in one text")
     args = parser.parse_args()
     model = make_model(args.model, args.layers, args.vocabulary)
     every = shapes(args.decode, args.prefill)

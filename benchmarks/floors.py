@@ -325,7 +325,7 @@ def fits(problem: Problem) -> bool:
 def main() -> int:
     """Run the command; its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("results", type=Path, help="results of python -m tritongemm.tune, of this GPU")
+    parser.add_argument("results", type=Path, help="results of tritongemm tune, of this GPU")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
     try:

@@ -136,7 +136,7 @@ def main() -> None:
         build(path, args.kernels, here)
         for name, words in (
             ("the process that loads it", [sys.executable, "-c", LOAD, str(path)]),
-            ("check", [sys.executable, "-m", "tritongemm.check", str(path)]),
+            ("check", [sys.executable, "-m", "tritongemm", "check", str(path)]),
         ):
             for cache in ("cache", "empty cache"):
                 print(f"{name}, {cache}: {_run(words, Path(folder), cache):.2f} s with its imports")

@@ -133,7 +133,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--other-prefill", default="777")
     parser.add_argument("--compiled", default="", help="decode batches that are compared under torch.compile too")
     parser.add_argument("--rows", type=Path, help="results to serve, instead of capturing and tuning")
-    parser.add_argument("--tune-options", default="", help="further options of tritongemm.tune, in one text")
+    parser.add_argument("--tune-options", default="", help="further options of tritongemm tune, in one text")
     parser.add_argument("--apart", action="store_true", help="join no layers of one input")
     parser.add_argument("--keep", type=Path, help="copy the captured sizes and the results there")
     return parser.parse_args()

@@ -12,73 +12,53 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.system import settings
-from tritongemm.system.version import VERSION as __version__
+from tritongemm.system.version import VERSION
 
 if TYPE_CHECKING:
-    from tritongemm.cli.autotune import Results, autotune
-    from tritongemm.operations.checks import check_scales
-    from tritongemm.serving.api import explain, load, mm
-    from tritongemm.serving.batched import bmm, scaled_bmm
-    from tritongemm.serving.grouped_api import grouped_mm
-    from tritongemm.serving.layouts import pack_scales, pack_weight, unpack_scales, unpack_weight
-    from tritongemm.serving.linear_fp8 import linear_fp8
-    from tritongemm.serving.moe_api import fused_moe
-    from tritongemm.serving.patch import patch
-    from tritongemm.serving.quantize import quantize
-    from tritongemm.serving.scaled_api import scaled_mm
-    from tritongemm.serving.serve import serve
-    from tritongemm.tuning.request import TuneRequest
-    from tritongemm.workloads.capturing.session import Capture as capture
+    from tritongemm.cli.autotune import Results as Results
+    from tritongemm.cli.autotune import autotune as autotune
+    from tritongemm.operations.checks import check_scales as check_scales
+    from tritongemm.serving.api import explain as explain
+    from tritongemm.serving.api import load as load
+    from tritongemm.serving.api import mm as mm
+    from tritongemm.serving.batched import bmm as bmm
+    from tritongemm.serving.batched import scaled_bmm as scaled_bmm
+    from tritongemm.serving.grouped_api import grouped_mm as grouped_mm
+    from tritongemm.serving.layouts import pack_scales as pack_scales
+    from tritongemm.serving.layouts import pack_weight as pack_weight
+    from tritongemm.serving.layouts import unpack_scales as unpack_scales
+    from tritongemm.serving.layouts import unpack_weight as unpack_weight
+    from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
+    from tritongemm.serving.moe_api import fused_moe as fused_moe
+    from tritongemm.serving.patch import patch as patch
+    from tritongemm.serving.quantize import quantize as quantize
+    from tritongemm.serving.scaled_api import scaled_mm as scaled_mm
+    from tritongemm.serving.serve import serve as serve
+    from tritongemm.tuning.request import TuneRequest as TuneRequest
+    from tritongemm.workloads.capturing.session import capture as capture
 
-__all__ = [
-    "Results",
-    "TuneRequest",
-    "__version__",
-    "autotune",
-    "bmm",
-    "capture",
-    "check_scales",
-    "explain",
-    "fused_moe",
-    "grouped_mm",
-    "linear_fp8",
-    "load",
-    "mm",
-    "pack_scales",
-    "pack_weight",
-    "patch",
-    "quantize",
-    "scaled_bmm",
-    "scaled_mm",
-    "serve",
-    "unpack_scales",
-    "unpack_weight",
-]
+__version__ = VERSION
 
-
-# Where each name lies; a module is imported when the first of its names is used.
-_PLACES = {
-    "Results": "cli.autotune",
-    "TuneRequest": "tuning.request",
-    "autotune": "cli.autotune",
-    "bmm": "serving.batched",
-    "check_scales": "operations.checks",
-    "explain": "serving.api",
-    "fused_moe": "serving.moe_api",
-    "grouped_mm": "serving.grouped_api",
-    "load": "serving.api",
-    "mm": "serving.api",
-    "pack_scales": "serving.layouts",
-    "pack_weight": "serving.layouts",
-    "patch": "serving.patch",
-    "quantize": "serving.quantize",
-    "linear_fp8": "serving.linear_fp8",
-    "scaled_bmm": "serving.batched",
-    "scaled_mm": "serving.scaled_api",
-    "serve": "serving.serve",
-    "unpack_scales": "serving.layouts",
-    "unpack_weight": "serving.layouts",
+# The names of the API, by the module that defines them, which is imported when the first of them is used.
+_NAMES = {
+    "cli.autotune": "Results autotune",
+    "serving.api": "explain load mm",
+    "serving.batched": "bmm scaled_bmm",
+    "serving.grouped_api": "grouped_mm",
+    "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
+    "serving.linear_fp8": "linear_fp8",
+    "serving.moe_api": "fused_moe",
+    "operations.checks": "check_scales",
+    "serving.patch": "patch",
+    "serving.quantize": "quantize",
+    "serving.scaled_api": "scaled_mm",
+    "serving.serve": "serve",
+    "tuning.request": "TuneRequest",
+    "workloads.capturing.session": "capture",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __dir__() -> list[str]:
@@ -86,11 +66,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "capture":
-        return importlib.import_module("tritongemm.capture")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return globals()[name]
 
 

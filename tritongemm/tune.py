@@ -1,4 +1,4 @@
-"""The door of `python -m tritongemm.tune`; `tritongemm.cli.tune` is the command."""
+"""The entry point of `python -m tritongemm.tune`, the same as `tritongemm tune`."""
 
 from __future__ import annotations
 

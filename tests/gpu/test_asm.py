@@ -33,7 +33,7 @@ CONFIGS = [Config("tile", 64, 64, 64, 4, 1, 4, 3), Config("tile", 64, 128, 64, 1
 
 @pytest.fixture(scope="module")
 def manifests(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
-    """Kernels of both problems, as `python -m tritongemm.export` writes them."""
+    """Kernels of both problems, as `tritongemm export` writes them."""
     folder, arch = tmp_path_factory.mktemp("exported"), gpu_machine.target.name
     if not arch.startswith("sm"):
         pytest.skip("tiles of this test are for NVIDIA")

@@ -133,17 +133,17 @@ def test_a_run_that_is_killed_over_and_over(gpu_machine: Machine, tmp_path: Path
     environment = {"TRITONGEMM_CACHE": str(tmp_path / "cache"), "TRITONGEMM_TORTURE": str(tmp_path)}
     rng = random.Random(2)
     for _ in range(3):
-        ended = Command("tritongemm.tune", argv, tmp_path, environment).signalled(signal.SIGKILL, rng.uniform(2, 15))
+        ended = Command("tune", argv, tmp_path, environment).signalled(signal.SIGKILL, rng.uniform(2, 15))
         deadline = time.monotonic() + 10
         while (alive := processes_with(f"TRITONGEMM_TORTURE={tmp_path}")) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not alive, "processes live on after a kill"
-    ended = Command("tritongemm.tune", argv, tmp_path, environment).end(300).checked()
+    ended = Command("tune", argv, tmp_path, environment).end(300).checked()
     assert ended.status == 0, ended.err
     rows = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert [(row["M"], row["N"], row["K"]) for row in rows] == SIZES
     checked = ["--gemm_size_file", "out.yaml", "--compare_wo_tuning"]
     try:
-        assert Command("tritongemm.tune", checked, tmp_path, environment).end(300).checked().status == 0
+        assert Command("tune", checked, tmp_path, environment).end(300).checked().status == 0
     except TortureFailure as failure:
         pytest.fail(str(failure))

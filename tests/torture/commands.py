@@ -54,10 +54,10 @@ class Ended:
 
 
 class Command:
-    """One start of `python -m MODULE ARGUMENTS…`.
+    """One start of `tritongemm NAME ARGUMENTS…`.
 
     Args:
-        module: e.g. ``tritongemm.tune``.
+        name: of the subcommand, such as ``tune``.
         argv: its arguments.
         folder: where it runs.
         environment: variables beside those of this process.
@@ -66,13 +66,13 @@ class Command:
 
     def __init__(
         self,
-        module: str,
+        name: str,
         argv: Sequence[str],
         folder: Path,
         environment: dict[str, str] | None = None,
         file_bytes: int = 0,
     ) -> None:
-        self.argv = (module, *argv)
+        self.argv = (name, *argv)
 
         def limit() -> None:
             if file_bytes:
@@ -80,7 +80,7 @@ class Command:
 
         paths = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *argv],
+            [sys.executable, "-m", "tritongemm", name, *argv],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb", **(environment or {})},
             stdin=subprocess.DEVNULL,

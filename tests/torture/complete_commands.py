@@ -50,14 +50,12 @@ class Job:
 
 
 JOBS = (
-    Job("tritongemm.tune", _TUNE, ("out.yaml",)),
-    Job("tritongemm.tune", (*_TUNE, "--generate_only", "--keep"), ("out_kernels/generated_kernel_16_16_16.py",)),
-    Job("tritongemm.tune", ("--gemm_size_file", "tuned.yaml", "--compare_wo_tuning", *_TARGET)),
-    Job("tritongemm.tune", ("--gemm_size_file", "tuned.yaml", "--benchmark", *_TARGET)),
-    Job("tritongemm.export", ("tuned.yaml", "-o", "library", *_TARGET), ("library/kernels.csv",)),
-    Job(
-        "tritongemm.launch_plan", ("-m", "16", "-n", "16", "-k", "16", "-o", "plans", *_TARGET), ("plans/plan_0.json",)
-    ),
+    Job("tune", _TUNE, ("out.yaml",)),
+    Job("tune", (*_TUNE, "--generate_only", "--keep"), ("out_kernels/generated_kernel_16_16_16.py",)),
+    Job("tune", ("--gemm_size_file", "tuned.yaml", "--compare_wo_tuning", *_TARGET)),
+    Job("tune", ("--gemm_size_file", "tuned.yaml", "--benchmark", *_TARGET)),
+    Job("export", ("tuned.yaml", "-o", "library", *_TARGET), ("library/kernels.csv",)),
+    Job("launch-plan", ("-m", "16", "-n", "16", "-k", "16", "-o", "plans", *_TARGET), ("plans/plan_0.json",)),
 )
 
 
@@ -230,10 +228,10 @@ class HostileResults(CommandCampaign):
             path.write_bytes(text.encode("utf-8", "surrogatepass"))
         options = rng.choice(
             [
-                ("tritongemm.tune", "--gemm_size_file", "tuned.yaml", "--compare_wo_tuning", *_TARGET),
-                ("tritongemm.tune", "--gemm_size_file", "tuned.yaml", "--benchmark", *_TARGET),
-                ("tritongemm.export", "tuned.yaml", "-o", "library", *_TARGET),
-                ("tritongemm.tune", "--gemm_size_file", "sizes.yaml", "-o", "tuned.yaml", "--budget", "2", *_TARGET),
+                ("tune", "--gemm_size_file", "tuned.yaml", "--compare_wo_tuning", *_TARGET),
+                ("tune", "--gemm_size_file", "tuned.yaml", "--benchmark", *_TARGET),
+                ("export", "tuned.yaml", "-o", "library", *_TARGET),
+                ("tune", "--gemm_size_file", "sizes.yaml", "-o", "tuned.yaml", "--budget", "2", *_TARGET),
             ]
         )
         ended = self._start(Job(options[0], options[1:]), folder).end().checked()
@@ -260,10 +258,10 @@ class HostileCommandLines(CommandCampaign):
         folder = self._undisturbed.fresh(folder)
         module, argv, options = rng.choice(
             [
-                ("tritongemm.tune", [*self._SIZE, "--generate_only", "-o", "out.yaml", *_TARGET], self._TUNE_OPTIONS),
-                ("tritongemm.tune", [*self._SIZE, "--budget", "1", "-o", "out.yaml", *_TARGET], self._TUNE_OPTIONS),
-                ("tritongemm.launch_plan", [*self._SIZE, "-o", "plans", *_TARGET], self._PLAN_OPTIONS),
-                ("tritongemm.export", ["tuned.yaml", "-o", "library", *_TARGET], ("-o", "--target")),
+                ("tune", [*self._SIZE, "--generate_only", "-o", "out.yaml", *_TARGET], self._TUNE_OPTIONS),
+                ("tune", [*self._SIZE, "--budget", "1", "-o", "out.yaml", *_TARGET], self._TUNE_OPTIONS),
+                ("launch-plan", [*self._SIZE, "-o", "plans", *_TARGET], self._PLAN_OPTIONS),
+                ("export", ["tuned.yaml", "-o", "library", *_TARGET], ("-o", "--target")),
             ]
         )
         for _ in range(rng.randint(1, 3)):

@@ -39,7 +39,7 @@ class Campaign:
         open_run: a tuning run of some problems into a results file.
         open_tools: what the last stages measure with.
         measured_with: what times depend on, such as versions and the clock.
-        tune_options: options with which `python -m tritongemm.tune` tunes one config as this campaign does.
+        tune_options: options with which `tritongemm tune` tunes one config as this campaign does.
         others: results files of other campaigns, merged into this one's.
         resume: whether tuning goes on from what is there.
         failures: what went wrong so far and did not end the campaign; it makes the exit status 1.

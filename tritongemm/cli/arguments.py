@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tritongemm.system.printable import printable
+from tritongemm.system.version import VERSION
 
 LARGEST_SIZE = 2**31 - 1  # kernels count rows and columns in 32 bits
 YEAR_S = 365 * 24 * 3600
@@ -22,17 +24,88 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # int() takes 1_6 and digits of other 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # no nan, no inf
 
 
+# What each subcommand does.
+COMMANDS = {
+    "tune": "Tune GEMMs: C[M, N] = A[M, K] @ B[K, N], beside the library; the same command resumes a stopped run.",
+    "capture": "Run a program and record the sizes of the GEMMs that it asks PyTorch for.",
+    "optimize": "Tune the GEMMs that take most of a job's time, from its BLAS log, and keep those that got faster.",
+    "lookup": "Print which row of tuned files serves x [M, K] @ w [N, K].T, or x @ b; no GPU is needed.",
+    "convert": "Write results in another format, or merge files of one format.",
+    "check": "Report which tuned results are still valid for this toolchain, these libraries and this GPU.",
+    "report": "Draw results as one HTML page.",
+    "library": "Pack tuned kernels as a library, which tritongemm.load serves without a compiler; merge and list them.",
+    "export": "Write tuned kernels as code objects with a manifest.",
+    "launch-plan": "Write a config's code object and launch parameters as files, without a GPU.",
+    "gradlib": "Tune with the flags of gradlib's and AITER's tuners.",
+    "completion": "Print the script that completes these commands and their options in a shell.",
+}
+
+
+def started_as() -> str:
+    """How this process was started, for a command line that the user can copy."""
+    return "tritongemm" if os.path.basename(sys.argv[0]) == "tritongemm" else "python -m tritongemm"
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints take one line, and repeat no more of a value than can be read."""
+    """A parser whose complaints take one line, repeat no more of a value than can be read, and say what may be meant.
+
+    Long options may be written with ``_`` or ``-``.
+
+    Args:
+        prog: the command, such as ``tritongemm lookup``, whose description is in `COMMANDS`.
+        given: as of argparse.
+    """
+
+    def __init__(self, prog: str, **given: Any) -> None:
+        given.setdefault("description", COMMANDS.get(prog.removeprefix("tritongemm ")))
+        super().__init__(prog, **given)
+        self._words: list[str] = []
+        self.add_argument("--version", action="version", version=f"tritongemm {VERSION}")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words; one that is no option is an error of this parser, not of the one above it."""
+        self._words = [self._registered(word) for word in (sys.argv[1:] if args is None else args)]
+        found, unknown = super().parse_known_args(self._words, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the complaint, and exit with status 2."""
-        self.exit(2, f"error: {printable(message)} (--help lists all options)\n")
+        said = printable(f"{message}{self._suggest(message)}")
+        self.exit(2, f"error: {said} ({self.prog} --help lists all options)\n")
+
+    def _registered(self, word: str) -> str:
+        """A word whose option, or the start of one, has ``_`` and ``-`` where this parser's option has them."""
+        name, equals, value = word.partition("=")
+        if not name.startswith("-") or name in self._option_string_actions:
+            return word
+        dashed = name.replace("_", "-")
+        alike = [o for o in self._option_string_actions if o.replace("_", "-").startswith(dashed)]
+        return min(alike, key=len)[: len(name)] + equals + value if alike else word
+
+    def _suggest(self, message: str) -> str:
+        """The option, or the choice, that is spelled like the first one that there is not; "" if none is."""
+        import difflib
+
+        known = list(self._option_string_actions)
+        names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
+        wrong = [name for name in names if not any(option.startswith(name) for option in known)]
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            wrong, known = [choice[1]], re.findall(r"[\w-]+", choice[2])
+        meant = difflib.get_close_matches(wrong[0], known, 1) if wrong else []
+        return f"; did you mean {meant[0]}{'' if wrong[0] in message else f', not {wrong[0]}'}?" if meant else ""
 
 
 def add_verbose(p: argparse.ArgumentParser) -> None:
     """Add the option that lists what is said of rows without it in one line for each kind."""
     p.add_argument("--verbose", action="store_true", help="list every row that is left out, not one of each kind")
+
+
+def add_gpus(g: argparse._ActionsContainer, *names: str, default: str = "all") -> None:
+    """Add the option that names GPUs."""
+    g.add_argument("--gpus", *names, type=devices, metavar="I,J,…",
+                   help=f"ordinals of the GPUs to use (default: {default})")  # fmt: skip
 
 
 def add_compiling(g: argparse._ActionsContainer, limited: str = "one compile") -> None:

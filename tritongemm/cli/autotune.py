@@ -105,7 +105,7 @@ class Results:
             warnings.warn(f"{place}: {record.problem.key}: {reason}", RemarkWarning, stacklevel=2)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Draw the results as one HTML page, as `python -m tritongemm.report` does.
+        """Draw the results as one HTML page, as `tritongemm report` does.
 
         Args:
             path: the page; a report that is there is replaced.

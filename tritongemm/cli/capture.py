@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.capture`: a program is run, and what it multiplies is written."""
+"""The command line of `tritongemm capture`: a program is run, and what it multiplies is written."""
 
 from __future__ import annotations
 
@@ -20,18 +20,7 @@ from tritongemm.workloads.capturing.workload_file import WorkloadFile
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Check the arguments, and become the program; the exit status is its own, or `REFUSED` of `cli.door`."""
-    p = arguments.Parser(
-        prog="python -m tritongemm.capture",
-        usage="%(prog)s [-o FILE] {app.py | -m MODULE} [ARGUMENT ...]",
-        description="Run a program and record the sizes of the GEMMs that it asks PyTorch for.",
-    )
-    p.add_argument("-o", "--output", type=arguments.output, metavar="FILE",
-                   help="YAML of sizes, or, if it ends in .csv, AITER's untuned sizes; counts are added to those that "
-                   "are there (shapes.yaml; none where AITER_TUNE_GEMM=1)")  # fmt: skip
-    p.add_argument("-m", "--module", nargs=argparse.REMAINDER, metavar="MODULE",
-                   help="run a module, as python -m does; all later arguments go to the program")  # fmt: skip
-    p.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a script with its arguments")
-    args = p.parse_args(list(argv))
+    args = parser().parse_args(argv)
     words: list[str] = args.module if args.module is not None else args.program
     if not words:
         raise InputError("there is no program to run; name a script, or a module after -m")
@@ -43,6 +32,19 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.flush()
     command = program.command(words, args.module is not None)
     os.execv(command[0], command)
+
+
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    usage = "%(prog)s [-o FILE] {app.py | -m MODULE} [ARGUMENT ...]"
+    p = arguments.Parser("tritongemm capture", usage=usage)
+    p.add_argument("-o", "--output", type=arguments.output, metavar="FILE",
+                   help="YAML of sizes, or, if it ends in .csv, AITER's untuned sizes; counts are added to those that "
+                   "are there (shapes.yaml; none where AITER_TUNE_GEMM=1)")  # fmt: skip
+    p.add_argument("-m", "--module", nargs=argparse.REMAINDER, metavar="MODULE",
+                   help="run a module, as python -m does; all later arguments go to the program")  # fmt: skip
+    p.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a script with its arguments")
+    return p
 
 
 def _require_program(name: str, is_module: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.check`: which tuned results still hold; others are raced again."""
+"""The command line of `tritongemm check`: which tuned results still hold; others are raced again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import arguments, door, options, tuned_rows
+from tritongemm.cli import arguments, door, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
@@ -61,8 +61,8 @@ class _Source:
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    args = _parser().parse_args(options.normalised(argv))
-    here = machine.find_machine(None, args.devices, machine.count_devices() if args.repair and not args.devices else 0)
+    args = parser().parse_args(argv)
+    here = machine.find_machine(None, args.gpus, machine.count_devices() if args.repair and not args.gpus else 0)
     source = _read(Path(args.source))
     cache = ArtifactCache(settings.cache_folder())
     cache.check()
@@ -79,16 +79,13 @@ def main(argv: Sequence[str]) -> int:
     return door.WRONG if left or source.damaged else door.DONE
 
 
-def _parser() -> arguments.Parser:
-    p = arguments.Parser(
-        prog="python -m tritongemm.check",
-        description="Report which tuned results are still valid for this toolchain, these libraries and this GPU.",
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm check")
     p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a kernel library")
     p.add_argument("--repair", action="store_true",
                    help="race invalid results again, with fast configs of the nearest sizes")  # fmt: skip
-    p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
-                   help="GPUs that race results in parallel (default: all)")  # fmt: skip
+    arguments.add_gpus(p)
     arguments.add_compiling(p, "one compile, or of one request to the GPU,")
     arguments.add_verbose(p)
     return p

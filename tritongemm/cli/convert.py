@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.convert`: results of one format written in another, and files merged."""
+"""The command line of `tritongemm convert`: results of one format written in another, and files merged."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tritongemm.cli import arguments, door
+from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import format_of, plain_text, read_exactly, read_text, results_format
 from tritongemm.plugins.contracts import Format
@@ -40,7 +40,7 @@ class _Found:
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.files]
     format_ = tuned_file.output_format(output, args.to)
     with tuned_file.held(output):
@@ -69,17 +69,14 @@ def main(argv: Sequence[str]) -> int:
     return door.WRONG if found.damaged else door.DONE
 
 
-def _parser() -> arguments.Parser:
-    p = arguments.Parser(
-        prog="python -m tritongemm.convert",
-        description="Write results in another format, or merge files of one format.",
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm convert")
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, or files to merge")
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
                    help="output file; its existing rows for other problems are kept")  # fmt: skip
     p.add_argument("--to", default="", metavar="NAME", help="format of OUT (default: by its contents or its name)")
-    p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
+    options.add_family(p)
     arguments.add_verbose(p)
     return p
 

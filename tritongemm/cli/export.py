@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.export`: tuned winners as code objects with a manifest."""
+"""The command line of `tritongemm export`: tuned winners as code objects with a manifest."""
 
 from __future__ import annotations
 
@@ -15,21 +15,7 @@ from tritongemm.workloads import sizes
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    p = arguments.Parser(
-        prog="python -m tritongemm.export", description="Write tuned kernels as code objects with a manifest."
-    )
-    p.add_argument("results", type=arguments.path, metavar="FILE", help="results of python -m tritongemm.tune")
-    p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
-                   help="folder for kernels.csv and the code objects")  # fmt: skip
-    default = "this machine's GPU; without one what all rows are of, else gfx942"
-    p.add_argument(
-        "--target",
-        type=options.architecture,
-        metavar="ARCH",
-        help=f"write only results for this target (default: {default})",
-    )
-    arguments.add_verbose(p)
-    args = p.parse_args(options.normalised(argv))
+    args = parser().parse_args(argv)
     found = sizes.from_results(Path(args.results), Defaults())
     records = [r.record for r in found.rows if r.record is not None]
     if not found.rows:
@@ -52,3 +38,14 @@ def main(argv: Sequence[str]) -> int:
         )
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
     return door.WRONG if found.damaged else door.DONE
+
+
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm export")
+    p.add_argument("results", type=arguments.path, metavar="FILE", help="results of tritongemm tune")
+    p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
+                   help="folder for kernels.csv and the code objects")  # fmt: skip
+    options.add_target(p, default=options.DEFAULT_OF_ROWS)
+    arguments.add_verbose(p)
+    return p

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.gradlib`: the flags of gradlib's tuner and AITER's, for what `tune` does.
+"""The command line of `tritongemm gradlib`: the flags of gradlib's tuner and AITER's, for what `tune` does.
 
 What these tuners call by a letter or a word is another thing in `tune` (``-k``, ``-o2``, ``--batch``), so this door has
 a parser of its own, which fills the same request.
@@ -40,7 +40,7 @@ _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if args.untune_file is None and args.model_dir is None and args.family is not None:
         args.untune_file = _file_name(args.family, "untuned")
     if args.run_config is not None:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if tuned_file is None:
         raise InputError(
             f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
-            f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
+            f"{_TUNED}; results of our own in YAML are written by tritongemm tune"
         )
     target = _candidate_of(output, args) if args.compare else output
     request = _read_request(args, target, to)
@@ -115,10 +115,9 @@ def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
     return candidate
 
 
-def _parser() -> arguments.Parser:
-    p = arguments.Parser(
-        prog="python -m tritongemm.gradlib", description="Tune with the flags of gradlib's and AITER's tuners."
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm gradlib", usage="%(prog)s -i CSV -o CSV [OPTION ...]")
     _add_files(p)
     _add_sizes(p)
     _add_search(p)
@@ -131,7 +130,8 @@ def _add_files(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("files")
     g.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
         help="sizes to tune, or results to tune again with --all")  # fmt: skip
-    g.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output_file, metavar="CSV",
+    g.add_argument("-o", "--output", "--tune_file", "--tuned_file", dest="tune_file", metavar="CSV",
+        type=arguments.output_file,
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
     g.add_argument(

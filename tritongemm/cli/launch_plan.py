@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.launch_plan`: a config's code object and its launch, as files.
+"""The command line of `tritongemm launch-plan`: a config's code object and its launch, as files.
 
 No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
 order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts
@@ -38,11 +38,13 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import files, settings
 from tritongemm.workloads import sizes
 
+_TARGET = "gfx942"  # where the user names none
+
 
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    for path in _run(parser().parse_args(options.normalised(argv))):
+    for path in _run(parser().parse_args(argv)):
         print(path)
     return door.DONE
 
@@ -51,21 +53,12 @@ def _searched_backend() -> str:
     return next(b.name for b in registry.every(Backend) if isinstance(b, SearchedBackend))
 
 
-def parser() -> argparse.ArgumentParser:
-    """All options."""
-    p = arguments.Parser(
-        prog="python -m tritongemm.launch_plan",
-        description="Write a config's code object and launch parameters as files, without a GPU.",
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm launch-plan", usage="%(prog)s -m M -n N -k K -o DIR [OPTION ...]")
     g = p.add_argument_group("what to run")
     options.problem_options(g)
-    g.add_argument(
-        "--target",
-        type=options.architecture,
-        default="gfx942",
-        metavar="ARCH",
-        help=f"{', '.join(target_files.target_names())}; default: %(default)s",
-    )
+    options.add_target(g, default=_TARGET)
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest that "
                    "a plan can hold")  # fmt: skip
     g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
@@ -94,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> Iterator[Path]:
-    facts = target_files.load_target(args.target)
+    facts = target_files.load_target(args.target or _TARGET)
     if None in (args.m, args.n, args.k):
         raise InputError("name a size with -m, -n and -k")
     (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts))

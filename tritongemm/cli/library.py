@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.library`: libraries are built, merged, listed and verified."""
+"""The command line of `tritongemm library`: libraries are built, merged, listed and verified."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options, tuned_rows
+from tritongemm.cli import arguments, door, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.export.library import storage, writing
@@ -28,21 +28,18 @@ _WORDS = ("size", "target", "winner", "config", "code")
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    args = _parser().parse_args(options.normalised(argv))
+    args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
-def _parser() -> arguments.Parser:
-    p = arguments.Parser(
-        prog="python -m tritongemm.library",
-        description="Libraries of tuned kernels: code objects with a manifest, which tritongemm.load serves without a "
-        "compiler.",
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm library")
     actions = p.add_subparsers(required=True, metavar="{build,merge,list,verify}", parser_class=arguments.Parser)
     build = actions.add_parser("build", help="compile the winners of results files and write them as a library")
     build.add_argument("results", nargs="+", type=arguments.path, metavar="FILE",
-                       help="results of python -m tritongemm.tune")  # fmt: skip
+                       help="results of tritongemm tune")  # fmt: skip
     merge = actions.add_parser("merge", help="merge libraries; of two results the faster is kept")
     merge.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
     for one in (build, merge):

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.lookup`: which row of tuned files serves a call, told without a GPU."""
+"""The command line of `tritongemm lookup`: which row of tuned files serves a call, told without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import winners
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
@@ -30,7 +29,7 @@ from tritongemm.workloads import sizes
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
-    args = _parser().parse_args(options.normalised(argv))
+    args = parser().parse_args(argv)
     tables = merge([read_table(Path(file)) for file in args.files])
     rows = [row for table in tables for row in table.rows]
     records = [*(row.record for row in rows), *(record for table in tables for record in table.unserved)]
@@ -47,11 +46,9 @@ def main(argv: Sequence[str]) -> int:
     return door.WRONG if isinstance(found, Support) else door.DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    p = arguments.Parser(
-        prog="python -m tritongemm.lookup",
-        description="Print which row of tuned files serves x [M, K] @ w [N, K].T, or x @ b; no GPU is needed.",
-    )
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm lookup", usage="%(prog)s FILE ... -m M -n N -k K [OPTION ...]")
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
     call = p.add_argument_group("the call; B is column-major, as a linear layer's weight is, without -row_b")
     options.problem_options(call)
@@ -59,9 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     call.add_argument("-row_b", "--row-b", dest="col_b", action="store_false", help=help_text)
     p.set_defaults(col_b=True)
     g = p.add_argument_group("the device")
-    known = ", ".join(target_files.target_names())
-    default = "this machine's GPU; without one what all rows are of, else gfx942"
-    g.add_argument("--target", type=options.architecture, metavar="ARCH", help=f"{known} (default: {default})")
+    options.add_target(g, default=options.DEFAULT_OF_ROWS)
     g.add_argument(
         "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
     )

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.optimize`: from a log of what a job called to kernels that gained."""
+"""The command line of `tritongemm optimize`: from a log of what a job called to kernels that gained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
 from tritongemm.runtime.machine import Machine, count_devices, toolchain
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.reading import read_bytes
 from tritongemm.tuning import session
 from tritongemm.tuning.cluster import Cluster, open_machine
@@ -55,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _read_request(args: argparse.Namespace) -> TuneRequest:
     """What each run of the campaign is asked for; without a cluster all GPUs of this host, or those that are named."""
-    every = 0 if args.devices or args.ray is not None else count_devices()
+    every = 0 if args.gpus or args.ray is not None else count_devices()
     return TuneRequest(
-        devices=Devices(args.target, args.devices, args.ngpus or every, args.ray, args.num_threads),
+        devices=Devices(args.target, args.gpus, args.ngpus or every, args.ray, args.num_threads),
         search=SearchScope(
             strategy=args.strategy,
             budget=args.budget,
@@ -68,23 +67,21 @@ def _read_request(args: argparse.Namespace) -> TuneRequest:
     )
 
 
-def _parser() -> arguments.Parser:
+def parser() -> arguments.Parser:
+    """The options of the command."""
     p = arguments.Parser(
-        prog="python -m tritongemm.optimize",
-        description="Tune the GEMMs that take most of a job's time, from its BLAS log, and keep those that got faster.",
+        "tritongemm optimize",
+        usage="%(prog)s [LOG] [-o DIR] [OPTION ...]",
         epilog="logs: " + "; ".join(log.title for log in registry.every(CallLog)) + "; or a captured workload",
     )
-    known = ", ".join(target_files.target_names())
     p.add_argument("log", nargs="?", type=arguments.path, metavar="LOG",
                    help="log of the job's calls; may be omitted to continue an existing campaign")  # fmt: skip
-    p.add_argument("-o", "--output-dir", dest="output", type=arguments.output_folder, default="tunings", metavar="DIR",
+    p.add_argument("-o", "--output", "--output-dir", type=arguments.output_folder, default="tunings", metavar="DIR",
                    help="the campaign's folder (default %(default)s)")  # fmt: skip
-    p.add_argument("-a", "--architecture", dest="target", type=options.architecture, metavar="ARCH",
-                   help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip
+    options.add_target(p, "-a", "--architecture")
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
                    help=f"tune GEMMs that take at least this share of the time (default {THRESHOLD})")  # fmt: skip
-    p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
-                   help="ordinals of the GPUs to use (default: all)")  # fmt: skip
+    arguments.add_gpus(p, "-d", "--devices")
     p.add_argument("--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N",
                    help="number of GPUs to use, of this machine or of the cluster (default: all)")  # fmt: skip
     p.add_argument("--ray", type=arguments.path, metavar="ADDRESS",
@@ -105,8 +102,8 @@ def _parser() -> arguments.Parser:
         metavar="N",
         help="maximum number of generations (default: the strategy's own)",
     )
-    p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm.tune")
-    p.add_argument("--libtype", metavar="B,…", help="as of tritongemm.tune")
+    p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm tune")
+    p.add_argument("--libtype", metavar="B,…", help="as of tritongemm tune")
     arguments.add_compiling(p, "one compile, or of one candidate on the GPU,")
     p.add_argument("--verbose", action="store_true", help="print the outcome of each candidate")
     return p
@@ -114,21 +111,19 @@ def _parser() -> arguments.Parser:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parsed options, with the budget that a population and its generations make."""
-    parser = _parser()
-    args = parser.parse_args(options.normalised(argv))
-    if args.devices and args.ngpus:
-        parser.error("--devices and --ngpus exclude each other: the first names GPUs, the second gives their number")
-    if args.devices and args.ray is not None:
-        parser.error(
-            "--devices counts the GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used"
-        )
+    p = parser()
+    args = p.parse_args(argv)
+    if args.gpus and args.ngpus:
+        p.error("--gpus and --ngpus exclude each other: the first names GPUs, the second gives their number")
+    if args.gpus and args.ray is not None:
+        p.error("--gpus names GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used")
     if args.population is None and args.generations is None:
         return args
     own = registry.get(Strategy, args.strategy).population
     if not own:
-        parser.error(f"--population and --generations need a strategy with generations; {args.strategy} has none")
+        p.error(f"--population and --generations need a strategy with generations; {args.strategy} has none")
     if args.budget is not None and args.generations is not None:
-        parser.error("--generations and --budget exclude each other: both limit the number of configs")
+        p.error("--generations and --budget exclude each other: both limit the number of configs")
     args.population = args.population or own
     if args.generations is not None:
         args.budget = (args.population * args.generations, 0.0)
@@ -162,7 +157,7 @@ def _campaign(
 
 
 def _tune_words(args: argparse.Namespace) -> list[str]:
-    """The options of tritongemm.tune that tune as this command does, for the scripts that the campaign writes."""
+    """The options of tritongemm tune that tune as this command does, for the scripts that the campaign writes."""
     words = ["--strategy", args.strategy]
     words += ["--target", args.target] if args.target else []
     words += ["--libtype", args.libtype] if args.libtype else []

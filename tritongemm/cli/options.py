@@ -1,10 +1,13 @@
-"""The command line of `python -m tritongemm.tune`, and the options other commands share with it."""
+"""The command line of `tritongemm tune`, and the options other commands share with it."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import reprlib
+import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,15 +28,17 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
 
 _OFFERED_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8", "bf8")
+DEFAULT_OF_ROWS = "this machine's GPU; without one what all rows are of, else gfx942"  # the target of stored results
 EXAMPLES = """\
 examples:
-  python -m tritongemm.tune -m 16 -n 16 -k 16
-  python -m tritongemm.tune --gemm_size_file sizes.yaml --compare -o tuned.yaml
-  python -m tritongemm.tune --gemm_size_file tuned.yaml --compare_wo_tuning
-
-Options may be written with _ or -. Without a GPU, or with --target naming another one, kernels are really
-compiled, ranked by a cost model and verified by Triton's interpreter; such results have "timer: model".
+  tritongemm tune -m 16 -n 16 -k 16
+  tritongemm tune --gemm_size_file sizes.yaml --compare -o tuned.yaml
+  tritongemm tune --gemm_size_file tuned.yaml --compare_wo_tuning
 """
+_NOTE = (
+    "Options may be written with _ or -. Without a GPU, or with --target naming another one, kernels are really "
+    'compiled, ranked by a cost model and verified by Triton\'s interpreter; such results have "timer: model".'
+)
 
 
 class _Parser(arguments.Parser):
@@ -42,34 +47,31 @@ class _Parser(arguments.Parser):
     def format_help(self) -> str:
         """The help text; only this imports all plug-ins, a run does not."""
         lists = (
-            _list_families(),
-            _list_backends(),
-            _list_others("strategies (--strategy):", Strategy),
-            _list_others("timers (--profiler):", Timer),
+            ("families (--family):", _families()),
+            ("backends (--libtype):", _backends()),
+            ("strategies (--strategy):", ((one.name, _summary(one)) for one in registry.every(Strategy))),
+            ("timers (--profiler):", ((one.name, _summary(one)) for one in registry.every(Timer))),
         )
-        self.epilog = "\n".join([*("\n".join([*lines, ""]) for lines in lists), EXAMPLES])
+        width = shutil.get_terminal_size().columns - 2  # as argparse's own
+        fill = functools.partial(textwrap.fill, width=width, subsequent_indent=" " * 20, break_on_hyphens=False)
+        entries = (
+            "\n".join([title, *(fill(f"  {name:<16}  {text}") for name, text in rows), ""]) for title, rows in lists
+        )
+        self.epilog = "\n".join([*entries, EXAMPLES, textwrap.fill(_NOTE, width)])
         return super().format_help()
 
 
-def _list_families() -> Iterator[str]:
-    yield "families (--family):"
+def _families() -> Iterator[tuple[str, str]]:
     for family in registry.every(Family):
-        yield f"  {family.name:<16}  {family.summary}"
+        yield family.name, family.summary
         for name, given in family.variants.items():
-            yield f"  {'':<16}  {name}: the same with B in the order {given.order_b}"
+            yield "", f"{name}: the same with B in the order {given.order_b}"
 
 
-def _list_backends() -> Iterator[str]:
-    yield "backends (--libtype):"
+def _backends() -> Iterator[tuple[str, str]]:
     for backend in registry.every(Backend):
         also = f" (also called {', '.join(backend.aliases)})" if backend.aliases else ""
-        yield f"  {backend.name:<16}  {backend.summary}{also}"
-
-
-def _list_others(title: str, kind: type[Plugin]) -> Iterator[str]:
-    yield title
-    for plugin in registry.every(kind):
-        yield f"  {plugin.name:<16}  {_summary(plugin)}"
+        yield backend.name, f"{backend.summary}{also}"
 
 
 def _summary(plugin: Plugin) -> str:
@@ -114,7 +116,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="types and scales of the GEMM and layout of B: one of the families listed below (default %(default)s)",
     )
-    g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
+    g.add_argument("--scales", choices=tuple(GRANULARITIES), default="", metavar="NAME",
                    help="granularity of the scale factors: per operand (tensor), per row of A and column of B (row), "
                    "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
                    "_rows: factors stored as [rows, K / 128]; _tma: rows of A padded to 4 "
@@ -182,14 +184,10 @@ def given_defaults(args: argparse.Namespace) -> Defaults:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> arguments.Parser:
     """All options, grouped."""
-    p = _Parser(
-        prog="python -m tritongemm.tune",
-        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are stored while it runs; if it is\n"
-        "stopped, the same command resumes.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = _Parser("tritongemm tune", usage="%(prog)s [OPTION ...]", formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.description = textwrap.fill(p.description or "", 78)
     g = p.add_argument_group("what to tune")
     problem_options(g)
     g.add_argument(
@@ -235,18 +233,25 @@ def _add_actions(p: argparse.ArgumentParser) -> None:
     g.add_argument("--compile-only", action="store_true", help="stop after compiling; binaries stay in the cache")
 
 
+def add_target(
+    g: argparse._ActionsContainer, *names: str, default: str = "that of this machine's GPU, or gfx942"
+) -> None:
+    """Add the option that names an architecture."""
+    known = ", ".join(target_files.target_names())
+    g.add_argument(*names, "--target", dest="target", type=architecture, metavar="ARCH",
+                   help=f"architecture, or a GPU that has it (default: {default}): {known}")  # fmt: skip
+
+
+def add_family(p: argparse.ArgumentParser) -> None:
+    """Add the option that says what the rows of a file are that does not say it."""
+    p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
+                   help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
+
+
 def _add_places(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("where")
-    known = ", ".join(target_files.target_names())
-    g.add_argument(
-        "--target",
-        type=architecture,
-        metavar="ARCH",
-        help=f"architecture, or a GPU that has it (default: that of this machine's GPU, or gfx942): {known}",
-    )
-    g.add_argument(
-        "--gpu-ids", type=arguments.devices, metavar="I,J,…", help="ordinals of the GPUs to use (default: 0)"
-    )
+    add_target(g)
+    arguments.add_gpus(g, "--gpu-ids", default="0")
     g.add_argument(
         "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
     )
@@ -263,6 +268,7 @@ def _add_results(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "-o",
         "--o",
+        "--output",
         "--tuning-results-file",
         dest="output",
         type=arguments.output_file,
@@ -289,12 +295,6 @@ def _add_results(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--verbose", action="store_true", help="print what each pruning rule removed and the outcome of each candidate"
     )
-
-
-def normalised(argv: Sequence[str]) -> list[str]:
-    """The arguments with ``-`` for ``_`` in long options, and tune_gemm's ``_`` in ``-dtype-a`` and ``-col-a``."""
-    long = [re.sub(r"^--[^=]+", lambda m: m[0].replace("_", "-"), a) for a in argv]
-    return [re.sub(r"^-(dtype|col)-(?=[abc](=|$))", r"-\1_", a) for a in long]
 
 
 def _names_file(args: argparse.Namespace) -> bool:
@@ -344,10 +344,10 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
         "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)",
     ),
-    (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
+    (lambda a: a.gpus is not None and a.ngpus != 0, "--gpus and --ngpus exclude each other"),
     (
-        lambda a: a.gpu_ids is not None and a.ray is not None,
-        "--gpu_ids names GPUs of this machine: with --ray use --ngpus, the number of the cluster's GPUs",
+        lambda a: a.gpus is not None and a.ray is not None,
+        "--gpus names GPUs of this machine: with --ray use --ngpus, the number of the cluster's GPUs",
     ),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
@@ -366,7 +366,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 f"{word}: there is no option -o2; name the CSV of all candidates with --profile_file FILE, and the "
                 "results with -o FILE, with a blank between"
             )
-    args = p.parse_args(normalised(argv))
+    args = p.parse_args(argv)
     for refused, complaint in _REFUSED:
         if refused(args):
             p.error(complaint)

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.report`: results as one page to look at."""
+"""The command line of `tritongemm report`: results as one page to look at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritongemm.campaigns.campaign import MERGED, TUNED
 from tritongemm.campaigns.state import NAME as CAMPAIGN
 from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError, TargetError
-from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library import storage
@@ -59,7 +59,7 @@ class _ReadFiles:
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
-    args = _parser().parse_args(options.normalised(argv))
+    args = parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.results]
     _check_place(output)
     found = _ReadFiles()
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     for path in paths:
         _read(path, defaults, found)
     if not found.records:
-        raise InputError(f"{', '.join(args.results)}: no result with a time; name results of python -m tritongemm.tune")
+        raise InputError(f"{', '.join(args.results)}: no result with a time; name results of tritongemm tune")
     data = _gathered(found, args.results, _calls(args.workload, defaults, found))
     text = _write(output, data, args.title)
     door.tell_alike(data.notes, args.verbose)
@@ -108,8 +108,9 @@ def _write(output: Path, data: ReportData, title: str) -> str:
     return text
 
 
-def _parser() -> arguments.Parser:
-    p = arguments.Parser(prog="python -m tritongemm.report", description="Draw results as one HTML page.")
+def parser() -> arguments.Parser:
+    """The options of the command."""
+    p = arguments.Parser("tritongemm report")
     p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
                    help="results (journals beside them are read too), journals, libraries, campaigns")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="HTML",
@@ -117,8 +118,7 @@ def _parser() -> arguments.Parser:
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
                    help="sizes with call counts, weights of the uplift (default: a campaign's, or 1 each)")  # fmt: skip
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
-    p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
-                   help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
+    options.add_family(p)
     arguments.add_verbose(p)
     return p
 
@@ -156,7 +156,7 @@ def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
     """
     files_there = [path for name in (MERGED, TUNED) if (path := folder / name).is_file()]
     if not files_there:
-        raise InputError(f"{folder}: this campaign has no results yet; continue it with python -m tritongemm.optimize")
+        raise InputError(f"{folder}: this campaign has no results yet; continue it with tritongemm optimize")
     _read(files_there[0], defaults, found)
     journal_file = RunFiles(folder / "tuned.yaml").journal
     if journal_file.is_file():

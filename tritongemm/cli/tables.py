@@ -1,4 +1,4 @@
-"""Tables over M on the command line of `python -m tritongemm.tune`: what is printed of them."""
+"""Tables over M on the command line of `tritongemm tune`: what is printed of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m tritongemm.tune`."""
+"""The command line: `tritongemm tune`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import door, model_options, options, search_options, tables, tuned_rows
+from tritongemm.cli import arguments, door, model_options, options, search_options, tables, tuned_rows
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.format_row import FormatRow, ResultsFile
@@ -32,6 +32,8 @@ from tritongemm.tuning.request import Devices, Outputs, SizeSource, TuneRequest
 from tritongemm.tuning.requested_run import TuningOutcome, TuningStopped
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.workloads import sizes
+
+parser = options.parser
 
 
 @door.command
@@ -63,7 +65,7 @@ def read_request(args: argparse.Namespace) -> TuneRequest:
             model=model_options.read_model(args),
             defaults=options.given_defaults(args),
         ),
-        devices=Devices(args.target, args.gpu_ids, args.ngpus, args.ray, args.num_threads),
+        devices=Devices(args.target, args.gpus, args.ngpus, args.ray, args.num_threads),
         search=search_options.read_search(args),
         outputs=Outputs(_place(args.output), args.to, _place(args.profile_file), args.resume, args.keep),
         protocol=search_options.read_protocol(args),
@@ -83,7 +85,7 @@ def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compar
     Args:
         request: what is asked for.
         reporter: prints.
-        command: the words after ``python -m tritongemm.`` that continue the run.
+        command: the subcommand and the words after it that continue the run.
         compare: print the library's times too.
     """
     try:
@@ -93,7 +95,7 @@ def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compar
         door.tell(f"{stopped}. Go on with:")
         # In full, as it is to be copied. Going on with --no-resume, or gradlib's --all, would start over.
         words = [word for word in command if word not in ("--no-resume", "--no_resume", "--all")]
-        print(f"  python -m tritongemm.{shlex.join(words)}", file=sys.stderr)
+        print(f"  {arguments.started_as()} {shlex.join(words)}", file=sys.stderr)
         raise
     _print_outcome(outcome, request, reporter, compare)
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)

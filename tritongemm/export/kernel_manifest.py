@@ -1,4 +1,4 @@
-"""Tuned winners → code objects with a manifest, which race as assembly: `python -m tritongemm.export`.
+"""Tuned winners → code objects with a manifest, which race as assembly: `tritongemm export`.
 
 A results file's generated kernels are compiled (or taken from the cache) and written as cubin or hsaco files beside
 ``kernels.csv``, which says how to launch them (`backends.asm.manifest`). With that file in TRITONGEMM_ASM_MANIFESTS

@@ -161,7 +161,7 @@ class ExpertTables(ServerFormat, abstract=True):
         """Nothing: results do not say of which layers they are."""
         reason = (
             f"{self.server}'s tables of experts tell tokens and layers, which results do not: write them with "
-            f"python -m tritongemm.tune --for {self.server.lower()} --groups E --top_k K -n N -k HIDDEN"
+            f"tritongemm tune --for {self.server.lower()} --groups E --top_k K -n N -k HIDDEN"
         )
         return Translation({}, 0, tuple((record, reason) for record in records))
 

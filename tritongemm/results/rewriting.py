@@ -43,9 +43,7 @@ class HeldRows:
         try:
             text = read_text(path)
             if format_of(path, text) is not ours:
-                raise InputError(
-                    f"{path}: rows are replaced in {ours.title} alone; python -m tritongemm.convert makes it"
-                )
+                raise InputError(f"{path}: rows are replaced in {ours.title} alone; tritongemm convert makes it")
             rows = ours.read_results(path, text).rows
             self._records = [row.record for row in rows if row.record is not None]
             if len(self._records) < len(rows):

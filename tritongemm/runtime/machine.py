@@ -48,9 +48,7 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     vendor = driver.find_vendor()
     if vendor is None:
         if gpu_ids is not None or ngpus:
-            raise TargetError(
-                "--devices, --gpu_ids, --ngpus and --mp need a GPU, and no GPU driver with a device was found"
-            )
+            raise TargetError("--gpus, --ngpus and --mp need a GPU, and no GPU driver with a device was found")
         facts = facts or target_files.load_target(OFFLINE)
         return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({facts.product})")
     opened = driver.open_driver(vendor)
@@ -58,7 +56,7 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     try:
         ids = tuple(int(i) for i in gpu_ids.split(",")) if gpu_ids else tuple(range(ngpus or 1))
     except ValueError:
-        raise TargetError(f"--gpu_ids must be whole numbers with commas between, not {gpu_ids!r}") from None
+        raise TargetError(f"--gpus must be whole numbers with commas between, not {gpu_ids!r}") from None
     if len(set(ids)) != len(ids) or any(not 0 <= i < count for i in ids):
         raise TargetError(f"devices {', '.join(map(str, ids))} were asked for; this machine has 0 to {count - 1}")
     device = opened.device(ids[0])
@@ -66,7 +64,7 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
         if _kind_of(other) != _kind_of(device):
             raise TargetError(
                 f"devices {', '.join(map(str, ids))} are not alike ({_described(device)} and {_described(other)}), and "
-                "their times can't be compared: tune on each kind by itself, with --gpu_ids and an -o of its own"
+                "their times can't be compared: tune on each kind by itself, with --gpus and an -o of its own"
             )
     if facts is not None and facts.name != device.arch:
         why = f"this machine's GPU is {device.arch}: compiling for {facts.name} without running"

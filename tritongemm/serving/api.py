@@ -96,8 +96,8 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
     call it in its workers, as it initialises CUDA or HIP.
 
     Args:
-        source: a results file of `python -m tritongemm.tune` or of another known format, a library of `python -m
-            tritongemm.library`, or records. A record that can't be served affects its own size only: a warning gives
+        source: a results file of `tritongemm tune` or of another known format, a library of
+            `tritongemm library`, or records. A record that can't be served affects its own size only: a warning gives
             the reason, and PyTorch computes that size.
 
     Returns:

@@ -161,11 +161,11 @@ def capture_in_children(path: Path) -> None:
 
 
 def is_own_command() -> bool:
-    """Whether this process runs ``python -m tritongemm.…``, whose own products nobody wants to tune."""
+    """Whether this process runs `tritongemm` or `python -m tritongemm`, whose own products nobody wants to tune."""
     words = sys.orig_argv
-    modules = [word for before, word in pairwise(words) if before == "-m"]
+    modules = [word.partition(".")[0] for before, word in pairwise(words) if before == "-m"]
     scripts = [os.path.basename(word) for word in words[1:2]]
-    return any(name.startswith(("tritongemm.", "tritongemm-")) for name in (*modules[:1], *scripts))
+    return "tritongemm" in (*modules[:1], *scripts)
 
 
 def for_own_children() -> dict[str, str]:

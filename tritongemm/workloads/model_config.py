@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}")
 NESTED = "text_config"
 MOST_LAYERS = 10_000  # They are looked at one by one.
-CAPTURE = "python -m tritongemm.capture records the sizes of such a model as it runs"
+CAPTURE = "tritongemm capture records the sizes of such a model as it runs"
 _OTHER_PARTS = ("vision_config", "audio_config")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Names of keys that change which products a model has; numbers of experts that a token goes to are not among them.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import tritongemm
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -121,7 +122,8 @@ def member_exists(name: str) -> bool:
         base = ROOT.joinpath(*parts[:count])
         file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
         if file.is_file():
-            return count == len(parts) or (count == len(parts) - 1 and parts[-1] in _top_names(file))
+            names = tritongemm.__all__ if count == 1 else _top_names(file)
+            return count == len(parts) or (count == len(parts) - 1 and parts[-1] in names)
     return False
 
 
@@ -136,8 +138,6 @@ def _top_names(file: Path) -> set[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {t.id for t in targets if isinstance(t, ast.Name)}
-            if ast.unparse(targets[0]) == "__all__" and node.value is not None:
-                found |= set(ast.literal_eval(node.value))  # those that are imported on first use, too
     return found
 
 

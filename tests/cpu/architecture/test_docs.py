@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.cpu.architecture import doc_pages
 from tests.cpu.architecture.doc_pages import DOCS, PAGES, dashed
 from tests.cpu.architecture.test_layers import ALLOWED, LEVELS
 from tests.support import ROOT
+from tritongemm.cli import subcommands
 from tritongemm.codegen.template_facts import KernelTemplate, SearchFacts
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -28,7 +31,6 @@ CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/system/settings.py"
 README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
-FOREIGN_OPTIONS = {"--help"}  # Options that no `add_argument` names.
 # Words of one author for what the field has a word for.
 PRIVATE_WORDS = (
     *("judge", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
@@ -70,7 +72,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     absent = [m for m in doc_pages.mentioned_paths(name, text) if not doc_pages.path_exists(m.text)]
     absent += [m for m in doc_pages.mentioned_modules(name, text) if not doc_pages.member_exists(m.text)]
     absent += [m for m in doc_pages.mentioned_variables(name, text) if m.text not in _variables()]
-    known = _all_options() | FOREIGN_OPTIONS
+    known = _all_options()
     absent += [m for m in doc_pages.mentioned_options(name, text) if not _is_option(m.text, known)]
     absent += [doc_pages.Mention(name, n, p) for n, p in doc_pages.snippets(text) if not (ROOT / p).is_file()]
     assert not absent, "these are named and not there: " + "; ".join(map(str, absent))
@@ -83,11 +85,20 @@ def test_pages_are_in_plain_words(page: Path) -> None:
 
 
 def _all_options() -> set[str]:
-    files = [*(ROOT / "tritongemm/cli").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
-    files.append(ROOT / "templates/module.py.j2")
-    found = set[str]().union(*(doc_pages.parser_options(file) for file in files))
-    typed = {f"{dash}dtype-{operand}" for operand in "abc" for dash in ("-", "--")}  # named in a loop
-    return found | typed | {"--no-resume"}
+    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "templates/module.py.j2"]
+    return _command_options().union(*(doc_pages.parser_options(file) for file in files))
+
+
+@cache
+def _command_options() -> set[str]:
+    """The options of all subcommands."""
+    parsers, found = [subcommands.full_parser()], set[str]()
+    while parsers:
+        parser = parsers.pop()
+        found |= {dashed(option) for option in parser._option_string_actions}
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers += [one for action in below for one in action.choices.values()]
+    return found
 
 
 def _is_option(text: str, known: set[str]) -> bool:
@@ -104,10 +115,8 @@ def _variables() -> set[str]:
 def test_every_option_and_variable_is_told() -> None:
     text = (DOCS / "commands.md").read_text()
     reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
-    cli = ROOT / "tritongemm/cli"
-    options = set[str]().union(*(doc_pages.parser_options(file) for file in cli.glob("*.py")))
-    second_names = {"--col-a", "--col-b", "--row-b", "--dtype-a", "--dtype-b", "--dtype-c", "--o"}
-    assert options - reported - second_names == set()
+    second_names = {f"--{name}" for name in ("col-a", "col-b", "row-b", "dtype-a", "dtype-b", "dtype-c", *"omnk")}
+    assert _command_options() - reported - second_names == {"-h"}
     variables = {m.text for m in doc_pages.mentioned_variables("commands", text)} | {"XDG_CACHE_HOME"}
     assert _variables() <= variables
 

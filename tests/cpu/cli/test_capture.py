@@ -1,4 +1,4 @@
-"""The arguments of `python -m tritongemm.capture`."""
+"""The arguments of `tritongemm capture`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tritongemm.check`: what holds, and repairs that leave the rest as it is."""
+"""`tritongemm check`: what holds, and repairs that leave the rest as it is."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_all_devices_repair(
     assert command.main([str(results), "--repair"]) == 0
     assert capsys.readouterr().out.count("repaired: ") == 2
     with pytest.raises(SystemExit):
-        command.main([str(results), "--devices", "0;1"])
+        command.main([str(results), "--gpus", "0;1"])
     assert "not a list of numbers of GPUs" in capsys.readouterr().err
 
 

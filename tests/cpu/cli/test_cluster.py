@@ -138,7 +138,7 @@ def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
     ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, complaint in (
-        (("--devices", "0"), "with --ray, --ngpus says"),
+        (("--gpus", "0"), "with --ray, --ngpus says"),
         (("--ngpus", "-1"), "not a whole number"),
     ):
         with pytest.raises(SystemExit):

@@ -153,7 +153,7 @@ def test_a_run_that_is_stopped_says_how_to_continue(
     assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == door.INTERRUPTED
     reported = capsys.readouterr().err
     assert "stopped; what is done is in some.yaml.journal. Go on with:" in reported
-    assert f"\n  python -m tritongemm.gradlib -i {untuned.name} --sort\n" in reported
+    assert f"\n  python -m tritongemm gradlib -i {untuned.name} --sort\n" in reported
 
 
 def test_types_and_biases_go_before_the_files(untuned: Path, requests: list[TuneRequest]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tritongemm.lookup`: which row serves a call, without a GPU."""
+"""`tritongemm lookup`: which row serves a call, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tritongemm.optimize` from end to end on a machine without a GPU, and what it survives."""
+"""`tritongemm optimize` from end to end on a machine without a GPU, and what it survives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 # Small sizes, and the target with the smallest space, so that planning takes no time.
 LOG = "".join(line(m=16, n=n, k=16, count=n) for n in (16, 8, 5))
 SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "2")
-MAIN = "import sys; from tritongemm.optimize import main; sys.exit(main())"
+MAIN = "import sys; from tritongemm.cli import door; sys.exit(door.run('tritongemm.cli.optimize:main'))"
 
 
 def log_in(folder: Path) -> str:

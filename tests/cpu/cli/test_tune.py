@@ -218,7 +218,7 @@ def test_ctrl_c_merges_and_says_how_to_go_on(
     (command,) = [x.strip() for x in err.splitlines() if x.strip().startswith("python -m ")]
     partial = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert partial == [row for row in tuned.rows if row in partial] and partial, "whichever were done"
-    assert command == "python -m tritongemm.tune " + shlex.join(ARGV)
+    assert command == "python -m tritongemm tune " + shlex.join(ARGV)
 
 
 def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:

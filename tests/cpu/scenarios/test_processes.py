@@ -78,16 +78,17 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("door", ["tune", "launch_plan", "export"])
-def test_a_command_imports_nothing_from_the_current_folder(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["tritongemm.tune", "tritongemm tune", "tritongemm export"])
+def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path: Path) -> None:
     """A file there that is called as a package that we use would be run in its place."""
     for package in ("numpy", "yaml", "torch", "triton", "jinja2", "joblib", "argparse"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('taken from the current folder')\n")
     size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "--generate-only"]
-    run = begin(tmp_path, f"tritongemm.{door}", *(size if door == "tune" else ["--help"]))
+    tunes = words.endswith("tune")
+    run = begin(tmp_path, *words.split(), *(size if tunes else ["--help"]))
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err.count("taken")) == (0, 0), err
-    assert ("modules: " if door == "tune" else "usage: ") in out + err
+    assert ("modules: " if tunes else "usage: ") in out + err
 
 
 def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tmp_path: Path) -> None:

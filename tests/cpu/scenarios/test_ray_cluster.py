@@ -39,7 +39,7 @@ from tritongemm.workers.ray_hosts import RayHosts
 
 pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/cpu/measure/test_cluster.py is quick
 
-# `python -m tritongemm.optimize` with stand-ins for what works on the GPUs.
+# `tritongemm optimize` with stand-ins for what works on the GPUs.
 OPTIMIZE = f"""
 import sys
 from functools import partial

@@ -231,7 +231,7 @@ assert not heavy, heavy
 """
     done = forked.run(["-c", code], ROOT)
     assert done.returncode == 0, done.stderr
-    code = "import sys, tritongemm, tritongemm.tune, tritongemm.export; assert 'torch' not in sys.modules"
+    code = "import sys, tritongemm, tritongemm.tune, tritongemm.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -288,4 +288,4 @@ def test_what_there_is_to_call_can_be_listed() -> None:
     names = dir(tritongemm)
     assert {"mm", "load", "patch", "serve", "capture", "__version__"} <= {*names}
     assert "settings" not in names and all(hasattr(tritongemm, name) for name in names)
-    assert forked.run(["-m", "tritongemm", "--version"], ROOT).stdout.strip() == tritongemm.__version__
+    assert forked.run(["-m", "tritongemm", "--version"], ROOT).stdout.strip() == f"tritongemm {tritongemm.__version__}"

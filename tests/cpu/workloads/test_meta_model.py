@@ -105,7 +105,7 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
     ("values", "complaint"),
     [
         ({"architectures": ["pipeline"]}, "names 'pipeline'; the installed transformers has no such class"),
-        ({"architectures": ["_" + "x" * 300]}, "python -m tritongemm.capture records"),
+        ({"architectures": ["_" + "x" * 300]}, "tritongemm capture records"),
         (QWEN3_MOE | {"hidden_size": "wide"}, r"transformers [\d.]+ can't build Qwen3MoeForCausalLM: .*hidden_size"),
         (QWEN3_MOE | {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 20000, not 10000000"),
         (QWEN3_MOE | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes in a way that is not"),
@@ -115,7 +115,7 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
 def test_what_can_not_be_built(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint) as caught:
         layers_of(values)
-    assert "config.json" in str(caught.value) and ("tritongemm.capture" in str(caught.value)) != (
+    assert "config.json" in str(caught.value) and ("tritongemm capture" in str(caught.value)) != (
         "at most" in complaint
     )
 

@@ -225,7 +225,7 @@ def test_what_is_multiplied(tmp_path: Path) -> None:
         ({}, "architectures names none; without the package transformers these are known: .*LlamaForCausalLM"),
         ({"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
          "names 'Qwen3_5MoeForConditionalGeneration'; without the package transformers these are known: DeepseekV2.*"
-         r"pip install 'tritongemm\[models\]' .* tritongemm.capture"),
+         r"pip install 'tritongemm\[models\]' .* tritongemm capture"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of names"),
         ({"architectures": [[]]}, "architectures must be a list of names"),
         (LLAMA_70B | {"hidden_size": None}, "there is no hidden_size, which the sizes of LlamaForCausalLM follow from"),

@@ -27,7 +27,7 @@ _LARGE_BYTES = 64 << 20  # A log of so many takes many seconds to be read, which
 _MOST_PRINTED = 20  # Products that can't be computed here, of which each has a line.
 _SCRIPT = """#!/bin/sh
 # {about}
-# Tunes this GEMM alone; --only merge takes the result in. Options are those of python -m tritongemm.tune.
+# Tunes this GEMM alone; --only merge takes the result in. Options are those of tritongemm tune.
 cd "$(dirname "$0")" && exec "${{PYTHON:-python3}}" -m tritongemm.tune \\
   --gemm_size_file {name}.yaml -o alone/{name}.yaml {options} "$@"
 """

@@ -32,7 +32,7 @@ class Capture:
     """Write every product that PyTorch is asked for while this is open, with counts and callers.
 
     Args:
-        path: YAML of sizes, for ``python -m tritongemm.tune --gemm_size_file``; counts are added to those that a file
+        path: YAML of sizes, for ``tritongemm tune --gemm_size_file``; counts are added to those that a file
             has. A name that ends in ``.csv`` is a file of AITER's untuned sizes, without counts.
 
     Raises:
@@ -52,6 +52,9 @@ class Capture:
     ) -> None:
         """End the capture, and write what was counted."""
         _captures.stop()
+
+
+capture = Capture  # its name for programs: `with tritongemm.capture(path):`
 
 
 def start_if_asked() -> bool:

@@ -124,7 +124,7 @@ def test_a_new_shape_is_written_while_the_program_runs(tmp_path: Path) -> None:
 def test_an_unmodified_program_and_its_children_are_captured(tmp_path: Path) -> None:
     program, path = tmp_path / "program.py", tmp_path / "shapes.yaml"
     program.write_text(PROGRAM, encoding="utf-8")
-    command = ["-m", "tritongemm.capture", "-o", str(path), str(program), "-o", "x", "--flag"]
+    command = ["-m", "tritongemm", "capture", "-o", str(path), str(program), "-o", "x", "--flag"]
     done = forked.run(command, ROOT)
     assert (done.returncode, done.stderr) == (7, "")
     assert counts(path) == {1: 5, 2: 5, 3: 5}
@@ -153,7 +153,7 @@ def test_a_program_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import torch\ntorch.ones(2, 3) @ torch.ones(3, 4)\nopen('/no/such/file')\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AITER_TUNE_GEMM": "1"}
-    done = forked.run(["-m", "tritongemm.capture", str(program)], tmp_path, environment)
+    done = forked.run(["-m", "tritongemm", "capture", str(program)], tmp_path, environment)
     assert done.returncode == 1
     assert re.search(r"program.py\", line 3.*FileNotFoundError", done.stderr, re.DOTALL)
     assert (tmp_path / "bf16_untuned_gemm.csv").exists() is False

@@ -1,0 +1,85 @@
+"""The command `tritongemm`: its version, what mistyped words may mean, and the scripts of shells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tritongemm
+from tritongemm.cli import arguments, completion, lookup, options, subcommands
+from tritongemm.cli.arguments import COMMANDS
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """The exit status of the command."""
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tritongemm", *words])
+    with pytest.raises(SystemExit) as end:
+        subcommands.main()
+    return end.value.code
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["library", "list"]], ids=" ".join)
+def test_every_command_says_its_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert ended(monkeypatch, *words, "--version") == 0
+    assert capsys.readouterr().out == f"tritongemm {tritongemm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("lokup t.yaml", "lookup?"),
+        ("launch_plan -m 1", "launch-plan?"),
+        ("library biuld t.yaml", "build?"),
+        ("lookup t.yaml --taget sm90", "--target?"),
+        ("lookup t.yaml --compute_unit=3", ""),
+        ("report t.yaml --ouput=page.html", "--output, not --ouput?"),
+        ("library merge a --ouput b", "--output, not --ouput?"),
+        ("gradlib --tuned-fiel=t.csv", "--tuned_file?"),
+        ("tune -m 1 -n 1 -k 1 --strategy gided", "guided?"),
+    ],
+)
+def test_a_mistyped_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, meant: str
+) -> None:
+    if not meant:  # the start of an option, and _ for -
+        assert lookup.parser().parse_args(words.split()[1:]).compute_units == 3
+        return
+    assert ended(monkeypatch, *words.split()) == 2
+    said = capsys.readouterr().err
+    assert f"did you mean {meant} (tritongemm " in said and said.count("\n") == 1
+
+
+def test_a_program_keeps_its_own_options() -> None:
+    """Words behind the program's name are its own, also where they are like options of the command."""
+    words = ["-o", "s.yaml", "app.py", "--out_put", "x", "--modul_e", "-m", "y"]
+    args = subcommands.full_parser().parse_args(["capture", *words])
+    assert (args.output, args.program) == ("s.yaml", words[2:])
+
+
+def test_what_to_copy_goes_by_how_the_command_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, name in (("/opt/bin/tritongemm", "tritongemm"), ("/x/tune.py", "python -m tritongemm")):
+        monkeypatch.setattr(sys, "argv", [path])
+        assert arguments.started_as() == name
+
+
+def test_a_shell_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert completion.main(["bash"]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    words = ("loo", "tune --strategy gui", "library bu", "check --rep")
+    lines = [f"COMP_WORDS=(tritongemm {text}); COMP_CWORD={len(text.split())}; _shtab_tritongemm" for text in words]
+    program = "\n".join([f"source {script}", *(f'{line}; echo "${{COMPREPLY[@]}}"' for line in lines)])
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["lookup", "guided", "build", "--repair"], done.stderr
+
+
+def test_options_go_by_one_name() -> None:
+    """Where commands share an option, it has one spelling; foreign ones are beside it."""
+    args = options.parse(["-m", "1", "-n", "1", "-k", "1", "--gpus", "0,1", "--output", "t.yaml"])
+    same = options.parse(["-m", "1", "-n", "1", "-k", "1", "--gpu_ids", "0,1", "--tuning_results_file", "t.yaml"])
+    assert args == same

@@ -18,7 +18,6 @@ from typing import Any
 import hypothesis
 import pytest
 import triton
-from filelock import FileLock
 
 from tests.support import FAKES, emulated
 from tests.support.lent_processes import LentProcess
@@ -29,6 +28,7 @@ from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import offline_evaluator
 from tritongemm.plugins import registry
+from tritongemm.system.locks import locked
 from tritongemm.tuning import search_processes
 
 # A busy machine is no failure. CI asks for the other with --hypothesis-profile.
@@ -132,7 +132,7 @@ def compile_once(folder: Path, commands: Mapping[str, Sequence[str]]) -> Path:
         folder: for the libraries; it is there when all of them are.
         commands: the compiler's command for each library's name, without where it writes.
     """
-    with FileLock(f"{folder}.lock"):
+    with locked(Path(f"{folder}.lock"), f"{folder} is not compiled", "run the test again", seconds=600):
         if not folder.exists():
             fresh = folder.with_name(f"{folder.name}_{os.getpid()}")
             fresh.mkdir()

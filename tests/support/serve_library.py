@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
-REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy", "filelock")
+REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy")
 
 
 class RefusingFinder(MetaPathFinder):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from tritongemm.core.errors import InputError, NewerFileError, OutputError
+from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.values import FINITE, TEXT, FieldKind, require
 from tritongemm.system import files
+from tritongemm.system.locks import locked
 from tritongemm.system.reading import read_bytes
 
 NAME = "campaign.json"
@@ -97,16 +95,6 @@ def holding(folder: Path) -> Iterator[None]:
     """
     path = folder / ".campaign.lock"
     files.check_place(path, lambda start: not start, "a lock of tritongemm", _ADVICE)
-    lock = FileLock(path, thread_local=False)
-    try:
-        os.close(files.open_regular(path, os.O_RDWR | os.O_CREAT))
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise OutputError(f"another campaign runs in {folder}; wait for it, or {_ADVICE}") from None
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
-    try:
+    with locked(path, f"another campaign runs in {folder}; wait for it, or {_ADVICE}", _ADVICE):
         files.sweep(folder)
         yield
-    finally:
-        lock.release()

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from tritongemm.core.errors import OutputError
 from tritongemm.formats import results_format
@@ -20,6 +18,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.results.journal import is_journal
 from tritongemm.system import files
+from tritongemm.system.locks import locked
 
 # Names that end so are other kinds of files, and a user who writes one expects that kind.
 _OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")
@@ -68,7 +67,7 @@ class RunFiles:
         self.journal, self.old_journal, self.lock_file, self.pid = (
             self.results.with_name(name + suffix) for suffix in suffixes
         )
-        self._lock: FileLock | None = None
+        self._lock = ExitStack()
 
     def every(self) -> list[Path]:
         """All files of the run that lie beside each other."""
@@ -89,10 +88,9 @@ class RunFiles:
             (self.pid, _is_process_number, "the number of a process"),
         ):
             files.check_place(path, is_ours, what, f"move it away, or {_ADVICE}")
-        self._lock = _take_lock(
-            self.lock_file,
-            f"{self.output} is held by another run (process {self._holder()}); wait for it, or choose another -o",
-        )
+        refusal = f"{self.output} is held by another run (process {self._holder()}); wait for it, or choose another -o"
+        self._lock.enter_context(locked(self.lock_file, refusal, _ADVICE))
+        self._lock.callback(self._forget_process)
         for path in (self.results, self.pid):
             files.sweep(path.parent, path.name)
         with suppress(OutputError):  # it only serves the message to a second run
@@ -122,11 +120,11 @@ class RunFiles:
 
     def release(self) -> None:
         """Give the output back; a second call does nothing."""
-        if self._lock is not None:
-            with suppress(OSError):
-                self.pid.unlink(missing_ok=True)
-            self._lock.release()
-            self._lock = None
+        self._lock.close()
+
+    def _forget_process(self) -> None:
+        with suppress(OSError):
+            self.pid.unlink(missing_ok=True)
 
 
 def _is_any(start: bytes) -> bool:
@@ -141,23 +139,6 @@ def _is_empty(start: bytes) -> bool:
 def _is_process_number(start: bytes) -> bool:
     """Whether a file holds what a run writes there; that of another program's process ends its line."""
     return re.fullmatch(rb"\d{0,10}", start) is not None
-
-
-def _take_lock(path: Path, refusal: str) -> FileLock:
-    """A lock that is held until it is released or the process ends.
-
-    Raises:
-        OutputError: another process holds it, which `refusal` says; or it can't be taken.
-    """
-    lock = FileLock(path, thread_local=False)
-    try:
-        os.close(files.open_regular(path, os.O_RDWR | os.O_CREAT))  # says why not; the lock itself does not
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise OutputError(refusal) from None
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
-    return lock
 
 
 def module_folder(output: Path) -> Path:
@@ -190,8 +171,8 @@ def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
         (folder / _OWNER, _is_any, "the name of an output"),
     ):
         files.check_place(path, is_ours, what, advice)
-    lock = _take_lock(folder / ".lock", f"another run writes its modules into {folder}; wait for it, or {_ADVICE}")
-    try:
+    refusal = f"another run writes its modules into {folder}; wait for it, or {_ADVICE}"
+    with locked(folder / ".lock", refusal, _ADVICE):
         name, owner = os.fsencode(output.name).decode(errors="backslashreplace"), _owner(folder)
         if owner not in ("", name):
             raise OutputError(
@@ -201,8 +182,6 @@ def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
             files.atomic_write(folder / _OWNER, name)
         files.sweep(folder)
         yield
-    finally:
-        lock.release()
 
 
 def _owner(folder: Path) -> str:

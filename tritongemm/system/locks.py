@@ -1,21 +1,22 @@
-"""Locks on files and folders that one process at a time may write."""
+"""Locks of the operating system, which end with their process however it dies."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from tritongemm.core.errors import OutputError
+from tritongemm.system.files import open_regular
 
-_LOCK_SECONDS = 60.0
+_LOCK_SECONDS = 60.0  # Another process writes for milliseconds.
+_POLL_SECONDS = 0.05
 
 
-@contextmanager
-def held(path: Path, advice: str) -> Iterator[None]:
+def held(path: Path, advice: str) -> AbstractContextManager[None]:
     """Keep other processes of this package from writing a file or folder, which need not exist yet.
 
     Links to one place, and names such as ``.``, share a lock, which is a file beside it.
@@ -30,13 +31,43 @@ def held(path: Path, advice: str) -> Iterator[None]:
     try:
         real = Path(os.path.realpath(path))
         real.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(real.parent / f".{real.name}.lock")
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except Timeout:
-        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {advice}") from None
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
+    lock = real.parent / f".{real.name}.lock"
+    refusal = f"{path} can't be written: another process holds {lock}; {advice}"
+    return locked(lock, refusal, advice, _LOCK_SECONDS)
+
+
+@contextmanager
+def locked(lock: Path, refusal: str, advice: str, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a lock file, which is made where it is missing; its text is not touched.
+
+    Args:
+        lock: the file.
+        refusal: the message of the error if another process holds it.
+        advice: the advice in the message of any other error.
+        seconds: time that another process may take to give it back.
+
+    Raises:
+        OutputError: another process holds it, or it can't be opened or locked.
+    """
     try:
-        yield
-    finally:
-        lock.release()
+        file = os.fdopen(open_regular(lock, os.O_RDWR | os.O_CREAT), "rb")
+    except OSError as error:
+        raise OutputError(f"{lock} can't be written: {error.strerror}; {advice}") from error
+    with file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise OutputError(refusal) from None
+                time.sleep(_POLL_SECONDS)
+            except OSError as error:
+                raise OutputError(f"{lock} can't be locked: {error.strerror}; {advice}") from error
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # Closing alone would leave it to a child that was forked meanwhile.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import OutputError
 from tritongemm.system.files import atomic_write, check_place, sweep
-from tritongemm.workloads.capturing.workload_file import ADVICE, Counted, locked, read_lines
+from tritongemm.system.locks import held
+from tritongemm.workloads.capturing.workload_file import ADVICE, Counted, read_lines
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
     from tritongemm.workloads.capturing.product import Product
@@ -32,7 +33,7 @@ class AiterUntuned:
     def __init__(self, path: Path) -> None:
         self.path = path
         check_place(path, lambda start: not start or start.startswith(b"M,N,K"), "a file of AITER's sizes", ADVICE)
-        with locked(path):
+        with held(path, ADVICE):
             sweep(path.parent, path.name)
             lines = read_lines(path)
         if lines and lines[0].rstrip() != _HEADER:
@@ -48,7 +49,7 @@ class AiterUntuned:
         Raises:
             OutputError: it can't be written; what was there still is.
         """
-        with locked(self.path):
+        with held(self.path, ADVICE):
             lines = read_lines(self.path) or [_HEADER + "\n"]
             there = {line.strip() for line in lines}
             new = dict.fromkeys(row for one in counted if (row := _row(one.product)) and row not in there)

@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from tritongemm.core.errors import OutputError
 from tritongemm.system.files import atomic_write, check_place, read_regular, sweep
+from tritongemm.system.locks import held
 
 if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
     from tritongemm.workloads.capturing.group_spreads import Spread
     from tritongemm.workloads.capturing.product import Product
 
-LOCK_SECONDS = 30.0  # Another process writes for milliseconds.
 ADVICE = "choose another file"
 _MOST_CALLERS = 100  # of one row
 _DIGITS = 7  # of a share: those of as many groups as there may be add up to 1 well enough
@@ -71,7 +69,7 @@ class WorkloadFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         check_place(path, _may_be_sizes, "a list of sizes", ADVICE)
-        with locked(path):
+        with held(path, ADVICE):
             sweep(path.parent, path.name)
 
     def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
@@ -84,27 +82,11 @@ class WorkloadFile:
         Raises:
             OutputError: it can't be written; what was there still is.
         """
-        with locked(self.path):
+        with held(self.path, ADVICE):
             lines = read_lines(self.path) or [_HEAD]
             if with_gradient and _GRADIENT not in lines:
                 lines.insert(0, _GRADIENT)
             atomic_write(self.path, "".join(_merged(lines, counted)), ADVICE)
-
-
-def locked(path: Path) -> FileLock:
-    """The lock of a file that several processes write, already held.
-
-    Raises:
-        OutputError: it can't be had.
-    """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; {ADVICE}") from error
-    return lock
 
 
 def read_lines(path: Path) -> list[str]:

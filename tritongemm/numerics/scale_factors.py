@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 
-def exponents_as_numbers(factors: Tensor) -> Tensor:
+def _exponents_as_numbers(factors: Tensor) -> Tensor:
     """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
     import torch
 
@@ -62,17 +62,20 @@ def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
     return torch.stack([in_rows(scaling, each) for each in factors])
 
 
-def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
-    """Factors in float64 as [..., rows, K], one for each element of A, or of B by its columns.
+def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | None = None) -> Tensor:
+    """Factors as [..., rows, K], one for each element of A, or of B by its columns.
 
     Args:
         scaling: what they cover, and how they lie.
         factors: as they lie in memory, those of a batch with a dimension for it in front.
         rows: rows of A, or columns of B.
         k: elements along K.
+        type_: of the result; float64 where it is None.
     """
+    import torch
+
     factors = in_rows(scaling, factors)
-    factors = exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors.double()
+    factors = (_exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors).to(type_ or torch.float64)
     if scaling.rows:
         across = factors.repeat_interleave(scaling.rows, -2)[..., :rows, :]
     else:

@@ -29,7 +29,7 @@ from tritongemm.core.scaling import (
 )
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.numerics.scale_factors import exponents_as_numbers
+from tritongemm.numerics import scale_factors
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout
 
@@ -240,14 +240,10 @@ def given_shape(scaling: Scaling, rows: int, k: int) -> tuple[int, int]:
 
 def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
     """The factors in float32 so that they broadcast over an operand [rows, K]."""
-    if scaling.layout not in _BY_STRIDES:
-        scales = registry.get(ScaleLayout, scaling.layout).unpack(scales)
-    factors = exponents_as_numbers(scales).float() if scaling.dtype == "e8m0" else scales
     if not scaling.depth:
-        return factors.reshape(-1, 1)
-    across, groups = cdiv(rows, scaling.rows) if scaling.rows else 1, cdiv(k, scaling.depth)
-    factors = factors[:across, :groups].repeat_interleave(scaling.depth, 1)[:, :k]
-    return factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows > 1 else factors
+        return scales.reshape(-1, 1)
+    stored = replace(scaling, layout="rows") if scaling.layout in _BY_STRIDES else scaling
+    return scale_factors.spread(stored, scales, rows, k, torch.float32)
 
 
 def describe_known(rows: int, k: int, name: str, transposed: bool = False, layout: str = "") -> str:

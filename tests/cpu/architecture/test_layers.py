@@ -92,6 +92,11 @@ PACKAGE_ITSELF = {
     "tuning",
     "cli",
 }  # what `import tritongemm` reaches
+# The most arrows (pairs of modules of a package of which one imports the other) and floors (modules of its longest
+# chain of imports): with more of them a picture of the package explains nothing.
+MOST_ARROWS, MOST_FLOORS = 80, 10
+MORE = {"serving": (217, 17)}
+
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
 
 
@@ -141,6 +146,25 @@ def test_a_capture_stands_on_little() -> None:
     ]
     of_the_package = [line for line in lines if line.importer == PACKAGE and place(line.imported) == "workloads"]
     assert of_the_package and not [str(line) for line in of_the_package if not line.imported.startswith(home)]
+
+
+def test_a_package_can_be_drawn() -> None:
+    """A package has few arrows and floors; deferred imports and those for types count too."""
+    offenders = []
+    for package in LEVELS:
+        below = {
+            module: {line.imported for line in imports(module) if place(line.imported) == package}
+            for module in FILES
+            if place(module) == package
+        }
+        floors: dict[str, int] = {}
+        for module in TopologicalSorter(below).static_order():
+            floors[module] = 1 + max((floors[other] for other in below[module]), default=0)
+        arrows, floor = sum(map(len, below.values())), max(floors.values())
+        most_arrows, most_floors = MORE.get(package, (MOST_ARROWS, MOST_FLOORS))
+        if arrows > most_arrows or floor > most_floors:
+            offenders.append(f"{package}: {arrows} arrows (at most {most_arrows}), {floor} floors ({most_floors})")
+    check("a package can be drawn", offenders, "merge modules that always change together, or cut an import")
 
 
 def test_what_is_of_the_system_knows_no_noun() -> None:

@@ -101,7 +101,7 @@ def test_a_factor_of_what_is_no_number_is_nan(granularity: str, dtype: torch.dty
     finite = {"tensor": padded.all().view(1, 1), "row": padded.all(1, keepdim=True), "block": padded}[granularity]
     assert torch.equal(scale.isnan(), ~finite) and bool(scale[finite].isfinite().all())
     values = q.float() * spread(scale, SCALINGS[granularity], 7, 300)
-    assert torch.equal(values.isfinite(), spread(finite, SCALINGS[granularity], 7, 300).expand(7, 300))
+    assert torch.equal(values.isfinite(), spread(finite, SCALINGS[granularity], 7, 300).bool().expand(7, 300))
 
 
 def test_zeros_and_tiny_numbers_have_factors_that_divide() -> None:
@@ -174,7 +174,7 @@ def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
         wanted, factors = tritongemm.quantize(of_rows[m], granularity, dtype)
         assert torch.equal(scale.view(torch.int32)[~factors.isnan()], factors.view(torch.int32)[~factors.isnan()])
         assert torch.equal(scale.isnan(), factors.isnan())
-        there = spread(factors.isfinite(), SCALINGS[granularity], *wanted.shape).expand(wanted.shape)
+        there = spread(factors.isfinite(), SCALINGS[granularity], *wanted.shape).bool().expand(wanted.shape)
         if not bool(there.any()):
             continue
         alike = (raw.view(dtype).double() == wanted.double())[there].double().mean()

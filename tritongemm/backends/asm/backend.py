@@ -26,6 +26,7 @@ from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.integers import cdiv
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import MX_DEPTH, SCALED_BLOCK
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
@@ -295,8 +296,12 @@ def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
     values |= {"group_m": config.group_m, "split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
     values |= {"c_is_bf16": int(problem.dtype_c == "bf16"), "add_bias": int(problem.bias != "none")}
     if layout == "fp8_blockscale":
-        values |= {"scale_m": problem.m, "scale_n": cdiv(problem.n, 128), "scale_k": cdiv(problem.k, 128)}
+        values |= {
+            "scale_m": problem.m,
+            "scale_n": cdiv(problem.n, SCALED_BLOCK),
+            "scale_k": cdiv(problem.k, SCALED_BLOCK),
+        }
     if layout == "fp4":
-        groups = cdiv(problem.k, 32)
+        groups = cdiv(problem.k, MX_DEPTH)
         values |= {"stride_scale_a0": groups, "stride_scale_b0": groups}
     return values

@@ -1,4 +1,4 @@
-"""Jobs whose compiles take minutes → artifacts, in the background, while the search goes on."""
+"""Builds jobs that compile for minutes in the background, while the search goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 
 
 class BackgroundBuilds:
-    """Compiles on half of a compiler's processes at the most, so that the search has the others.
+    """A queue of slow builds on at most half of a compiler's processes, so that the search has the others.
 
     Args:
         compiler: builds; must outlive this.
@@ -27,5 +27,5 @@ class BackgroundBuilds:
         return self._begun[job.digest]
 
     def close(self) -> None:
-        """Begin no more; what is being compiled ends with the compiler."""
+        """Begin no more; running compiles end with the compiler."""
         self._pool.shutdown(wait=False, cancel_futures=True)

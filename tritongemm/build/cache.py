@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, by content hash."""
+"""Caches compiled kernels on disk, by content hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritongemm.system.compiled_files import CompiledEntry, CompiledFiles
 
 
 class ArtifactCache:
-    """Compiled kernels by content hash; whose are used is said in `system.compiled_files`.
+    """Compiled kernels by content hash; `system.compiled_files` decides whose files are used.
 
     Args:
         folder: created on first use.
@@ -23,24 +23,24 @@ class ArtifactCache:
         self._files = CompiledFiles(folder)
 
     def check(self) -> None:
-        """Find out whether the folder can be used, before anything is compiled.
+        """Check that the folder can be used, before anything is compiled.
 
         Raises:
-            OutputError: anybody could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            OutputError: another user could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names no user.
         """
         self._files.find("")
 
     def sweep(self) -> None:
-        """Remove what processes left that were killed while they stored something."""
+        """Remove files of processes that were killed while they stored something."""
         self._files.sweep()
 
     def get(self, digest: str) -> Artifact | None:
-        """The artefact, or None if there is none, it is damaged, or its owner is nobody who is trusted.
+        """Return the artefact, or None if there is none, it is damaged, or its owner is no trusted user.
 
         Raises:
-            OutputError: anybody could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            OutputError: another user could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names no user.
         """
         entry = self._files.find(digest)
         return _artifact(entry) if entry else None
@@ -52,8 +52,8 @@ class ArtifactCache:
             What is there: two processes may have compiled the same to different bytes, and both get the first one's.
 
         Raises:
-            OutputError: it can't be kept in the folder, or anybody could replace it there.
-            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+            OutputError: it can't be kept in the folder, or another user could replace it there.
+            InputError: TRITONGEMM_CACHE_TRUST names no user.
         """
         stored = replace(built, path=name, sha256=sha256(code).hexdigest()) if code else replace(built, path="")
         entry = self._files.keep(built.digest, {name: code} if code else {}, stored.to_json(), _artifact)
@@ -63,7 +63,7 @@ class ArtifactCache:
 
 
 def _artifact(entry: CompiledEntry) -> Artifact | None:
-    """What an entry holds, or None where another version kept something else."""
+    """Return the artifact of an entry, or None where another version wrote it differently."""
     name = next(iter(entry.files), "")
     try:
         return replace(Artifact.from_json(entry.facts), path=str(entry.path / name) if name else "")

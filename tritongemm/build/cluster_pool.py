@@ -34,16 +34,16 @@ class RemoteCompiler:
         self.host, self.cache = host, cache
 
     def start(self, opening: object = None) -> None:
-        """Nothing is to be started: a request does that."""
+        """Start nothing: a request does that."""
 
     def ask(self, request: Any, timeout: float) -> Iterator[Artifact | OutputError]:
-        """The artifact of one job; what is raised is what `WorkerProcess.ask` raises."""
+        """Yield the artifact of one job; what is raised is what `WorkerProcess.ask` raises."""
         job, _ = request
         for answer in self.host.ask((job, ""), timeout):
             yield answer.keep(self.cache) if isinstance(answer, BuiltCode) else answer
 
     def kill(self) -> None:
-        """The host ends its processes itself."""
+        """End nothing: the host ends its processes itself."""
 
 
 class ClusterBuildPool(BuildPool):
@@ -59,10 +59,10 @@ class ClusterBuildPool(BuildPool):
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
         super().__init__(cache, jobs, timeout, must_keep)
         self._hosts: list[RemoteHost] = []
-        self._free: SimpleQueue[RemoteHost] = SimpleQueue()  # a host as often as it has processes with nothing to do
+        self._free: SimpleQueue[RemoteHost] = SimpleQueue()  # a host once for each of its idle processes
 
     def add(self, host: RemoteHost, count: int) -> None:
-        """Compile on a host too, with so many processes, once its actor is there.
+        """Compile with `count` processes of a host too, once its actor is there.
 
         Args:
             host: an actor with compiler processes.
@@ -85,14 +85,14 @@ class ClusterBuildPool(BuildPool):
             host.start(WarmUp(tuple(backends), target))
 
     def _compile(self, job: CompileJob) -> Artifact:
-        """One job, compiled where a process has nothing to do; raises as `build`."""
+        """Build one job where a process is idle; errors are those of `build`."""
         if isinstance(registry.get(KernelBackend, job.config.backend), SearchedBackend):
-            with suppress(Empty, WorkerDied):  # a host that is lost, or a compiler that crashed: it is tried again here
+            with suppress(Empty, WorkerDied):  # a lost host or crashed compiler: the job is tried again here
                 return self._build_away(job)
         return super()._compile(job)
 
     def _build_away(self, job: CompileJob) -> Artifact:
-        """One job on another host.
+        """Build one job on another host.
 
         Raises:
             Empty: none has a process with nothing to do.
@@ -107,7 +107,7 @@ class ClusterBuildPool(BuildPool):
                 self._free.put(host)
 
     def close(self) -> None:
-        """End all compiler processes, here and there; the other hosts' cores are free again."""
+        """End all compiler processes, here and on the other hosts."""
         super().close()
         for host in self._hosts:
             host.kill()

@@ -1,4 +1,4 @@
-"""Kernels beside the products, e.g. those that quantise operands: compiled where the cache lacks them."""
+"""Compiles kernels beside the products, e.g. those that quantise operands, where the cache lacks them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TEXTS = Path(__file__).parents[1] / "templates" / "helpers"
 
 @cache
 def read_text(name: str) -> str:
-    """The module of kernels of a file in templates/helpers, without its suffix."""
+    """Return the module of kernels of a file in templates/helpers, without its suffix."""
     return (_TEXTS / f"{name}.j2").read_text(encoding="utf-8")
 
 
 @cache
 def _compiler() -> SearchedBackend:
-    """The backend that compiles such kernels.
+    """Return the backend that compiles such kernels.
 
     Raises:
         UnavailableError: there is none, or what it compiles with is missing.
@@ -42,7 +42,7 @@ def _compiler() -> SearchedBackend:
 
 
 def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) -> Artifact:
-    """The compiled kernel.
+    """Return the compiled kernel.
 
     Args:
         helper: what to compile.
@@ -59,12 +59,12 @@ def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) 
 
 
 def helper_job(helper: HelperKernel, target: Target) -> CompileJob:
-    """What to compile for a kernel; arguments and errors are those of `compile_helper`."""
+    """Return the compile job of a kernel; arguments and errors are those of `compile_helper`."""
     return _compiler().helper_job(helper, target)
 
 
 def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: ArtifactCache) -> list[Artifact]:
-    """What becomes of kernels that are compiled on all cores; arguments and errors are those of `compile_helper`."""
+    """Compile kernels on all cores and return their artifacts; arguments and errors are those of `compile_helper`."""
     jobs = [helper_job(helper, target) for helper in wanted]
     there = {job.digest: cached.get(job.digest) for job in jobs}
     found = {digest: artifact for digest, artifact in there.items() if artifact is not None}
@@ -81,7 +81,7 @@ def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: Arti
 
 
 def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArguments, target: Target) -> Launch:
-    """The launch of a compiled kernel.
+    """Return the launch of a compiled kernel.
 
     Raises:
         InputError: it was not compiled, or the target can't start it so.

@@ -1,4 +1,4 @@
-"""Jobs, while they are still being made → artifacts as they are built, by joblib's threads side by side."""
+"""Builds jobs while they are still being made, on threads side by side, and yields artifacts as they are built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BUILDERS = 512  # threads
 
 
 class JobStream:
-    """Jobs on their way through builders, each a thread with one job at a time.
+    """A queue of jobs for builders, each a thread with one job at a time.
 
     Args:
         cache: is asked for each job before a builder is.
@@ -38,14 +38,14 @@ class JobStream:
     ) -> None:
         self._cache, self._build, self._builders = cache, build, min(builders, MOST_BUILDERS)
         self._until, self._turn = until, turn
-        # A turn, and a number that keeps those of one turn in their order; in the last turn there are no jobs left.
+        # A turn, and a number that keeps jobs of one turn in order; the last turn means no more jobs.
         self._waiting: PriorityQueue[tuple[float, int, CompileJob | None]] = PriorityQueue()
         self._numbers = itertools.count()
-        self._under_way: set[str] = set()  # digests
+        self._under_way: set[str] = set()  # digests of jobs being built
         self._built: SimpleQueue[Artifact | BaseException | None] = SimpleQueue()  # None: there are no more
 
     def artifacts(self, jobs: Iterable[CompileJob]) -> Generator[Artifact, None, None]:
-        """The artifact of each job as it is built, or found; one for jobs that are equal and under way together.
+        """Yield the artifact of each job as it is built, or found; one for jobs that are equal and under way together.
 
         Once the generator is closed no further build begins.
 
@@ -63,7 +63,7 @@ class JobStream:
             self._until = -inf
 
     def _feed(self, jobs: Iterable[CompileJob]) -> None:
-        """Hand the jobs to the builders, but for those that are cached or under way, and wait for the last."""
+        """Pass the jobs to the builders, but for those that are cached or being built, and wait for the last."""
         builders = threading.Thread(target=self._run_builders, name="builders", daemon=True)
         try:
             for job in jobs:
@@ -90,7 +90,7 @@ class JobStream:
         self._waiting.put((turn, next(self._numbers), job))
 
     def _run_builders(self) -> None:
-        import joblib  # takes a while, and a stream of what is cached does without
+        import joblib  # slow to import, and not needed where all is cached
 
         try:
             parallel = joblib.Parallel(n_jobs=self._builders, backend="threading", pre_dispatch="all", batch_size=1)
@@ -99,7 +99,7 @@ class JobStream:
             self._built.put(error)
 
     def _build_in_turn(self) -> None:
-        """Build one job after the other, until there are no more."""
+        """Build one job after another, until there are no more."""
         while (job := self._waiting.get()[-1]) is not None:
             built: Artifact | BaseException | None = None
             try:
@@ -107,7 +107,7 @@ class JobStream:
                     built = self._build(job)
             except BaseException as error:
                 built = error
-            # Before it is told: who asks for it from then on finds it in the cache, or has it built again.
+            # Before it is reported: whoever asks for it later finds it in the cache, or has it built again.
             self._under_way.discard(job.digest)
             if built is not None:
                 self._built.put(built)

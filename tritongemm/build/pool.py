@@ -1,7 +1,7 @@
 """Stage: Problems, Configs → Built, in parallel, with no GPU touched.
 
 joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
-and costs that config alone; one that crashed gets a second chance, for memory may have been short. Artifacts lie in a
+and costs that config alone; one that crashed gets a second chance, as memory may have been short. Artifacts are in a
 content-addressed cache: what a binary depends on is hashed into its folder's name, so a second run of the same space,
 of another size or on a GPU node, compiles nothing.
 """
@@ -29,12 +29,12 @@ from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.system.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
+GIVES_WAY = 5  # niceness of compilers: planning, searching and timing go first, as compilers wait for them
 _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source
 
 
 def _memory(room: int) -> str | None:
-    """A folder in memory with so many bytes free, or None; a container's has 64 MB unless it is asked for more."""
+    """Return a folder in memory with enough free bytes, or None; a container's has 64 MB by default."""
     return MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= room else None
 
 
@@ -48,7 +48,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class BuiltCode:
-    """A compiled kernel that lies in no cache yet.
+    """A compiled kernel that is in no cache yet.
 
     Attributes:
         built: what was compiled.
@@ -61,7 +61,7 @@ class BuiltCode:
     name: str
 
     def keep(self, cache: ArtifactCache) -> Artifact | OutputError:
-        """The artifact, kept in a cache, or why it can't be."""
+        """Return the artifact, kept in a cache, or why it can't be."""
         try:
             return cache.put(self.built, self.code, self.name)
         except OutputError as error:
@@ -79,20 +79,20 @@ class CompilerWorker:
         gc.disable()
 
     def __call__(self, request: WarmUp | tuple[CompileJob, str]) -> Iterator[Artifact | OutputError | BuiltCode]:
-        """Build a job and keep it in a cache's folder, or hand it back where no folder is named, or warm up."""
+        """Build a job and keep it in a cache's folder, or return it where no folder is named, or warm up."""
         if isinstance(request, WarmUp):
             self._warm_up(request)
             return
         self._builds += 1
         if self._builds % self.COLLECTED == 0:
             gc.collect()
-            gc.freeze()  # what has lived so long stays
+            gc.freeze()  # objects alive by now stay
         job, folder = request
         backend = registry.get(KernelBackend, job.config.backend)
         started = time.perf_counter()
         try:
             built, code, name = backend.compile(job)
-        except (OSError, MemoryError, ToolKilledError) as error:  # what no config is to blame for
+        except (OSError, MemoryError, ToolKilledError) as error:  # not the config's fault
             reason = f"{type(error).__name__}: {error}"
             yield Artifact(job.config, job.digest, status="compile_failed", reason=reason, try_again=True)
             return
@@ -139,18 +139,18 @@ class BuildPool:
         self._idle: list[WorkerProcess] = []
         self._again = threading.Lock()  # second chances are given one at a time
         self._closed = False
-        # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
+        # Compilers write and remove a dozen small files for each config; in memory they take a tenth less time.
         sweep()
         cache.sweep()
         self._temporary = TemporaryFolder(_memory(self.jobs * _ROOM))
 
     def start(self, backends: Sequence[str], target: Target, most: int) -> None:
-        """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come.
+        """Start the processes where the cache is empty, so that they are ready when the first jobs come.
 
         Args:
             backends: those whose kernels will be compiled.
             target: for which they will be compiled.
-            most: so many at the most; others start when there is a job for them.
+            most: how many to start; others start when there is a job for them.
 
         Raises:
             UnavailableError: no process can be started.
@@ -163,7 +163,7 @@ class BuildPool:
             child.start(WarmUp(tuple(backends), target))
 
     def _take_child(self) -> WorkerProcess:
-        """A process that has nothing to do."""
+        """Return an idle process."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -173,7 +173,7 @@ class BuildPool:
 
     @contextmanager
     def _lent_child(self) -> Iterator[WorkerProcess]:
-        """A process for one job; who comes while all have one waits."""
+        """Lend an idle process for one job; wait while there is none."""
         with self._turns:
             child = self._take_child()
             try:
@@ -182,7 +182,7 @@ class BuildPool:
                 self._idle.append(child)
 
     def build(self, job: CompileJob) -> Artifact:
-        """One job, from the cache or compiled in a child; every failure is a value.
+        """Return one job's artifact, from the cache or compiled in a child; every failure is a value.
 
         Raises:
             OutputError: the cache can't be written, and must be.
@@ -194,7 +194,7 @@ class BuildPool:
         return self._compile(job)
 
     def _compile(self, job: CompileJob) -> Artifact:
-        """One job, compiled in a child; raises as `build`."""
+        """Return one job's artifact, compiled in a child; errors are those of `build`."""
         with self._lent_child() as child:
             try:
                 return self._ask(child, job)
@@ -209,7 +209,7 @@ class BuildPool:
                     return replace(failed, reason=reason, try_again=death.from_outside)
 
     def _ask(self, child: ServingProcess, job: CompileJob) -> Artifact:
-        """What a child makes of one job.
+        """Return what a child builds for one job.
 
         Raises:
             WorkerDied: instead of answering.
@@ -235,8 +235,8 @@ class BuildPool:
     def stream(
         self, jobs: Iterable[CompileJob], until: float = inf, turn: Callable[[str], float] = lambda digest: 0.0
     ) -> Generator[Artifact, None, None]:
-        """Builds as they finish, while `jobs` are still being made; what is cached comes at once. A job equal to one
-        under way is not built beside it: one artifact, with the config of the first, is yielded for both.
+        """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once. A job equal to one
+        being built is not built again: one artifact, with the config of the first, is yielded for both.
 
         Args:
             jobs: what to build; they are made in a thread of their own.
@@ -246,7 +246,7 @@ class BuildPool:
         return JobStream(self.cache, self.build, self.width, until, turn).artifacts(jobs)
 
     def close(self) -> None:
-        """End all compiler processes; threads that still wait for one give up."""
+        """End all compiler processes; threads that wait for one get an error."""
         self._closed = True
         for child in self._children:
             child.kill()

@@ -1,4 +1,4 @@
-"""Configs → compile jobs, and records → launches: what a config or a record names is compiled as its backend says."""
+"""Makes compile jobs of configs, and launches of records, through the backends that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 def compile_job(
     problem: Problem, config: Config, target: Target, inputs: BuildInputs = NO_INPUTS
 ) -> CompileJob | Support:
-    """What to compile for one config on a problem, or why it can't be compiled."""
+    """Return the compile job of one config on a problem, or why it can't be compiled."""
     backend = registry.get(KernelBackend, config.backend)
     try:
         return backend.compile_job(config, problem, target, inputs)
@@ -38,7 +38,7 @@ def compile_job(
 
 
 def or_refusal(make: Callable[[], Made]) -> Made | Support:
-    """What a call gives, or why it gives nothing: whatever is wrong with one config or record costs no other."""
+    """Return a call's result, or the error of one config or record as a refusal, so that it costs no other."""
     try:
         return make()
     except (TritonGemmError, OSError) as error:
@@ -48,7 +48,7 @@ def or_refusal(make: Callable[[], Made]) -> Made | Support:
 
 
 def brings_kernels(config: Config) -> bool:
-    """Whether a config's backend compiles kernels; a library brings its own."""
+    """Return whether a config's backend compiles kernels; a library has its own."""
     return isinstance(registry.get(Backend, config.backend), KernelBackend)
 
 
@@ -69,7 +69,7 @@ class PreparedKernel:
     launch: Launch | HostLaunch
 
     def serves(self, m: int) -> Support:
-        """Whether the kernel that was compiled for the record's M is the one of another M, and of all between.
+        """Return whether the kernel that was compiled for the record's M is also that of another M, and of all between.
 
         Of a column-major A the compiler knows what divides M, which the neighbours of an M do not share.
         """
@@ -84,7 +84,7 @@ class PreparedKernel:
         return SUPPORTED
 
     def launch_at(self, m: int) -> Launch | HostLaunch | Support:
-        """The launch on the record's problem with another M that its kernel serves, or why there is none."""
+        """Return the launch on the record's problem with another M that its kernel serves, or why there is none."""
         problem, record = self._problem(m), self.record
         possible = check_config(record.config, problem, self.target, record.target)
         return _launch(record.config, problem, self.artifact, self.target) if possible else possible
@@ -96,7 +96,7 @@ class PreparedKernel:
 def prepare_launches(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, Launch | HostLaunch | str]:
-    """The launch of each record's config, or why there is none; arguments are those of `prepare_kernels`."""
+    """Return the launch of each record's config, or why there is none; arguments are those of `prepare_kernels`."""
     prepared = prepare_kernels(records, target, cache)
     return {p: str(one) if isinstance(one, Support) else one.launch for p, one in prepared.items()}
 
@@ -104,7 +104,7 @@ def prepare_launches(
 def prepare_kernels(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, PreparedKernel | Support]:
-    """The kernel of each record's config, compiled in parallel where the cache lacks it; or why there is none.
+    """Return the kernel of each record's config, compiled in parallel where the cache lacks it; or why there is none.
 
     Args:
         records: one for each problem, tuned for the target.
@@ -136,7 +136,7 @@ def prepare_kernels(
 
 
 def _prepared(record: Record, artifact: Artifact, target: Target) -> PreparedKernel | Support:
-    """A record's kernel, or why it can't be launched."""
+    """Return a record's kernel, or why it can't be launched."""
     if artifact.status != "ok":
         return Support(f"{artifact.status}: {artifact.reason}")
     launch = _launch(record.config, record.problem, artifact, target)
@@ -144,7 +144,7 @@ def _prepared(record: Record, artifact: Artifact, target: Target) -> PreparedKer
 
 
 def _launch(config: Config, problem: Problem, artifact: Artifact, target: Target) -> Launch | HostLaunch | Support:
-    """The launch of a compiled kernel, or why there is none."""
+    """Return the launch of a compiled kernel, or why there is none."""
     own = replace(artifact, config=config)  # configs that differ in their arguments alone share a binary
     backend = registry.get(KernelBackend, config.backend)
     return or_refusal(lambda: backend.launch(own, problem, target))

@@ -1,4 +1,4 @@
-"""The kernels that quantise activations, for one shape of them: which one, with which grid and numbers."""
+"""Chooses the kernels that quantise activations of one shape, with their grids and numbers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tritongemm.numerics.scale_factors import scale_places
 
 _MOST_COLUMNS = 16384  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
-_FEW_ROWS = 256  # of which a compute unit has one or two: more warps share each
-_ROWS = 8  # that a program of groups has, where there are so many
-_MANY_ROWS = 32  # that it has, where there are
+_FEW_ROWS = 256  # a compute unit has one or two of them: more warps share each
+_ROWS = 8  # rows per program of groups, where there are enough
+_MANY_ROWS = 32  # rows per program, where there are enough
 _MANY_PROGRAMS = 2048  # programs of `_ROWS` rows each
-_GROUPS = 8  # of 32 numbers along K that a program has
-_PART = 4096  # elements that a program has at a time
+_GROUPS = 8  # groups of 32 numbers along K per program
+_PART = 4096  # elements per program at a time
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What is asked for.
+    """The request for a quantisation.
 
     Attributes:
         m, k: extents of the activations.
@@ -47,7 +47,7 @@ class Quantization:
 
 
 def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | None:
-    """What quantises activations to the A of a problem; None where there is no kernel for that.
+    """Return the quantisation of activations to the A of a problem; None where there is no kernel for it.
 
     Args:
         problem: whose type and scale factors are wanted.
@@ -74,7 +74,7 @@ def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | No
 
 
 def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArguments], ...]:
-    """The kernels of a quantisation in order, and what one launch of each is given.
+    """Return the kernels of a quantisation in order, with the arguments of one launch of each.
 
     It is one kernel, but where all numbers share a factor: another one finds the largest of `PARTS` parts before, and
     writes them as float32 to an address named part.
@@ -89,7 +89,7 @@ def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArgum
 
 
 def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
-    """The kernel that quantises, and what one launch of it is given. Few binaries serve all M and most K."""
+    """Return the kernel that quantises, with the arguments of one launch. Few binaries serve all M and most K."""
     if asked.granularity == "mx":
         return _powers(asked)
     x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
@@ -121,7 +121,7 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
 
 
 def _powers(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
-    """The kernel that finds a power of two for each 32 numbers along K."""
+    """Return the kernel that finds a power of two for each 32 numbers along K."""
     x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
     rounding, (of_row, of_group) = Rounding.of(asked.dtype_q), asked.places
     rows = _ROWS if asked.m > _ROWS else 1

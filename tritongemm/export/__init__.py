@@ -1,1 +1,1 @@
-"""What a person takes away: kernels with a manifest, and launch plans."""
+"""Exports what a person takes away: kernels with a manifest, and launch plans."""

@@ -1,4 +1,4 @@
-"""The launch plans of a host call: what its own host code would launch, written as plans of plain launches."""
+"""Writes the launch plans of a host call: what its own host code would launch, as plans of plain launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS = 120.0
 
 
 def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
-    """The launches of a host call, in order.
+    """Return the launches of a host call, in order.
 
     Args:
         call: what the backend gave.
@@ -50,7 +50,7 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
 
 
 def _runtime(facts: Target) -> tuple[str, str]:
-    """The listening runtime's library: its path and its hash."""
+    """Return the recording runtime's library: its path and its hash."""
     values = {"arch": facts.name, "wave": facts.wave_size, "compute_units": facts.compute_units, "lds": facts.lds_bytes}
     source = cpp.render_cpp("ck/recorder.cpp.j2", **values)
     compiler = hip_compiler.compiler(facts.name)
@@ -65,7 +65,7 @@ def _runtime(facts: Target) -> tuple[str, str]:
 def plans(
     call: HostLaunch, facts: Target, known: dict[str, dict[str, Any]], sizes: dict[str, int]
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The code object and the plan of each launch, without the object's file name.
+    """Yield the code object and the plan of each launch, without the object's file name.
 
     Args:
         call: what the backend gave.

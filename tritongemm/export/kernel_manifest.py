@@ -92,13 +92,13 @@ def _write_manifest(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _describe_others(left_out: Sequence[tuple[Record, str]]) -> str:
-    """That no result is for the target, and for which others there are some."""
+    """Return a message that no result is for the target, and which targets have some."""
     others = ", ".join(sorted({record.target for record, _ in left_out if record.target}))
     return "no result is for it" + (f"; there are some for {others}: name one by --target" if others else "")
 
 
 def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], list[tuple[Record, str]]]:
-    """The records to export, one for each size, and those that are left out with the reason.
+    """Return the records to export, one for each size, and those that are left out with the reason.
 
     Of two for one size the one of as many compute units as the target's counts, or else the later one.
     """
@@ -126,7 +126,7 @@ def _has_manifest_rows(record: Record) -> bool:
 
 
 def _manifest_row(record: Record, launch: Launch | HostLaunch | str, target: Target) -> dict[str, Any] | Support:
-    """A record's kernel as a row without its object's name, or why a manifest can't have it."""
+    """Return a record's kernel as a row without its object's name, or why a manifest can't have it."""
     if isinstance(launch, str):
         return Support(launch)
     if isinstance(launch, HostLaunch):

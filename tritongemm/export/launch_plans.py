@@ -1,4 +1,4 @@
-"""Launches as the JSON values of plans (`tritongemm.launch_plan` describes them)."""
+"""Describes launches as the JSON values of plans (`tritongemm.launch_plan` defines them)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
 def launch_plans(
     launch: Launch | HostLaunch, problem: Problem, facts: Target
 ) -> list[tuple[bytes, str, dict[str, Any]]]:
-    """The code object, its file's suffix and the plan of each kernel that a launch starts, in order.
+    """Return the code object, its file's suffix and the plan of each kernel that a launch starts, in order.
 
     Args:
         launch: the launch.
@@ -37,14 +37,14 @@ def launch_plans(
 
 
 def why_unplanned(launch: Launch | HostLaunch) -> str:
-    """Why no plan can hold a launch; "" where one can."""
+    """Return why no plan can hold a launch; "" where one can."""
     if isinstance(launch, Launch) and any(p.kind == "tma" for p in launch.params):
         return "takes tensor maps, which only a driver can make: no plan can hold them"
     return ""
 
 
 def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
-    """A launch as JSON values, without the name of the code object's file.
+    """Return a launch as JSON values, without the name of the code object's file.
 
     Args:
         launch: the launch.
@@ -89,10 +89,10 @@ def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[st
 
 
 def operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1].
+    """Return the operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1].
 
     Those of a batch have a dimension for it in front; vectors along N are [batch, 1, N] then, so that they broadcast.
-    Scales that change along K say how many rows of A (columns of B) and elements along K share one, and how they lie.
+    Scales that change along K state how many rows of A (columns of B) and elements along K share one, and the order.
     """
     if problem.kind == "grouped":
         return _grouped_operands(problem)
@@ -111,7 +111,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
 
 
 def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """The operands of a product of groups: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
+    """Return operands of grouped products: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
     strides = {"b": (problem.k * problem.n, *_strides(problem.leads[1], problem.row_major_b))}
     known = {
         name: _operand(spec, spec.shape, strides.get(name) or _dense(spec.shape))
@@ -123,17 +123,17 @@ def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
 
 
 def _strides(lead: int, row_major: bool) -> tuple[int, int]:
-    """Strides of a matrix of which `lead` elements lie from one row (or column) to the next."""
+    """Return the strides of a matrix whose rows (or columns) begin `lead` elements apart."""
     return (lead, 1) if row_major else (1, lead)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a row-major array."""
+    """Return the strides of a row-major array."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _operand(spec: OperandSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
-    """One operand, whose products have this shape and these strides; of scales along K what shares one too."""
+    """Return one operand, whose products have this shape and strides, and the block that scales along K cover."""
     dtype = spec.dtype
     sized = {"bytes": spec.count * dtype.bytes // dtype.packed, "role": spec.name, "init": "random"}
     apart = (prod(spec.shape),) if spec.batch else ()

@@ -1,4 +1,4 @@
-"""Which configs of a problem get launch plans: the one named, or those predicted fastest, built and made launches."""
+"""Selects the configs of a problem that get launch plans: the one named, or those predicted fastest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tritongemm.plugins.validity import check_config
 
 
 def planned_backends() -> list[str]:
-    """The backends whose launches can be written as plans."""
+    """Return the backends whose launches can be written as plans."""
     return [b.name for b in registry.every(Backend) if isinstance(b, KernelBackend) and b.has_plans]
 
 
 def emptied(folder: Path) -> None:
-    """Make the folder, and remove the plans of an earlier run: who takes all that are there must not run its kernels.
+    """Make the folder, and remove an earlier run's plans, so that a reader of all plans does not run its kernels.
 
     Raises:
         OutputError: no such folder can be.
@@ -47,7 +47,7 @@ class Selection:
 
     Attributes:
         config: name of the only one; None for the predicted best that can be built.
-        count: with no name, so many of the predicted best, and each template's best.
+        count: how many of the predicted best to take if no config is named, beside each template's best.
         backend: with no name, whose kernels.
         manifests: of assembly kernels; none for those of the environment.
     """
@@ -61,14 +61,14 @@ class Selection:
 def launches(
     problem: Problem, facts: Target, compiler: BuildPool, which: Selection, pass_over: Callable[[str], None]
 ) -> Iterator[Launch | HostLaunch]:
-    """The launches of one config, or of several that plans can hold.
+    """Yield the launches of one config, or of several that plans can hold.
 
     Args:
         problem: what to compute.
         facts: where.
         compiler: builds them.
         which: the configs.
-        pass_over: told of each template whose launches no plan can hold, where no config is named.
+        pass_over: called for each template whose launches no plan can hold, where no config is named.
 
     Raises:
         InputError: the config named can't run on the target, or nothing can be built.
@@ -106,7 +106,7 @@ def launches(
 def _build(
     problem: Problem, config: Config, facts: Target, inputs: BuildInputs, compiler: BuildPool
 ) -> Artifact | Support:
-    """A config compiled, or why it can't be.
+    """Return a config compiled, or why it can't be.
 
     Raises:
         InputError: no job can be made of it, e.g. no manifest holds its kernel.
@@ -119,7 +119,7 @@ def _build(
 
 
 def rank_candidates(problem: Problem, facts: Target, name: str, inputs: BuildInputs) -> list[Config]:
-    """All configs that a backend has for a problem and that plans can hold, the predicted fastest first.
+    """Return all configs that a backend has for a problem and that plans can hold, the predicted fastest first.
 
     Raises:
         InputError: no kernel of the backend fits; says why.
@@ -132,7 +132,7 @@ def rank_candidates(problem: Problem, facts: Target, name: str, inputs: BuildInp
 
 
 def parse_config(name: str, problem: Problem, facts: Target, inputs: BuildInputs) -> Config:
-    """The config that a name means, where a plan can hold it and it computes the problem.
+    """Return the config of this name, where a plan can hold it and it computes the problem.
 
     Raises:
         InputError: says why not.

@@ -1,1 +1,1 @@
-"""Plug-ins of inference servers, found by entry points: they serve what TRITONGEMM_CONFIG names, and nothing else."""
+"""Plug-ins of inference servers, found by entry points, which serve what TRITONGEMM_CONFIG names."""

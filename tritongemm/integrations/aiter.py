@@ -1,4 +1,4 @@
-"""The names by which AITER's users call products and a mixture of experts, served by `tritongemm`.
+"""Provides AITER's functions for products and a mixture of experts, computed by `tritongemm`.
 
 ``from tritongemm.integrations.aiter import tgemm`` takes the place of ``from aiter.tuned_gemm import tgemm``. The files
 of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = (0, -1, "separated")  # values of AITER's further arguments that ask for nothing
 _ACTIVATIONS: Final = {0: "silu", 1: "gelu"}  # AITER's ActivationType
-_READ: Final = 11  # arguments of AITER's `fused_moe` before these
+_READ: Final = 11  # arguments that AITER's `fused_moe` has before these
 _FURTHER: Final = (
     "a1_scale", "a2_scale", "block_size_M", "num_local_tokens", "moe_sorting_dispatch_policy", "dtype", "hidden_pad",
     "intermediate_pad", "bias1", "bias2",
 )  # fmt: skip
-_HOW: Final = ("block_size_M", "moe_sorting_dispatch_policy", "splitk")  # those that say how its kernels run
+_HOW: Final = ("block_size_M", "moe_sorting_dispatch_policy", "splitk")  # arguments that choose how its kernels run
 
 __all__ = [
     "TunedGemm",
@@ -71,7 +71,7 @@ def gemm_a16w16(
     scale_b: Tensor | None = None,
     scale_c: Tensor | None = None,
 ) -> Tensor:
-    """A @ B.T (+ bias), as `tritongemm.mm` computes it, or `tritongemm.scaled_mm` where there are scales.
+    """Return a @ B.T (+ bias), as `tritongemm.mm` computes it, or `tritongemm.scaled_mm` where there are scales.
 
     Args:
         A: [..., K] activations.
@@ -103,7 +103,7 @@ def gemm_a16w16(
 
 
 class TunedGemm:
-    """AITER's object of that name."""
+    """AITER's object of the same name."""
 
     def mm(
         self,
@@ -115,7 +115,7 @@ class TunedGemm:
         scale_b: Tensor | None = None,
         scale_c: Tensor | None = None,
     ) -> Tensor:
-        """The result of `gemm_a16w16` for the same arguments."""
+        """Return the result of `gemm_a16w16` for the same arguments."""
         return gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
 
@@ -137,7 +137,7 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
     *further: Any,
     **others: Any,
 ) -> Tensor:
-    """The experts of a mixture, as `tritongemm.fused_moe` computes them.
+    """Return the experts of a mixture, as `tritongemm.fused_moe` computes them.
 
     Args:
         hidden_states: [tokens, hidden].
@@ -176,18 +176,18 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
 
 
 def _name(activation: Any) -> str:
-    """What `tritongemm.fused_moe` calls an activation that is given as AITER's object, name or number."""
+    """Return the name in `tritongemm.fused_moe` of an activation given as AITER's object, name or number."""
     if isinstance(activation, int):  # its custom operation takes numbers, and members of an IntEnum are some
         return _ACTIVATIONS.get(int(activation), str(activation))
     return str(activation).rpartition(".")[2].lower()
 
 
 def _of_experts(*given: tuple[Tensor | None, Tensor]) -> list[Tensor | None]:
-    """Factors of weights as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and one for each too."""
+    """Return factors of weights as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] or one number."""
     import torch
 
-    whole = all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair)
-    if not whole or any(w.dim() != 3 for _, w in given):  # which `tritongemm.fused_moe` names
+    are_tensors = all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair)
+    if not are_tensors or any(w.dim() != 3 for _, w in given):  # which `tritongemm.fused_moe` refuses by name
         return [scale for scale, _ in given]
     pairs = [(scale, w) for scale, w in given if scale is not None]
     if all(scale.numel() == scale.shape[0] == w.shape[0] for scale, w in pairs):

@@ -1,4 +1,4 @@
-"""The names by which AITER's users call batched products, served by `tritongemm.bmm`."""
+"""Provides AITER's functions for batched products, computed by `tritongemm.bmm`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
-    """The weights, or their factors along K, with K before N.
+    """Return the weights, or their factors along K, with K before N.
 
     Raises:
         TypeError: they are no tensor.
@@ -28,7 +28,7 @@ def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
 
 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
-    """XQ @ WQ.T (+ bias) for each product of a batch, written to `out`.
+    """Compute XQ @ WQ.T (+ bias) for each product of a batch, written to `out`.
 
     Args:
         XQ: [B, M, K].
@@ -47,7 +47,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None =
 def batched_gemm_bf16_CK(
     XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None, splitK: int | None = None
 ) -> Tensor:
-    """The result of `batched_gemm_bf16` in new memory, of XQ's dtype where none is named."""
+    """Return the result of `batched_gemm_bf16` in new memory, of XQ's dtype where none is named."""
     return tritongemm.bmm(XQ, _turned(WQ), bias, dtype)
 
 
@@ -60,7 +60,7 @@ def batched_gemm_a8w8(
     bias: Tensor | None = None,
     splitK: int = 0,
 ) -> Tensor:
-    """(XQ @ WQ.T) * x_scale * w_scale (+ bias) for each product of a batch of fp8 or int8, written to `out`.
+    """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias) for a batch of fp8 or int8, written to `out`.
 
     Args:
         XQ: [B, M, K].
@@ -87,14 +87,14 @@ def batched_gemm_a8w8_CK(
     dtype: torch.dtype | None = None,
     splitK: int | None = None,
 ) -> Tensor:
-    """The result of `batched_gemm_a8w8` in new memory, of bfloat16 where no dtype is named."""
+    """Return the result of `batched_gemm_a8w8` in new memory, of bfloat16 where no dtype is named."""
     import torch
 
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, dtype or torch.bfloat16)
 
 
 def batched_gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Y: Tensor) -> Tensor:
-    """XQ @ WQ.T for each product of a batch of fp8 with factors along K, written to `Y`.
+    """Compute XQ @ WQ.T for each product of a batch of fp8 with factors along K, written to `Y`.
 
     Args:
         XQ: [B, M, K].

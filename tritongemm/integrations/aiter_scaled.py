@@ -1,4 +1,4 @@
-"""The names by which AITER's users call products with scales, served by `tritongemm.scaled_mm`."""
+"""Provides AITER's functions for products with scales, computed by `tritongemm.scaled_mm`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gemm_a8w8(
     dtype: torch.dtype | None = None,
     splitK: int | None = None,
 ) -> Tensor:
-    """(XQ @ WQ.T) * x_scale * w_scale (+ bias), of fp8 or int8 with a factor for each row.
+    """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias), of fp8 or int8 with a factor for each row.
 
     Args:
         XQ: [M, K].
@@ -56,7 +56,7 @@ def gemm_a8w8_bpreshuffle(
     dtype: torch.dtype | None = None,
     check: bool = False,
 ) -> Tensor:
-    """The result of `gemm_a8w8` for a weight in the order of AITER's ``shuffle_weight(…, layout=(16, 16))``."""
+    """Return the result of `gemm_a8w8` for a weight in the order of AITER's ``shuffle_weight(…, layout=(16, 16))``."""
     factors = _flat(w_scale)
     return tritongemm.scaled_mm(XQ, WQ, x_scale, factors, _row(bias, dtype), _result(dtype), order_b=SHUFFLED)
 
@@ -69,7 +69,7 @@ def gemm_a8w8_blockscale(
     dtype: torch.dtype | None = None,
     isBpreshuffled: bool = False,
 ) -> Tensor:
-    """(XQ * x_scale) @ (WQ * w_scale).T, with factors for 1 x 128 and for 128 x 128.
+    """Compute (XQ * x_scale) @ (WQ * w_scale).T, with factors for 1 x 128 and for 128 x 128.
 
     Args:
         XQ: [M, K].
@@ -96,7 +96,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The result of `gemm_a8w8_blockscale` for a shuffled weight.
+    """Return the result of `gemm_a8w8_blockscale` for a shuffled weight.
 
     AITER keeps the factors of XQ M-major for such weights, in a tensor that says it were [M, K / 128] row-major; here
     it is read so too. One that says by its strides that it is M-major is read as it says. The result is written to
@@ -127,10 +127,10 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A @ B.T of fp4 with a power of two for each 32 numbers along K.
+    """Compute A @ B.T of fp4 with a power of two for each 32 numbers along K.
 
     Older AITER has `out` and `bias` where newer has `bias` and `dtype`: 16 bits with M rows or more are that.
-    Of one row it may be either, and is refused where no `dtype` tells: give a bias as [N], and memory by its name.
+    A tensor of one row may be either, and is refused without a `dtype`: give a bias as [N], and memory by name.
 
     Args:
         A: [..., K / 2] bytes, M rows in all.
@@ -162,7 +162,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         require_plain(B=B)
     m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
     if out is None and _is_memory(bias, m, dtype):
-        bias, dtype, out = dtype, None, bias  # as older AITER's are called
+        bias, dtype, out = dtype, None, bias  # the order of older versions of AITER
     if out is not None:
         _require_matrices(A=A, out=out)
         if out.shape[0] < m or out.shape[1] != n:
@@ -181,7 +181,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
 
 
 def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **operands: Tensor | None) -> None:
-    """Refuse memory that is none for the result, before there is one.
+    """Refuse `out` memory that does not fit the result, before it is computed.
 
     Raises:
         TypeError: an operand is no tensor.
@@ -194,7 +194,7 @@ def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **ope
 
 
 def _is_memory(given: object, m: int, then: object) -> bool:
-    """Whether what stands where a bias may is memory for a result of M rows.
+    """Return whether a tensor in the place of a bias is memory for a result of M rows.
 
     Args:
         given: that.
@@ -219,12 +219,12 @@ def _is_memory(given: object, m: int, then: object) -> bool:
 
 
 def is_shuffled(w: object) -> bool:
-    """Whether a weight is one that AITER's ``shuffle_weight`` made."""
+    """Return whether a weight is one that AITER's ``shuffle_weight`` made."""
     return getattr(w, "is_shuffled", False) is True
 
 
 def require_plain(**weights: object) -> None:
-    """Refuse weights in AITER's order, where plain ones are read.
+    """Refuse weights in AITER's order where plain ones are read.
 
     Raises:
         InputError: names the weight.
@@ -235,7 +235,7 @@ def require_plain(**weights: object) -> None:
 
 
 def require_tensors(**operands: object) -> None:
-    """Refuse what is no tensor.
+    """Refuse arguments that are no tensors.
 
     Raises:
         TypeError: names it.
@@ -246,7 +246,7 @@ def require_tensors(**operands: object) -> None:
 
 
 def _require_matrices(**operands: Tensor) -> None:
-    """Refuse operands that have not two dimensions.
+    """Refuse operands without two dimensions.
 
     Raises:
         TypeError: one is no tensor.
@@ -259,7 +259,7 @@ def _require_matrices(**operands: Tensor) -> None:
 
 
 def _flat(w_scale: Tensor) -> Tensor:
-    """Factors of a weight's rows in one dimension.
+    """Return the factors of a weight's rows in one dimension.
 
     Raises:
         TypeError: it is no tensor.
@@ -269,20 +269,20 @@ def _flat(w_scale: Tensor) -> Tensor:
 
 
 def _one_row(name: str, values: Tensor) -> Tensor:
-    """Values that lie along one dimension, as a vector.
+    """Return values along one dimension as a vector.
 
     Raises:
         TypeError: they are no tensor.
-        InputError: they lie along two, as factors for groups along K do.
+        InputError: they have two dimensions, as factors for groups along K have.
     """
     require_tensors(**{name: values})
     if sum(size != 1 for size in values.shape) > 1:
-        raise InputError(f"{name} is {tuple(values.shape)}; here it lies along one dimension, a value for each of N")
+        raise InputError(f"{name} is {tuple(values.shape)}; here it has one dimension, a value for each of N")
     return values.reshape(-1)
 
 
 def _complete_blocks(scales: Tensor, rows: int) -> Tensor:
-    """Shuffled factors without the blocks that AITER pads them by."""
+    """Return shuffled factors without the blocks with which AITER pads them."""
     return scales[: round_up(rows, _SCALE_ROWS)]
 
 
@@ -293,7 +293,7 @@ def _result(dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _row(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """A bias [N] in the type of the result, as kernels read it.
+    """Return a bias [N] in the type of the result, as kernels read it.
 
     Raises:
         TypeError: it is no tensor.

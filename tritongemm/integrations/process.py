@@ -1,4 +1,4 @@
-"""What every process of a server does first, whichever server it is."""
+"""Starts serving in each process of a server, whichever server it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
 
 
 def start_serving() -> str:
-    """Read the tables that TRITONGEMM_CONFIG names, in a process that may never use a GPU, so that none is started.
+    """Read the tables that TRITONGEMM_CONFIG names, without starting the GPU, which this process may never use.
 
     Kernels are loaded by the first call on a GPU; a line that says what they serve is logged then. A file that can't
     be read is logged as an error, and the server computes as it did without us.
@@ -39,12 +39,12 @@ def start_serving() -> str:
 
 
 def serves_weight(w: Tensor) -> bool:
-    """Whether a record of a linear layer has a weight's N and K."""
+    """Return whether a record of a linear layer has a weight's N and K."""
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights
 
 
 def serves_blocks(w: Tensor, scale: Tensor) -> bool:
-    """Whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
+    """Return whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
     if w.dim() != 2 or (w.shape[0], w.shape[1]) not in default_dispatcher().scaled_weights:
         return False
     blocks = (cdiv(w.shape[0], SCALED_BLOCK), cdiv(w.shape[1], SCALED_BLOCK))
@@ -80,10 +80,10 @@ class OpaqueOperation:
 
 
 def speak_through(server: str) -> None:
-    """Have our lines go where those of a server go, as a server may set up no logger but its own.
+    """Send our log lines to a server's logger, as a server may set up no other.
 
     Args:
         server: the name of its logger.
     """
     LOG.parent = logging.getLogger(server)
-    LOG.setLevel(logging.NOTSET)  # It has the server's level, also where another was known before.
+    LOG.setLevel(logging.NOTSET)  # Messages have the server's level.

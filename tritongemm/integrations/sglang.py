@@ -1,4 +1,4 @@
-"""SGLang's general plug-in: its linear layers, plain or fp8 in blocks, are served by a table of TRITONGEMM_CONFIG."""
+"""SGLang's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 
 
 def register() -> None:
-    """Have SGLang ask us before it applies its linear layers; the entry point. A second time it does nothing.
+    """Make SGLang ask us before it applies its linear layers; the entry point. A second call does nothing.
 
     SGLang applies the hook when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG nothing is imported or
     changed.
@@ -36,7 +36,7 @@ def register() -> None:
 
 
 def make_hook() -> Callable[..., Tensor]:
-    """What SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+    """Return the function that SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
 
     A layer that no row holds for is given to the method itself; so is everything while SGLang computes in a way that
     must not depend on the batch.
@@ -62,7 +62,7 @@ def make_hook() -> Callable[..., Tensor]:
 
 
 def _apply_method(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """SGLang's own method, in the body of our operation: of the layer it wants nothing but the weight."""
+    """Apply SGLang's own method in our operation; it needs only the layer's weight."""
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
     method: Any = UnquantizedLinearMethod

@@ -1,4 +1,4 @@
-"""SGLang's fp8 layers in blocks: its own function computes them, but where a tuned row holds for a call."""
+"""Serves SGLang's fp8 layers in blocks where a tuned row holds for a call, and else by SGLang's own function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
 
 
 def make_hook() -> Callable[..., Tensor]:
-    """What SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+    """Return the function that SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
 
     A layer that no row holds for is given to the method itself; so are activations that SGLang quantised before, with a
     layer before them, everything that torch.compile traces, and all while results must not depend on the batch.

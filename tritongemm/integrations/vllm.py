@@ -1,4 +1,4 @@
-"""vLLM's general plug-in: its linear layers, plain or fp8 in blocks, are served where TRITONGEMM_CONFIG names a table.
+"""vLLM's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks.
 
 vLLM asks `dispatch_unquantized_gemm` for a function when a layer is made, which answers with one of two functions of
 `vllm.model_executor.layers.utils`. The plug-in, which vLLM calls in each process before, puts others in their places.
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def _hook(envs: Any, utils: Any, digest: str) -> None:
-    """Put our functions in the places of vLLM's, which computes a layer that no row holds for.
+    """Replace vLLM's functions by ours, which call the replaced one where no row holds for a call.
 
     Raises:
         AttributeError: vLLM has not what is replaced; nothing was.
@@ -63,7 +63,7 @@ def _hook(envs: Any, utils: Any, digest: str) -> None:
 
 
 def _hook_blocks(envs: Any) -> None:
-    """Have tuned kernels stand before vLLM's for fp8 in blocks, where a row has scales.
+    """Serve vLLM's fp8 layers in blocks by tuned kernels, where a row has scales.
 
     Raises:
         AttributeError: vLLM has not what is wrapped.
@@ -74,13 +74,13 @@ def _hook_blocks(envs: Any) -> None:
 
     from tritongemm.integrations import vllm_fp8
 
-    if vllm_fp8.__name__ not in vars(linear):  # It is kept there as long as vLLM's own kernels are.
+    if vllm_fp8.__name__ not in vars(linear):  # It stays there as long as vLLM's own kernels.
         kept = vllm_fp8.hook(linear)
         setattr(linear, vllm_fp8.__name__, kept)
 
 
 def _make_gemm(original: ServerGemm, name: str, compute: LinearFunction) -> ServerGemm:
-    """What stands in the place of one of vLLM's functions.
+    """Return the replacement of one of vLLM's functions.
 
     Args:
         original: vLLM's function.

@@ -1,4 +1,4 @@
-"""vLLM's fp8 layers in blocks: the kernel that vLLM chose computes them, but where a tuned row holds for a call.
+"""Serves vLLM's fp8 layers in blocks where a tuned row holds for a call, and else by the kernel that vLLM chose.
 
 Each of its kernels of that kind has a method for the product alone, of activations that it quantised before or takes
 as they are, which is wrapped. What vLLM quantises, and how, stays as it is.
@@ -18,16 +18,16 @@ from tritongemm.serving.tuned_blocks import BlockOperands, compute_or
 
 _METHOD = "apply_block_scaled_mm"
 _NAME = "vllm_fp8_block"
-_NUMBERS = "tritongemm_numbers"  # of a kernel's object: its number, by the class whose method is called
+_NUMBERS = "tritongemm_numbers"  # attribute of a kernel: its number, by the class whose method is called
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int kernel) -> Tensor"
 
 ServerMethod = Callable[..., Tensor]  # of a kernel, A [M, K], B [N, K] and their factors
 
 
 class BlockKernels:
-    """vLLM's kernels that tuned ones stand before, and the operation that torch.compile traces in their places.
+    """vLLM's kernels that are served by tuned ones, and the operation that torch.compile traces instead.
 
-    The operation is told by a number which kernel computes what no row holds for. Kernels of one class and type of
+    A number selects the kernel that computes what no row holds for. Kernels of one class and type of
     result are alike.
     """
 
@@ -42,7 +42,7 @@ class BlockKernels:
         torch.library.register_fake(f"tritongemm::{_NAME}", self._infer, lib=self._library)
 
     def hook(self, kind: Any) -> None:
-        """Wrap the method of one of vLLM's classes of kernels, and have its objects enlisted when they are made.
+        """Wrap the method of one of vLLM's classes of kernels, and enlist its objects when they are created.
 
         A tracer sees what was known before it began, so that they can't be enlisted by their first call.
         """
@@ -85,14 +85,14 @@ class BlockKernels:
 
 
 def _serve(kernel: Any, original: ServerMethod, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """The product by a tuned kernel, or by the server's own."""
-    given = scale_a if a.dtype == b.dtype else None  # Others quantise bfloat16 themselves, and pass no factors of it.
+    """Return the product by a tuned kernel, or by the server's own."""
+    given = scale_a if a.dtype == b.dtype else None  # Others quantise bfloat16 themselves, and pass no factors.
     operands = BlockOperands(a, b, scale_b, given, None, kernel.config.out_dtype)
     return compute_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
 
 
 def hook(linear: Any) -> BlockKernels | None:
-    """Have tuned kernels stand before vLLM's; what has to be kept as long, or None where there are none.
+    """Serve vLLM's kernels by tuned ones; return what must be kept alive as long, or None where there are none.
 
     Args:
         linear: the module ``vllm.model_executor.kernels.linear``.

@@ -1,1 +1,1 @@
-"""What a GEMM means: families, layouts of weights and scales, references, tolerances and verification."""
+"""Defines what a GEMM computes: families, layouts of weights and scales, references, tolerances and verification."""

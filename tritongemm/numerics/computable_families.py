@@ -1,4 +1,4 @@
-"""Which families a target computes, for messages that refuse or leave out another one."""
+"""Lists the families that a target computes, for messages that refuse or leave out another one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _SIZES = (128, 256, 512)  # which every family takes
 
 
 def computable_families(target: Target) -> tuple[str, ...]:
-    """The names of the families and variants that a target computes in some dtypes, whatever kernels there are."""
+    """Return the names of the families and variants that a target can compute, whatever kernels there are."""
     return tuple(name for name, _ in _computable(target))
 
 
 def defaults_on(target: Target, defaults: Defaults) -> Defaults:
-    """What holds for rows that do not say it, on a target: also its encoding of fp8."""
+    """Return the default types of rows without their own, on a target: also its encoding of fp8."""
     families = computable_families(target) if target.fp8 == "none" else ()
     return replace(defaults, fp8_encoding=target.fp8, families=families)
 
 
 def name_others(problem: Problem, target: Target) -> str:
-    """What a target computes, in words, where it computes nothing of a problem's family; "" where it does."""
+    """Return a list of what a target computes, where it can't compute a problem's family; "" where it can."""
     found = dict(_computable(target))
     if any((typical.family, typical.order_b) == (problem.family, problem.order_b) for typical in found.values()):
         return ""
@@ -37,13 +37,13 @@ def name_others(problem: Problem, target: Target) -> str:
 
 
 def is_computed_by(problem: Problem, targets: Iterable[Target]) -> bool:
-    """Whether any of these targets computes a problem, whatever kernels there are."""
+    """Return whether any of these targets computes a problem, whatever kernels there are."""
     family = registry.get(Family, problem.family)
     return any(family.supports(problem, target) for target in targets)
 
 
 def _computable(target: Target) -> Iterator[tuple[str, Problem]]:
-    """The families and variants, each with a typical problem."""
+    """Yield the families and variants, each with a typical problem."""
     for family in registry.every(Family):
         for name in (family.name, *family.variants):
             problem = next((p for p in _typical(name, target) if family.supports(p, target)), None)
@@ -52,7 +52,7 @@ def _computable(target: Target) -> Iterator[tuple[str, Problem]]:
 
 
 def _typical(name: str, target: Target) -> Iterator[Problem]:
-    """Problems of a family in its own dtypes, and in int8, which targets without fp8 multiply."""
+    """Yield the problems of a family in its own dtypes, and in int8, which targets without fp8 multiply."""
     family, given = registry.family_of(name)
     for a in (given.dtype_a, "int8"):
         with suppress(InputError):  # the target has no such dtype

@@ -1,4 +1,4 @@
-"""The reference of C in float64, and the error of a C against it."""
+"""Computes the reference of C in float64, and the error of a C against it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
-    """C in float64 [M, N] or [batch, M, N], its scales and bias applied to the sum over K, saturated as kernels do."""
+    """Return C in float64 [M, N] or [batch, M, N]: the sum over K with scales and bias, saturated as kernels do."""
     exact = operands["a"].double() @ operands["b"].double()
     for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()
@@ -25,12 +25,12 @@ def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
 
 
 def deviation(c: Tensor, exact: Tensor) -> float:
-    """Largest |C - reference| / (|reference| + rms(reference)); NaN in C counts as infinite."""
+    """Return the largest |C - reference| / (|reference| + rms(reference)); NaN in C counts as infinite."""
     return float(_deviations(c, exact).max())
 
 
 def outside(c: Tensor, exact: Tensor, limit: float) -> float:
-    """Share of the elements whose deviation is more than `limit`."""
+    """Return the share of the elements whose deviation is more than `limit`."""
     return float((_deviations(c, exact) > limit).double().mean())
 
 

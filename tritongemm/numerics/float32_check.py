@@ -1,4 +1,4 @@
-"""The check of a C that was computed in float32: harder operands, and an error for each element by what it adds up."""
+"""Checks a C that was computed in float32, with harder operands and an error for each element by its own sum."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FEWEST = 4  # rows or columns of which one may be infinite, so that most others 
 
 
 def tolerance(problem: Problem) -> float:
-    """The largest error of an element that rounding in float32 can cause; 0 for integers."""
+    """Return the largest error of an element that rounding in float32 can cause; 0 for integers."""
     return 0.0 if problem.c.is_integer else ERROR_OF_AN_ADDITION * sqrt(problem.k)
 
 
 def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
-    """Largest |C - reference| over what the element adds up; what is not finite must be the same.
+    """Return the largest |C - reference| over what the element adds up; what is not finite must be the same.
 
     Args:
         c: the result.
@@ -42,13 +42,13 @@ def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
 
 
 def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
-    """The sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
+    """Return the sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
     positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
     return family.reference(replace(problem, dtype_c="fp32"), positive)
 
 
 def enlarge(problem: Problem, operands: Operands) -> None:
-    """Give the first row of A and the last column of B a number that is as large as its type allows, up to `LARGE`."""
+    """Set the first row of A and the last column of B to a number as large as their types allow, up to `LARGE`."""
     for name, row, column in (("a", 0, problem.k // 2), ("b", problem.k // 3, -1)):
         dtype = problem.operands[name].dtype
         if dtype.packed == 1:
@@ -56,7 +56,7 @@ def enlarge(problem: Problem, operands: Operands) -> None:
 
 
 def make_infinite(problem: Problem, operands: Operands) -> None:
-    """Give a row of A an infinity and a column of B a NaN, themselves or their factors; the rest of C stays finite.
+    """Set an infinity in a row of A and a NaN in a column of B, or in their factors; the rest of C stays finite.
 
     The interpreter knows neither in eight bits. A factor along K is NaN, because it depends on the order of sums and
     products whether an infinite one gives infinity.
@@ -85,12 +85,12 @@ def _put(matrix: Tensor, place: tuple[int, int], value: float) -> None:
 
 
 def _absolute(problem: Problem, name: str, tensor: Tensor) -> Tensor:
-    """Absolute values of an operand in its own type."""
+    """Return the absolute values of an operand in its own type."""
     import torch
 
     spec = problem.operands[name]
     if spec.dtype.packed > 1:
-        return tensor & 0x77  # without the signs of both numbers
+        return tensor & 0x77  # clear the signs of both numbers
     if spec.dtype.is_fp8:
         return (tensor.view(torch.uint8) & 0x7F).view(tensor.dtype)
     return tensor.clamp(min=-127).abs() if spec.dtype.name == "int8" else tensor.abs()

@@ -1,4 +1,4 @@
-"""Grouped products (a mixture of experts): their random operands, their reference, and which rows of C there are."""
+"""Grouped products (a mixture of experts): their random operands, their reference, and the rows of C."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def one_group(problem: Problem, rows: int) -> Problem:
-    """The product of one group of a grouped problem that has so many rows."""
+    """Return the product of one group of a grouped problem, with this number of rows."""
     return replace(problem, m=rows, groups=1, group_form="contiguous", spread="uniform", counts=(), room=0)
 
 
 def supports(problem: Problem) -> Support:
-    """Whether a grouped problem is one that has inputs and a reference here."""
+    """Return whether a grouped problem is one that has inputs and a reference here."""
     scales = [scaling for scaling in (problem.scale_a, problem.scale_b) if scaling is not None]
     wrong = (
         "a batch" if problem.batch > 1 else "",
         "a column-major A" if not problem.row_major_a else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
         f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
-        "scales of a whole operand" if any(s.rows == 0 for s in scales) else "",
+        "scales of an entire operand" if any(s.rows == 0 for s in scales) else "",
         "scales with padded rows" if any(s.layout == "groups" and s.pad != (1, 1) for s in scales) else "",
     )
     found = " and ".join(filter(None, wrong))
@@ -42,9 +42,9 @@ def supports(problem: Problem) -> Support:
 def make_inputs(
     problem: Problem, deviation: float, typical_scale: float, device: str, distribution: str, seed: int
 ) -> Operands:
-    """Random operands of all groups; arguments as of `random_inputs`.
+    """Return random operands of all groups; arguments as of `random_inputs`.
 
-    Rows of the masked form that belong to nobody are NaN where A has one, so that they show if they count.
+    Rows of the masked form that belong to no group are NaN where A has one, so that a kernel that reads them shows.
     """
     import torch
 
@@ -67,12 +67,12 @@ def make_inputs(
 
 
 def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
-    """B of all groups [groups, K, N], one made at a time, for all of them may fill the memory."""
+    """Return B of all groups [groups, K, N], filled one group at a time, as all of them may fill the memory."""
     import torch
 
     first = of_group(0)
-    lying = first if problem.row_major_b else first.T
-    stored = torch.empty((problem.groups, *lying.shape), dtype=first.dtype, device=first.device)
+    matrix = first if problem.row_major_b else first.T
+    stored = torch.empty((problem.groups, *matrix.shape), dtype=first.dtype, device=first.device)
     b = stored if problem.row_major_b else stored.mT
     for group in range(problem.groups):
         b[group].copy_(of_group(group) if group else first)
@@ -92,19 +92,19 @@ def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, O
     shape = problem.operands["c"].shape
     exact = torch.full(shape, float("nan"), dtype=torch.float64, device=operands["a"].device)
     flat = exact.view(-1, problem.n)
-    lying = operands | {
+    arranged = operands | {
         e.name: in_rows(e.scaling, operands[e.name])
         for e in problem.extras
         if e.scaling is not None and e.scaling.depth and e.name in operands
     }
     plain = replace(problem, scale_a=_rows(problem.scale_a), scale_b=_rows(problem.scale_b))
     for group, first, rows in groups_of(problem, operands):
-        flat[first : first + rows] = of_one(one_group(plain, rows), _of_group(problem, lying, group, first, rows))
+        flat[first : first + rows] = of_one(one_group(plain, rows), _of_group(problem, arranged, group, first, rows))
     return exact
 
 
 def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, int]]:
-    """Number, first row of A and number of rows of each group that has any, as the operands say."""
+    """Yield the number, first row of A and number of rows of each group that has any, from the operands."""
     first = 0
     for group, number in enumerate(operands[problem.group_operand].tolist()):
         if problem.room:
@@ -117,12 +117,12 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
 
 
 def _rows(scaling: Scaling | None) -> Scaling | None:
-    """The scaling of factors that cover the same elements and lie as [rows, groups along K]."""
+    """Return the scaling of factors for the same elements, stored as [rows, groups along K]."""
     return None if scaling is None else replace(scaling, layout="rows", pad=(1, 1))
 
 
 def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows: int) -> Operands:
-    """The operands of one group's product, of factors that lie [rows, groups along K]."""
+    """Return the operands of one group's product, of factors stored as [rows, groups along K]."""
     found = {"a": operands["a"].flatten(0, -2)[first : first + rows], "b": operands["b"][group]}
     for spec in problem.extras:
         factors = operands.get(spec.name)
@@ -136,7 +136,7 @@ def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows
 
 
 def written(problem: Problem, c: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of C and of its reference that belong to a group: all, but of the masked form."""
+    """Return the rows of C and of its reference that belong to a group: all, but of the masked form."""
     if not problem.room:
         return c, exact
     there = ~exact[..., 0].isnan()

@@ -1,4 +1,4 @@
-"""What families share: random operands, the reference in float64, and the error of C."""
+"""Generates random operands for families."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INITS = ("randn", "hpl", "trig_float", "zeros")
 def random_inputs(
     problem: Problem, deviation: float, typical_scale: float, device: str, init: str, seed: int
 ) -> Operands:
-    """A [M, K] and B [K, N] in the problem's layouts, and the other operands in their shapes, vectors flat.
+    """Return A [M, K] and B [K, N] in the problem's layouts, and the other operands in their shapes, vectors flat.
 
     Numbers that share a byte are random bytes: [M, K / 2] and [K / 2, N].
 
@@ -84,7 +84,7 @@ def random_inputs(
 
 
 def random_factors(operand: OperandSpec, typical_scale: float, generator: Generator) -> Tensor:
-    """Scale factors in their shape, those of an epilogue flat; `random_inputs` says how they are spread."""
+    """Return scale factors in their shape, those of an epilogue flat, with the spread that `random_inputs` states."""
     import torch
 
     along_k, device = operand.applied == "mainloop", generator.device
@@ -100,7 +100,7 @@ def random_factors(operand: OperandSpec, typical_scale: float, generator: Genera
 
 
 def _random_exponents(shape: tuple[int, ...], typical_scale: float, generator: Generator) -> Tensor:
-    """Powers of two as e8m0 bytes, spread as `random_inputs` says of factors that change along K."""
+    """Return powers of two as e8m0 bytes, with the spread that `random_inputs` states for factors along K."""
     import torch
 
     squares = sum(4.0**i for i in range(-OUTLIER_POWER, OUTLIER_POWER + 1)) / (2 * OUTLIER_POWER + 1)

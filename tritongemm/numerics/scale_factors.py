@@ -1,4 +1,4 @@
-"""Numbers of fp4 and e8m0, and scale factors that change along K: as stored, and spread over their operand."""
+"""Converts fp4 and e8m0 numbers and scale factors that change along K, as stored or spread over their operand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _exponents_as_numbers(factors: Tensor) -> Tensor:
 
 
 def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:
-    """The numbers [..., K] of fp4 bytes [..., K / 2], in a wider type."""
+    """Return the numbers [..., K] of fp4 bytes [..., K / 2], in a wider type."""
     import torch
 
     values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=dtype, device=packed.device)
@@ -32,7 +32,7 @@ def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:
 
 
 def scale_places(layout: str) -> tuple[str, str]:
-    """What a factor's row and its group along K add to its place in memory, as kernels write them.
+    """Return what a factor's row and its group along K add to its index in memory, as kernels write them.
 
     Args:
         layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
@@ -44,11 +44,11 @@ def scale_places(layout: str) -> tuple[str, str]:
 
 
 def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
-    """Factors that change along K as [..., rows, groups along K], padded as they were.
+    """Return factors that change along K as [..., rows, groups along K], still padded.
 
     Args:
-        scaling: how they lie.
-        factors: as they lie in memory, those of a batch or of groups with a dimension for it in front.
+        scaling: their layout.
+        factors: as stored, those of a batch or of groups with a dimension for it in front.
     """
     import torch
 
@@ -66,8 +66,8 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | 
     """Factors as [..., rows, K], one for each element of A, or of B by its columns.
 
     Args:
-        scaling: what they cover, and how they lie.
-        factors: as they lie in memory, those of a batch with a dimension for it in front.
+        scaling: what they cover, and their layout.
+        factors: as stored, those of a batch with a dimension for it in front.
         rows: rows of A, or columns of B.
         k: elements along K.
         type_: of the result; float64 where it is None.
@@ -86,7 +86,7 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | 
 
 
 def multiplied(problem: Problem, operands: Operands) -> Operands:
-    """Operands whose A [..., M, K] and B [..., K, N] are in float64, multiplied by the factors that change along K."""
+    """Return operands whose A [..., M, K] and B [..., K, N] are in float64, multiplied by the factors along K."""
     a, b = operands["a"].double(), operands["b"].double()
     if problem.scale_a is not None and problem.scale_a.depth:
         a = a * spread(problem.scale_a, operands["scale_a"], problem.m, problem.k)

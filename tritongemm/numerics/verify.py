@@ -18,12 +18,12 @@ from tritongemm.plugins.contracts import Family
 if TYPE_CHECKING:
     from torch import Tensor
 
-# An element with this error was not computed, whatever share may be outside the tolerance; the unit is that of
+# An element with this error was not computed, whatever share may exceed the tolerance; the unit is that of
 # `error_metric.deviation`.
 LOST_ERROR = 0.5
 
-# PyTorch lets its library round partial sums to the type of C, unless a program forbids it: so many roundings to it are
-# no fault of a library's own choice. What drops or repeats a part of K is off by far more.
+# PyTorch lets its library round partial sums to the type of C, unless a program forbids it: rounding so often is no
+# fault of a library's own choice. What drops or repeats a part of K is off by far more.
 ROUNDINGS_OF_A_LIBRARY = 3
 
 
@@ -45,13 +45,13 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the result is right: no error beyond the tolerance, or few enough of them and none lost."""
+        """Whether the result is correct: no error beyond the tolerance, or few enough of them and none lost."""
         some = self.outside is not None and self.outside <= self.ratio and self.error <= LOST_ERROR
         return self.error <= self.tolerance or some
 
     @property
     def reason(self) -> str:
-        """Why the result is wrong, with the numbers; "" where it is right."""
+        """Why the result is wrong, with the numbers; "" where it is correct."""
         if self.ok:
             return ""
         share = f", in {self.outside:.3g} of the elements" if self.outside is not None else ""
@@ -59,7 +59,7 @@ class VerifyResult:
 
 
 def library_fault(problem: Problem, result: VerifyResult) -> str:
-    """Return why the result of a library's own choice is wrong, with the numbers; "" where it is right."""
+    """Return why the result of a library's own choice is wrong, with the numbers; "" where it is correct."""
     allowed = result.tolerance + ROUNDINGS_OF_A_LIBRARY * problem.c.epsilon
     return "" if result.error <= allowed else result.reason
 

@@ -1,4 +1,4 @@
-"""Plug-ins found by file name: one file (or one folder with backend.py) in a kind's package is one plug-in.
+"""Finds plug-ins by file name: one file (or one folder with backend.py) in a kind's package is one plug-in.
 
 A plug-in is imported on first use, by one thread at a time. No module asks for a plug-in while it is imported itself:
 two threads could then wait for each other. A file whose name starts with an underscore is shared code, not a plug-in.
@@ -23,18 +23,18 @@ _LOADING: Final = threading.RLock()  # re-entrant, as plug-ins ask for others wh
 
 
 def names(kind: type[Plugin]) -> list[str]:
-    """Names of all plug-ins of one kind, sorted; imports none of them."""
+    """Return the names of all plug-ins of one kind, sorted; imports none of them."""
     return list(_names_in(tuple(importlib.import_module(kind.package).__path__)))
 
 
 @cache
 def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the plug-ins in folders, kept: listing takes 0.1 ms, and a file of results asks for each of its rows."""
+    """Return the names of the plug-ins in folders, cached: listing takes 0.1 ms, and each row of a results file asks."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")))
 
 
 def get(kind: type[P], name: str) -> P:
-    """The plug-in called `name`, imported on first use.
+    """Return the plug-in called `name`, imported on first use.
 
     Args:
         kind: the contract's class in `plugins.contracts` that names the kind, e.g. `Backend`.
@@ -54,7 +54,7 @@ def get(kind: type[P], name: str) -> P:
 
 @cache
 def _load(kind: type[Plugin], name: str) -> Plugin:
-    """The one object of a plug-in, by the contract at the head of its kind, whichever class `get` was asked for."""
+    """Return the one object of a plug-in, by the base contract of its kind, whichever class `get` was asked for."""
     known = names(kind)
     if name not in known:
         raise InputError(f"no {kind.kind} is called {name!r}; there are: {', '.join(known)}")
@@ -71,7 +71,7 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
 
 
 def _plugin_class(kind: type[Plugin], module: ModuleType) -> type[Plugin]:
-    """The one class of a module that derives from a kind's contract and is not shared by others."""
+    """Return the one class of a module that derives from a kind's contract and is not shared by others."""
     found = [
         c
         for c in vars(module).values()
@@ -87,7 +87,7 @@ def _plugin_class(kind: type[Plugin], module: ModuleType) -> type[Plugin]:
 
 
 def baseline() -> LibraryBackend:
-    """The backend that every race is measured against."""
+    """Return the backend that every race is measured against."""
     libraries = (b for b in every(Backend) if isinstance(b, LibraryBackend))
     return next(b for b in libraries if b.baseline)
 
@@ -99,7 +99,7 @@ def forget() -> None:
 
 
 def every(kind: type[P]) -> list[P]:
-    """All plug-ins of one kind that can be loaded, in the order of their names.
+    """Return all plug-ins of one kind that can be loaded, in the order of their names.
 
     One whose package is missing is passed over; one whose file is broken is passed over with a warning, as serving and
     the other plug-ins do not depend on it.
@@ -116,7 +116,7 @@ def every(kind: type[P]) -> list[P]:
 
 
 def available(kind: type[Plugin], name: str) -> Support:
-    """Whether a plug-in can be used on this machine.
+    """Return whether a plug-in can be used on this machine.
 
     Raises:
         InputError: no such plug-in.
@@ -129,7 +129,7 @@ def available(kind: type[Plugin], name: str) -> Support:
 
 
 def resolve(kind: type[Plugin], text: str) -> str:
-    """The name of the plug-in that a name or an alias stands for.
+    """Return the name of the plug-in that a name or an alias stands for.
 
     Raises:
         InputError: there is none; lists names and aliases.
@@ -144,7 +144,7 @@ def resolve(kind: type[Plugin], text: str) -> str:
 
 
 def family_of(text: str) -> tuple[Family, FamilyDefaults]:
-    """The family that a name or the name of a variant stands for, and what it says of problems that do not say.
+    """Return the family of a name or of a variant's name, and its defaults for problems that state less.
 
     Raises:
         InputError: there is none; lists families and variants.

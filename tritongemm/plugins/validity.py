@@ -1,4 +1,4 @@
-"""Whether a config can compute a problem here: the one question that is asked of a config, wherever it comes from."""
+"""Checks whether a config, wherever it comes from, can compute a problem here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, Family
 def check_config(
     config: Config, problem: Problem, target: Target, tuned_for: str = "", inputs: BuildInputs = NO_INPUTS
 ) -> Support:
-    """Whether a config can compute a problem on a target, as its family and its backend say; else the reason.
+    """Return whether a config can compute a problem on a target, as its family and its backend say; else the reason.
 
     Args:
         config: of any backend.

@@ -1,4 +1,4 @@
-"""Messages about rows: of those that differ only in numbers and names with digits, one and a count stand for all."""
+"""Summarises messages about rows: one stands for all that differ only in numbers and names with digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VARYING = re.compile(r"\S*\d\S*")
 
 
 def summarise(lines: Iterable[str], verbose: bool = False) -> Iterator[str]:
-    """The lines in the order of their kinds; of a kind with more than `MOST_LISTED` the first, and how many more.
+    """Yield the lines in the order of their kinds; of a kind with more than `MOST_LISTED` the first, and how many more.
 
     Args:
         lines: such as ``left out: sizes.yaml: row 3: 16x16x16_bf16_TN: its time is a prediction``.

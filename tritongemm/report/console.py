@@ -1,4 +1,4 @@
-"""What the user sees: a line of progress, tables of results, lines of text.
+"""Shows a run to the user: a line of progress, tables of results, lines of text.
 
 Names and values come from files, so all that is printed is text as `system.printable` makes it: rich must find no
 markup and no emoji in it, and the terminal no escape sequence.
@@ -36,7 +36,7 @@ _WORDS = ("size", "callers", "config", "winner", "status", "checked", "why", "ti
 
 
 class Reporter:
-    """Progress, tables and lines of text. A terminal has a line of progress at its foot until a table is printed.
+    """Prints progress, tables and lines of text. A terminal has a progress line at its foot until a table is printed.
 
     Args:
         verbose: also say what each pruning rule removed and what became of every candidate.
@@ -74,7 +74,7 @@ class Reporter:
         self._errors.print(Text(printable(text)), soft_wrap=True)
 
     def say_alike(self, lines: Iterable[str]) -> None:
-        """Print messages about rows: one of each kind with a count, or where everything is said all of them."""
+        """Print messages about rows: one of each kind with a count, or all of them where `verbose`."""
         for line in summarise(lines, self.verbose):
             self.say(line)
 
@@ -111,7 +111,7 @@ class Reporter:
             return self._progress.line(columns)
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
-        """Say how many configs of a size are left after pruning, and what each rule removed."""
+        """Report how many configs of a size are left after pruning, and what each rule removed."""
         with self._lock:
             self._progress.stage(KEPT, kept)
         if not self.verbose:
@@ -124,18 +124,18 @@ class Reporter:
             self.say(f"  {rule:<18} skipped: it would have removed all that were left")
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
-        """Say how many candidates a backend brought, and why not more."""
+        """Report how many candidates a backend has, and why not more."""
         if self.verbose:
             self.say(f"{problem.key}: {backend} brings {count} candidates" + (f": {why}" if why else ""))
 
     def refused(self, problem: Problem, backend: str, reason: str) -> None:
-        """Say that a backend takes no part, for this size at least; the same reason is said once."""
+        """Report that a backend takes no part, at least for this size; the same reason is reported once."""
         if (backend, reason) not in self._refused:
             self._refused.add((backend, reason))
             self.say(f"{problem.key}: {backend} does not race: {reason}")
 
     def trial(self, problem: Problem, trial: Trial) -> None:
-        """Count what became of a candidate, and say it where everything is said."""
+        """Count a candidate's outcome, and print it where `verbose`."""
         with self._lock:
             self.statuses[trial.status] += 1
             self._progress.trial(trial)
@@ -150,11 +150,11 @@ class Reporter:
         self.say(" ".join(w for w in words if w))
 
     def failed(self, problem: Problem, reason: str) -> None:
-        """Say why a size has no result."""
+        """Report why a size has no result."""
         self.say(f"{problem.key}: failed: {reason}")
 
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
-        """Print what became of each size's configs in the compiler; some share a binary, as they differ at run time."""
+        """Print the outcome of each size's compiles; some configs share a binary, as they differ at run time."""
         columns = ["size", "configs", "binaries", "compiled", "cached", "out_of_resources", "failed"]
         columns += ["seconds", "registers", "spilling"]
         self.table("Compiled, neither timed nor verified", columns, [_compiled(p, b) for p, b in builds.items()])
@@ -260,7 +260,7 @@ class Reporter:
 
 
 def _fastest(trials: Iterable[Trial]) -> dict[str, float]:
-    """Seconds of the best of each backend among those that were timed, as if none had left the race early."""
+    """Return the seconds of the best of each backend among those timed, as if none had left the race early."""
     timed = [t for t in trials if t.status == "ok" and t.samples]
     first = min(timed, key=lambda t: (-len(t.samples), t.seconds), default=None)
     best: dict[str, float] = {}
@@ -271,7 +271,7 @@ def _fastest(trials: Iterable[Trial]) -> dict[str, float]:
 
 
 def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
-    """One size's row. Seconds are of all compilers together; registers of a thread are the fewest, median and most."""
+    """Return one size's row. Seconds are of all compilers; registers are the fewest, median and most."""
     unique = {b.digest: b for b in builds}.values()
     good = [b for b in unique if b.status == "ok"]
     counts = Counter(b.status for b in unique)
@@ -285,7 +285,7 @@ def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
 
 
 def _cells(record: Record, target: Target) -> dict[str, str]:
-    """What a row may say of a result, by column."""
+    """Return the cells of a result's row, by column."""
     problem, library = record.problem, record.library_seconds
     least = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
     return {
@@ -304,21 +304,21 @@ def _cells(record: Record, target: Target) -> dict[str, str]:
 
 
 def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dict[str, str]:
-    """A product's time with that of quantising A, and bf16's over it, where the same table has bf16's.
+    """Return a product's time with that of quantising A, and bf16's over it, where the same table has bf16's.
 
     Args:
         record: the result.
         plain: seconds of products without scales, by `_sizes`.
     """
-    whole, alone = record.seconds_with_quantization, record.quantize_seconds
-    if whole is None or alone is None:
+    both, alone = record.seconds_with_quantization, record.quantize_seconds
+    if both is None or alone is None:
         return dict.fromkeys(("quantise us", "both us", "of bf16"), "-")
     bf16 = plain.get((*_sizes(record)[:-1], "bf16"))
-    ratio = "-" if bf16 is None else f"{bf16 / whole:.3f}"
-    return {"quantise us": f"{alone * 1e6:.2f}", "both us": f"{whole * 1e6:.2f}", "of bf16": ratio}
+    ratio = "-" if bf16 is None else f"{bf16 / both:.3f}"
+    return {"quantise us": f"{alone * 1e6:.2f}", "both us": f"{both * 1e6:.2f}", "of bf16": ratio}
 
 
 def _sizes(record: Record) -> tuple[object, ...]:
-    """What products have in common that compute the same on other types, then the type of A."""
+    """Return what products have in common that compute the same on other types, then the type of A."""
     p = record.problem
     return p.m, p.n, p.k, p.batch, p.groups, p.bias, p.dtype_a

@@ -1,4 +1,4 @@
-"""The reporter of a run that a Python program asked for: it prints nothing but on a terminal, and calls back."""
+"""Reports a run that a Python program asked for: prints nothing but on a terminal, and calls back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Listener(Reporter):
         self._call_back(0.0)
 
     def trial(self, problem: Problem, trial: Trial) -> None:
-        """Count what became of a candidate."""
+        """Count a candidate's outcome."""
         super().trial(problem, trial)
         self._call_back(_PERIOD_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Tables over M as a person reads them: which kernel serves which M, and how well the rows do at M held out."""
+"""Prints tables over M: which kernel serves which M, and how well the rows do at M held out."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
 
 def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
     """Print how well rows do at M that had no part in choosing them; nothing where none was held out."""
-    told = [record for record in records if record.held_out]
-    seen = [(float(regret), float(share)) for record in told for regret, share in record.held_out.values()]
+    tested = [record for record in records if record.held_out]
+    seen = [(float(regret), float(share)) for record in tested for regret, share in record.held_out.values()]
     if not seen:
         return
-    how = "predicted" if all(record.predicted for record in told) else "measured"
+    how = "predicted" if all(record.predicted for record in tested) else "measured"
     regrets, shares = (np.array(column) for column in zip(*seen, strict=True))
     text = f"held-out M: {len(seen)} {how}; slower than the best known there by {regrets.mean():.1%} on average"
     text += f", {np.percentile(regrets, 90):.1%} at the 90th percentile, {regrets.max():.1%} at worst"
@@ -51,7 +51,7 @@ def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
 def print_gain(
     reporter: Reporter, rows: Iterable[FormatRow], records: Iterable[Record], joining_saves: float = 0.0
 ) -> None:
-    """Print what the calls of a workload take by the library and by what serves them, weighed by their number.
+    """Print what the calls of a workload take by the library and by what serves them, weighted by their number.
 
     Args:
         reporter: where to print.

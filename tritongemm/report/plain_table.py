@@ -1,4 +1,4 @@
-"""Tables in plain text; of rows that are wider than the terminal the last columns go to further lines."""
+"""Aligns tables in plain text; of rows wider than the terminal the last columns go to further lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _INDENT = "  "
 
 
 def terminal_width() -> float:
-    """The columns of the terminal that is the standard output; without bound where that is a file or a pipe."""
+    """Return the columns of the terminal that is the standard output; without bound where that is a file or a pipe."""
     return os.get_terminal_size(sys.stdout.fileno()).columns or inf if sys.stdout.isatty() else inf
 
 
 def align(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str], width: float = inf
 ) -> list[str]:
-    """The texts of a table's head and rows, with one blank between columns and the line breaks that the width needs.
+    """Return the lines of a table's head and rows, with one blank between columns, broken where the width requires it.
 
     Args:
         columns: their names.
@@ -36,7 +36,7 @@ def align(
 
 
 def _split(columns: Sequence[list[str]], width: float) -> Iterator[list[list[str]]]:
-    """The columns of each line; the first has what fits, others begin with a blank."""
+    """Yield the columns of each line; the first has what fits, others begin with a blank."""
     part, left = list[list[str]](), width
     for column in columns:
         needed = cell_len(column[0])
@@ -49,7 +49,7 @@ def _split(columns: Sequence[list[str]], width: float) -> Iterator[list[list[str
 
 
 def _pad(texts: Sequence[str], is_left: bool) -> Iterator[str]:
-    """Texts of one width; some characters are two cells wide, and some none."""
+    """Yield the texts of one width; some characters are two cells wide, and some none."""
     cells = [cell_len(text) for text in texts]
     width = max(cells)
     for text, count in zip(texts, cells, strict=True):

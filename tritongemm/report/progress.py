@@ -1,4 +1,4 @@
-"""How far a run is, as one line of text: sizes done of all, the gain so far and the time left."""
+"""Describes the progress of a run in one line: sizes done of all, the gain so far and the time left."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Progress:
             self._stages[name].done += count
 
     def trial(self, trial: Trial) -> None:
-        """Take note of a candidate's time."""
+        """Count a candidate's time."""
         if trial.status == "ok" and trial.samples and (self._best is None or trial.seconds < self._best.seconds):
             self._best = trial
 
@@ -96,16 +96,16 @@ class Progress:
             self._library = record.library
 
     def is_done(self, name: str) -> bool:
-        """Whether all steps of a stage are done."""
+        """Return whether all steps of a stage are done."""
         return self._stages[name].done >= self._stages[name].total
 
     def state(self) -> RunProgress:
-        """The state of the run as numbers."""
+        """Return the state of the run as numbers."""
         sizes = self._stages.get("final", _Stage())
         return RunProgress(sizes.done, sizes.total, self._mean_gain(), self._seconds_left("final"))
 
     def line(self, columns: int = 1000) -> str:
-        """The state of the run, shortened to a number of columns."""
+        """Return the state of the run, shortened to a number of columns."""
         counted = [name for name, stage in self._stages.items() if name in _COUNTED and stage.total]
         beneath = [name for name in self._stages if name in _BENEATH and not self.is_done(name)]
         first = counted[-1:] or beneath[-1:]
@@ -113,11 +113,11 @@ class Progress:
         parts += [*self._gain(), *self._left(first[0])] if first else []
         details = ", ".join(self._count(name) for name in beneath if name not in first)
         text = ", ".join(parts)
-        whole = f"{text} ({details})" if details else text
-        return (whole if len(whole) <= columns else text)[:columns]
+        full = f"{text} ({details})" if details else text
+        return (full if len(full) <= columns else text)[:columns]
 
     def estimate(self, compilers: int) -> Iterator[str]:
-        """How many configs are compiled of those that pruning kept, and how long that takes, if it is long."""
+        """Yield how many configs are compiled of those that pruning kept, and the expected time, if it is long."""
         kept, tried = self._stages.get(KEPT, _Stage()).total, self._stages.get(SEARCH, _Stage()).total
         each, cores = _COMPILE_SECONDS / compilers, f"{compilers} core{'s' if compilers > 1 else ''}"
         if tried < kept:
@@ -153,7 +153,7 @@ class Progress:
             yield f"{about(left)} left"
 
     def _seconds_left(self, name: str) -> float | None:
-        """The time left in seconds; None if too little is done to say, or all."""
+        """Return the time left in seconds; None if too little is done to say, or all."""
         stage = self._stages.get(name, _Stage())
         share = stage.share
         if name == "final":
@@ -167,7 +167,7 @@ class Progress:
 
 
 def about(seconds: float) -> str:
-    """A time that is not known well, in words."""
+    """Return an uncertain time, rounded."""
     if seconds < 90:
         return f"about {max(5, 5 * round(seconds / 5))} s"
     if seconds < 90 * 60:

@@ -1,4 +1,4 @@
-"""How near the best candidates known so far were to the best at the end, while runs were under way."""
+"""Measures how near the best candidates so far were to the best at the end, while runs were under way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QualityCurve:
         return found
 
     def describe(self) -> str:
-        """When the goal was reached, in words."""
+        """Return a phrase that says when the goal was reached."""
         passed = self.reached(GOAL)
         if passed is None:
             return f"{GOAL:.0%} of the final speed was not reached"

@@ -1,4 +1,4 @@
-"""Tables of stored results that were run again."""
+"""Prints tables of stored results that were run again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tritongemm.results.revalidation import LEAST_KEPT_SHARE_OF_GAIN, RetimedRes
 
 
 def print_verified(reporter: Reporter, results: Sequence[VerifiedResult], verification: str) -> None:
-    """Print the error of each result, how many are right, and what that means.
+    """Print the error of each result, how many are correct, and what that means.
 
     Args:
         reporter: where to print.

@@ -1,4 +1,4 @@
-"""A line at the foot of a terminal that changes in place; whatever else is printed meanwhile stands above it."""
+"""Draws a line at the foot of a terminal that changes in place; whatever else is printed appears above it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Launches made ready on a device and started there, and what this machine has."""
+"""Prepares and starts launches on a device, and lists what this machine has."""

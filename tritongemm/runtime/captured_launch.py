@@ -1,4 +1,4 @@
-"""The kernels that a library's call launches, as a function of where its operands lie.
+"""Captures the kernels that a library's call launches, as a function of its operands' addresses.
 
 The call is captured, not run, with its operands at made-up addresses. What differs between two captures must be such an
 address plus a fixed distance, and a third capture, on another stream, must be as predicted, byte for byte. Launching
@@ -34,7 +34,7 @@ class CapturedKernel:
     address_slots: Mapping[str, tuple[tuple[int, int], ...]]
 
     def at(self, addresses: Mapping[str, int]) -> Captured | Cleared:
-        """The launch with the operands at these addresses."""
+        """Return the launch with the operands at these addresses."""
         block = bytearray(self.kernel.params)
         for name, slots in self.address_slots.items():
             for offset, distance in slots:
@@ -45,7 +45,7 @@ class CapturedKernel:
 def capture_launches(
     device: driver.Device, names: Sequence[str], queue: QueueCall
 ) -> tuple[CapturedKernel, ...] | None:
-    """The kernels that a call launches, in their order.
+    """Return the kernels that a call launches, in their order.
 
     Args:
         device: the current one.
@@ -53,12 +53,12 @@ def capture_launches(
         queue: the call; takes their addresses by name, and the handle of a stream.
 
     Returns:
-        None where this driver can't tell, or where the call does more than launch kernels one after another that differ
+        None where this driver can't, or where the call does more than launch kernels one after another that differ
         by addresses alone.
 
     Raises:
         DriverError: the driver or the library refused something.
-        UnavailableError: the driver is too old to tell.
+        UnavailableError: the driver is too old for it.
     """
     if not graph_capture.available(device.api):
         return None
@@ -85,19 +85,19 @@ def capture_launches(
 
 
 def _made_up_addresses(names: Sequence[str], trial: int) -> dict[str, int]:
-    """Addresses far apart, and so uneven that nothing else looks like one or like a difference of two."""
+    """Return addresses far apart, and so uneven that no other number looks like one or like a difference of two."""
     uneven = (0x1D3F0, 0x2B75A10, 0x35CC2D40)[trial]
     addresses = {
         name: ((trial + 1) << 40) + ((i + 1) << 36) + uneven * (i + 3) // 256 * 256 for i, name in enumerate(names)
     }
-    # A workspace always starts at a multiple of 256 bytes; operands are promised multiples of 16 alone.
+    # A workspace always starts at a multiple of 256 bytes; operands are only promised multiples of 16.
     return {n: a if n == "workspace" or trial < 2 else a + 16 for n, a in addresses.items()}
 
 
 def _compare(
     x: Captured | Cleared, first: Mapping[str, int], y: Captured | Cleared, second: Mapping[str, int]
 ) -> CapturedKernel | None:
-    """The kernel that two captures show, or None where they differ in more than addresses."""
+    """Return the kernel that two captures show, or None where they differ in more than addresses."""
     if replace(x, params=b"") != replace(y, params=b"") or len(x.params) != len(y.params):
         return None
     slots: dict[str, list[tuple[int, int]]] = {}
@@ -112,7 +112,7 @@ def _compare(
 
 
 def prepare_captured(device: driver.Device, kernels: Sequence[CapturedKernel]) -> PatchedLaunch:
-    """A launch of captured kernels with their operands anywhere; for one thread."""
+    """Return a launch of captured kernels with their operands anywhere; for one thread."""
     prepared = [k.kernel.prepare(device.api) for k in kernels]
     slots: dict[str, list[tuple[memoryview, int, int]]] = {}
     for launch, kernel in zip(prepared, kernels, strict=True):

@@ -1,4 +1,4 @@
-"""A `Launch` with a loaded function → a prepared launch: tensor maps are encoded and parameters packed here alone."""
+"""Prepares a `Launch` with a loaded function: the only place that encodes tensor maps and packs parameters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tritongemm.core.launch import Launch, Param
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 
-PLACEHOLDER_ADDRESS = 1 << 20  # a tensor map must lie at an aligned address until it is given its own
+PLACEHOLDER_ADDRESS = 1 << 20  # a tensor map needs an aligned address until it gets its own
 
 TensorMapMaker: TypeAlias = "Callable[[int], bytes]"  # the tensor map of a matrix at an address
 
 
 def tensor_map_makers(device: driver.Device, launch: Launch) -> dict[int, TensorMapMaker]:
-    """The maker of each tensor map among a launch's parameters, by the index of the parameter."""
+    """Return the maker of each tensor map among a launch's parameters, by the index of the parameter."""
     return {index: _maker(device, param) for index, param in enumerate(launch.params) if param.kind == "tma"}
 
 
@@ -29,15 +29,15 @@ def prepare_launch(
     makers: Mapping[int, TensorMapMaker],
     addresses: Mapping[str, int] | None = None,
 ) -> PreparedLaunch:
-    """A launch with everything but the stream fixed.
+    """Return a launch with everything but the stream fixed.
 
     Args:
         function: the loaded kernel.
         launch: its grid, block and parameters.
         makers: its `tensor_map_makers`.
         addresses: device address of each buffer by name. None where they are written into the parameters later: until
-            then pointers are null and tensor maps lie at `PLACEHOLDER_ADDRESS`, and where there are such maps the
-            driver is told where each parameter starts.
+            then pointers are null and tensor maps are at `PLACEHOLDER_ADDRESS`, and where there are such maps the
+            driver gets the offset of each parameter.
 
     Raises:
         DriverError: the device can't run such a launch.

@@ -1,4 +1,4 @@
-"""Tuned kernels loaded on a device: those that the driver launches, and those that a library's host code launches."""
+"""Loads tuned kernels on a device: those that the driver launches, and those that a library's host code launches."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TunedKernel:
     strides: StridePlaces | None = None
 
     def bytes(self, buffer: str) -> int:
-        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        """Return the bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread."""
+        """Return a launch for one thread."""
         launch, offsets = self.launch, self.launch.offsets()
         makers = tensor_map_makers(device, launch)
         prepared = prepare_launch(self.function, launch, makers)
@@ -65,13 +65,13 @@ class TunedKernel:
 
 
 def _is_missing_bias(launch: Launch, index: int) -> bool:
-    """Whether a parameter is the pointer to C before the workspace, which stands for a bias that is never read."""
+    """Return whether a parameter is the pointer to C before the workspace, which replaces a bias that is never read."""
     following = launch.params[index + 1 : index + 2]
     return launch.params[index].value == "c" and any(p.value == "workspace" for p in following)
 
 
 def _map_mover(moving: tensor_map.MovingMap, prepared: PreparedLaunch, offset: int) -> Callable[[int], None]:
-    """A function that has the driver write an address into a tensor map."""
+    """Return a function that lets the driver write an address into a tensor map."""
     return lambda address: prepared.set_bytes(offset, moving.move(address))
 
 
@@ -86,11 +86,11 @@ class HostLaunchedKernel:
     launch: HostLaunch
 
     def bytes(self, buffer: str) -> int:
-        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        """Return the bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread."""
+        """Return a launch for one thread."""
         prepared = PreparedCall(self.launch, {})
         names = [str(p.value) for p in self.launch.params if p.kind == "pointer" and p.value != "stream"]
         return PatchedLaunch({name: prepared.setter(name) for name in names}, prepared.launch)

@@ -1,4 +1,4 @@
-"""What this machine has: the target to tune for, the devices to use, and the versions that make a result."""
+"""Finds what this machine has: the target to tune for, the devices to use, and the versions that affect a result."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Machine:
 
 
 def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
-    """The machine to tune on.
+    """Return the machine to tune on.
 
     Args:
         wanted: architecture asked for, or None for what is here.
         gpu_ids: comma-separated ordinals.
-        ngpus: the first so many devices.
+        ngpus: the number of devices to use, the first ones.
 
     Raises:
         TargetError: unknown architecture, or devices that are not there.
@@ -72,7 +72,7 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     seen = device.properties
     measured = {k: seen[k] for k in ("compute_units", "lds_bytes", "memory_bytes") if seen.get(k)}
     facts = target_files.load_target(device.arch, device.name, **measured)
-    if facts.llc_bytes == facts.l2_bytes and seen.get("l2_bytes"):  # nothing behind the L2
+    if facts.llc_bytes == facts.l2_bytes and seen.get("l2_bytes"):  # no cache behind the L2
         facts = target_files.load_target(
             device.arch, device.name, **measured, l2_bytes=seen["l2_bytes"], llc_bytes=seen["l2_bytes"]
         )
@@ -81,13 +81,13 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
 
 
 def count_devices() -> int:
-    """How many GPUs this machine has."""
+    """Return how many GPUs this machine has."""
     vendor = driver.find_vendor()
     return 0 if vendor is None else driver.open_driver(vendor).device_count()
 
 
 def _kind_of(device: Device) -> tuple[str, str, int]:
-    """What devices must agree in for their times to be compared; a part of a chip has the name of the whole."""
+    """Return what devices must share for their times to be compared; a part of a chip has the name of the chip."""
     return device.arch, device.name, device.properties.get("compute_units", 0)
 
 
@@ -96,6 +96,6 @@ def _described(device: Device) -> str:
 
 
 def toolchain(machine: Machine) -> dict[str, str]:
-    """The versions that a result depends on, and the name of the device that measures it, where one does."""
+    """Return the versions that a result depends on, and the name of the device that measures it, where one does."""
     versions = {p: settings.version(p) for p in ("triton", "torch")}
     return {**versions, "device": machine.product} if machine.devices else versions

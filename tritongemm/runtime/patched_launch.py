@@ -1,19 +1,19 @@
-"""How the addresses in a prepared launch's parameter block are written."""
+"""Writes addresses into a prepared launch's parameter block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-WORD_BYTES = 8  # An address takes eight bytes.
+WORD_BYTES = 8  # of an address
 
 
 def as_words(block: bytearray) -> memoryview:
-    """A parameter block as whole words, which is the fastest way to write an address that stands in many of them."""
+    """Return a parameter block as words of 8 bytes, the fastest form to write an address to many places."""
     return memoryview(block)[: len(block) // WORD_BYTES * WORD_BYTES].cast("Q")
 
 
 def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
-    """A function that writes an address wherever it stands.
+    """Return a function that writes an address to all its places.
 
     Args:
         slots: the words of a block, the offset in bytes there, a multiple of 8, and what is added to the address.
@@ -28,7 +28,7 @@ def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[in
 
 
 def call_all(functions: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """A function that calls all of these with its own argument, one after the other."""
+    """Return a function that calls all of these with its own argument, one after the other."""
     if len(functions) == 1:
         return functions[0]
 

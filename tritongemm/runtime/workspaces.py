@@ -1,4 +1,4 @@
-"""Memory that a kernel's programs share: a workspace of any contents, and counters that every launch leaves zero."""
+"""Allocates the memory that a kernel's programs share: a workspace, and counters that every launch leaves zero."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tritongemm.core.integers import round_up
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.stream import capture_id
 
-_COUNTER_ALIGNMENT_BYTES = 256  # Each set of counters starts at a multiple of so many bytes.
-_FEWEST_SETS, _MOST_SETS = 16, 1024  # Sets of counters that are allocated at once.
-_MOST_BYTES = 64 << 20  # Sets allocated at once take no more bytes than this, where more than the fewest are.
+_COUNTER_ALIGNMENT_BYTES = 256  # alignment of each set of counters
+_FEWEST_SETS, _MOST_SETS = 16, 1024  # sets of counters that are allocated at once
+_MOST_BYTES = 64 << 20  # the most memory of sets allocated at once, if more than the fewest
 
 
 class WorkspacePool:
@@ -46,11 +46,11 @@ class WorkspacePool:
         self._allocate_counters()
 
     def holds(self, workspace_bytes: int, counter_bytes: int) -> bool:
-        """Whether this is enough for a kernel that needs so many bytes of each."""
+        """Return whether this pool is enough for a kernel that needs these bytes of each."""
         return workspace_bytes <= self.workspace_bytes and counter_bytes <= self.counter_bytes
 
     def for_stream(self, stream: int) -> tuple[int, int]:
-        """Addresses of a stream's workspace and counters, while nothing is being captured on it.
+        """Return the addresses of a stream's workspace and counters, while nothing is being captured on it.
 
         Returns:
             The same pair each time.
@@ -70,7 +70,7 @@ class WorkspacePool:
         return pair
 
     def for_capture(self, stream: int) -> int | None:
-        """Address of the counters of the capture that a stream is in.
+        """Return the address of the counters of the capture that a stream is in.
 
         Returns:
             None when all are given out, as memory can't be allocated during a capture.
@@ -93,7 +93,7 @@ class WorkspacePool:
     def _allocate_counters(self) -> None:
         count = max(_FEWEST_SETS, min(_MOST_SETS, _MOST_BYTES // self.counter_bytes))
         start = self._allocate(count * self.counter_bytes)
-        # To wait for the whole device would wait for queued work, and break a capture.
+        # Waiting for the entire device would wait for queued work, and break a capture.
         stream = self._device.stream()
         self._device.memset(start, 0, count * self.counter_bytes, stream.handle)
         stream.synchronize()

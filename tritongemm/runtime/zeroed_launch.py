@@ -1,4 +1,4 @@
-"""A launch before which memory is set to zero: its kernel adds into what it finds there."""
+"""Launches a kernel that adds into memory, which is set to zero before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tritongemm.core.launch import Buffer
 
 
 class MemoryFiller(Protocol):
-    """What fills device memory, e.g. the driver's device."""
+    """Fills device memory, e.g. the driver's device."""
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
         """Fill with one byte value, in stream order."""
@@ -29,7 +29,7 @@ class ZeroedLaunch:
         self._addresses = dict.fromkeys((buffer.name for buffer in buffers), 0)
 
     def set_address(self, name: str, address: int) -> None:
-        """Say where a buffer lies."""
+        """Set the address of a buffer."""
         self._addresses[name] = address
 
     def __call__(self, stream: int) -> None:

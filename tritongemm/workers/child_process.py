@@ -1,7 +1,7 @@
-"""Processes that may die: they serve one request at a time, answers come one by one, and every wait has a limit.
+"""Runs processes that may die: they serve one request at a time, answers come one by one, and every wait has a limit.
 
 Compilers crash and kernels fault or hang. Each runs in a process with a session of its own, so that a kill reaches the
-tools it started too; the parent sees an exception and goes on with a fresh process. When the parent itself is gone, the
+tools it started too; the parent sees an exception and goes on with a new process. When the parent itself is gone, the
 kernel kills them all: each process holds a pipe whose other end only the parent has open.
 """
 
@@ -23,10 +23,10 @@ from typing import Any, Protocol
 from tritongemm.core.errors import UnavailableError
 from tritongemm.system import import_path, settings
 
-_END_TIMEOUT_SECONDS = 10.0  # A process that has closed its pipes may take so long to end.
-_LONGEST_WAIT_SECONDS = 1e6  # What waits for a pipe counts milliseconds in 32 bits; a longer wait is cut to this.
-_LAST_OUTPUT_BYTES = 4000  # The last line of an ended process is looked for in so much of its output.
-# Signals by which others end a process: an administrator, a batch system, the kernel when memory is short.
+_END_TIMEOUT_SECONDS = 10.0  # a process that has closed its pipes may take this long to end
+_LONGEST_WAIT_SECONDS = 1e6  # Pipes are waited for in milliseconds of 32 bits; a longer wait is cut to this.
+_LAST_OUTPUT_BYTES = 4000  # how much of its output is searched for the last line of an ended process
+# Signals from an administrator, a batch system, or the kernel when memory is short.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 # What a child runs. `python -m` would put the current folder first on the path, and this must come before any import.
 _CHILD = "import sys; sys.path[:] = {path!r}; from tritongemm.workers.child_process import main; main()"
@@ -36,7 +36,7 @@ class WorkerDied(Exception):
     """The process ended without an answer; the text says how, with the last line that it wrote.
 
     Attributes:
-        from_outside: somebody else killed it, e.g. the kernel when memory was short: the request may do well again.
+        from_outside: another program killed it, e.g. the kernel when memory was short: the request may succeed again.
     """
 
     def __init__(self, how: str, from_outside: bool = False) -> None:
@@ -53,16 +53,16 @@ class WorkerError(Exception):
 
 
 class ServingProcess(Protocol):
-    """What serves requests as a `WorkerProcess` does, here or on another host."""
+    """A process that serves requests as a `WorkerProcess` does, here or on another host."""
 
     def start(self, opening: object = None) -> object:
-        """Begin to start it, if it does not run."""
+        """Begin to start the process, if it does not run."""
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
-        """Answers to one request, as they come."""
+        """Return the answers to one request, as they come."""
 
     def kill(self) -> None:
-        """End it; the next request starts another."""
+        """End the process; the next request starts another."""
 
 
 class WorkerProcess:
@@ -101,7 +101,7 @@ class WorkerProcess:
             ) from error
         self._ready, self._opening = False, opening is not None
         if opening is not None:
-            with contextlib.suppress(BrokenPipeError):  # whoever asks next is told how it died
+            with contextlib.suppress(BrokenPipeError):  # the next request reports how it died
                 self._requests.send(opening)
 
     def _begin(self) -> None:
@@ -144,7 +144,7 @@ class WorkerProcess:
         return process is not None and process.poll() is None
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
-        """Answers to one request, as they come.
+        """Yield the answers to one request, as they come.
 
         Args:
             request: anything that pickles.
@@ -181,7 +181,7 @@ class WorkerProcess:
             raise self._death() from None
 
     def _death(self) -> WorkerDied:
-        """How the process ended, with the last line that it wrote; it is gone afterwards."""
+        """End the process, and return how it died, with the last line that it wrote."""
         process = self._process
         if process is None:
             return WorkerDied("killed", from_outside=True)
@@ -198,7 +198,7 @@ class WorkerProcess:
         return WorkerDied(f"{how}: {said}" if said else how, from_outside=-code in _FROM_OUTSIDE and not hung_up)
 
     def _last_words(self) -> str:
-        """The last line that the process wrote for this request; "" for none."""
+        """Return the last line that the process wrote for this request; "" for none."""
         with contextlib.suppress(ValueError):  # another thread has killed it, and closed the log
             self._log.seek(max(self._log_start, self._log.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
             lines = self._log.read().decode(errors="replace").strip().splitlines()
@@ -220,13 +220,13 @@ class WorkerProcess:
 
 
 def _interpreter_flags() -> list[str]:
-    """The options by which this process's Python was kept from the environment and the user's own packages."""
+    """Return the options that kept this process's Python from the environment and the user's own packages."""
     options = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
     return [option for option, is_set in options.items() if is_set]
 
 
 def _kill_at_end_of(lifeline: int, group: int) -> None:
-    """Have the kernel kill a group of processes when nobody can write into a pipe any more.
+    """Make the operating system kill a group of processes once no process can write into a pipe any more.
 
     No process has to notice: one that computes in C dies as well, and so do the tools that it started.
 
@@ -263,7 +263,7 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
         except BrokenPipeError:
             return
         except SystemExit as end:
-            # The process ends at once: a lost device may keep Python from ending, and the parent would wait for it.
+            # The process ends at once: a lost device may keep Python from ending while the parent waits.
             if not isinstance(end.code, int):
                 print(end, file=sys.stderr)
             sys.stdout.flush()
@@ -275,7 +275,7 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
 
 
 def main() -> None:
-    """Be a child: the command line has the role and the numbers of two pipes."""
+    """Serve as a child: the command line has the role and the numbers of two pipes."""
     # The parent handles Ctrl-C: it merges what is done and then ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.argv[1], Connection(int(sys.argv[2]), writable=False), Connection(int(sys.argv[3]), readable=False))

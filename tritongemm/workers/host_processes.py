@@ -1,4 +1,4 @@
-"""What an actor of a Ray cluster holds on its host: child processes, whose answers and faults it returns as values."""
+"""Holds child processes on a host of a Ray cluster, and returns their answers and faults as values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY_DIGITS = 40
 
 
 class HostProcesses:
-    """What an actor holds on its host: processes of one role, which answer as many requests at a time.
+    """An actor's processes of one role on its host, as many as requests are answered at a time.
 
     Args:
         role: as of `WorkerProcess`.
@@ -30,13 +30,13 @@ class HostProcesses:
             self._idle.put(WorkerProcess(role))
 
     def start(self, opening: object) -> None:
-        """Begin to start the processes that have nothing to do; `opening` is that of `WorkerProcess.start`."""
+        """Start the idle processes; `opening` is that of `WorkerProcess.start`."""
         for process in self._taken():
             process.start(opening)
             self._idle.put(process)
 
     def end(self) -> None:
-        """End the processes that have nothing to do; the next request starts another."""
+        """End the idle processes; the next request starts another."""
         for process in self._taken():
             process.kill()
             self._idle.put(process)
@@ -49,7 +49,7 @@ class HostProcesses:
         return taken
 
     def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
-        """The paths of compiled files, each a name and its content, that are kept in this host's cache."""
+        """Return the paths of compiled files, each a name and its content, that are kept in this host's cache."""
         cache = CompiledFiles(settings.cache_folder())
         kept: dict[str, str] = {}
         for key, (name, content) in files.items():
@@ -58,7 +58,7 @@ class HostProcesses:
         return kept
 
     def ask(self, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
-        """The answers to a request, each behind ``answer``; then, where it fails, how and why."""
+        """Yield the answers to a request, each behind ``answer``; then, where it fails, how and why."""
         process = self._idle.get()
         try:
             yield from _answers(process, request, timeout)
@@ -66,7 +66,7 @@ class HostProcesses:
             self._idle.put(process)
 
     def ask_once(self, role: str, request: Any, timeout: float) -> list[tuple[str, Any]]:
-        """The same of a process of another role, which is ended again."""
+        """Return the same of a process of another role, which then ends."""
         process = WorkerProcess(role)
         try:
             return list(_answers(process, request, timeout))
@@ -75,7 +75,7 @@ class HostProcesses:
 
 
 def _answers(process: WorkerProcess, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
-    """The answers of one process, as `HostProcesses.ask` has them."""
+    """Yield the answers of one process, as `HostProcesses.ask` has them."""
     try:
         for answer in process.ask(request, timeout):
             yield "answer", answer
@@ -88,7 +88,7 @@ def _answers(process: WorkerProcess, request: Any, timeout: float) -> Iterator[t
 
 
 def fault_of(kind: str, why: str) -> Exception:
-    """The exception that `WorkerProcess.ask` would have raised, from a last answer and why there are no more."""
+    """Return the exception that `WorkerProcess.ask` would have raised, from a last answer and its reason."""
     if kind == "timeout":
         return WorkerTimeout(why)
     return WorkerError(why) if kind == "error" else WorkerDied(why, from_outside=kind == "killed")

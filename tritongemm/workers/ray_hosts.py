@@ -1,4 +1,4 @@
-"""Hosts of a Ray cluster: processes there that serve requests as a `WorkerProcess` does here.
+"""Runs processes on hosts of a Ray cluster that serve requests as a `WorkerProcess` does here.
 
 An actor on a host holds child processes of one role, so that a crash or a hang costs that process, there as here. Where
 the actor or its host is lost, the request ends as if its process had died, killed from outside.
@@ -22,14 +22,14 @@ from tritongemm.system import import_path
 from tritongemm.workers.child_process import WorkerDied, WorkerError
 from tritongemm.workers.host_processes import HostProcesses, fault_of
 
-_CONNECT_SECONDS = 5.0  # until a port that nobody answers at counts as closed
-_PROBE_SECONDS = 30.0  # a cluster lets its users in within a few
-# Ray waits without an end for whatever listens at an address, and no signal ends that; a process can be killed.
+_CONNECT_SECONDS = 5.0  # until a port without an answer counts as closed
+_PROBE_SECONDS = 30.0  # a cluster accepts its users within a few
+# Ray waits without end for an address, and no signal ends that; a process can be killed.
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
 class HostLost(WorkerDied):
-    """The actor or its host is gone, with all that it held; another one may do the same request."""
+    """The actor or its host is lost with all that it held; another one may do the same request."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how, from_outside=True)
@@ -70,11 +70,11 @@ class RemoteHost:
         self.lost = False
 
     def start(self, opening: object = None) -> Any:
-        """Begin to start its processes; Ray's reference to the end of that, which comes once the actor is there."""
+        """Begin to start its processes; return Ray's reference to the end of that, once the actor is there."""
         return self._actor.start.remote(opening)
 
     def ready(self, seconds: float) -> bool:
-        """Whether the actor is there within so many seconds.
+        """Return whether the actor is there within a number of seconds.
 
         Raises:
             HostLost: its host is gone; Ray lists one for a while that is.
@@ -99,7 +99,7 @@ class RemoteHost:
         return HostLost(f"host {self.name} was lost: {_first_line(error)}")
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
-        """Answers to one request, as they come; arguments and what is raised are those of `WorkerProcess.ask`.
+        """Return the answers to one request, as they come; arguments and exceptions are those of `WorkerProcess.ask`.
 
         Raises:
             HostLost: the actor or its host is gone.
@@ -113,7 +113,7 @@ class RemoteHost:
                 yield value
 
     def begin_once(self, role: str, request: Any, timeout: float) -> Callable[[], list[Any]]:
-        """Begin to ask a process of another role, which is ended again.
+        """Ask a process of another role, which then ends, without waiting for the answers.
 
         Returns:
             What waits for all its answers; it raises what `ask` does.
@@ -131,13 +131,13 @@ class RemoteHost:
         return wait
 
     def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
-        """The paths there of compiled files, each a name and its content; raises what `ask` does."""
+        """Return the paths there of compiled files, each a name and its content; errors are those of `ask`."""
         with _Translated(self):
             kept: dict[str, str] = self._ray.get(self._actor.keep.remote(files))
         return kept
 
     def end(self) -> None:
-        """Have its processes end; the next request starts others."""
+        """End its idle processes; the next request starts others."""
         with suppress(self._ray.exceptions.RayError):
             self._actor.end.remote()
 
@@ -158,7 +158,7 @@ class _Translated:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         exceptions = self._host._ray.exceptions
-        if isinstance(error, exceptions.RayTaskError):  # raised there by what the request is given to
+        if isinstance(error, exceptions.RayTaskError):  # raised there by the object that serves the request
             raise WorkerError(_last_line(error)) from None
         if isinstance(error, exceptions.RayError):
             raise self._host._loss(error) from None
@@ -191,7 +191,7 @@ class RayHosts:
         self._actors: list[RemoteHost] = []
 
     def nodes(self) -> list[RayNode]:
-        """The hosts that live, in the order of their names."""
+        """Return the hosts that live, in the order of their names."""
         found = []
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -202,11 +202,11 @@ class RayHosts:
 
     @property
     def own_node(self) -> str:
-        """Ray's name of the host that this process is on."""
+        """Return Ray's name of this process's host."""
         return str(self._ray.get_runtime_context().get_node_id())
 
     def free_gpus(self) -> int:
-        """GPUs of the cluster that nobody holds."""
+        """Return the number of GPUs of the cluster that are free."""
         return int(self._ray.available_resources().get("GPU", 0))
 
     def begin(self, role: str, node: RayNode | None = None, count: int = 1, gpus: int = 0) -> RemoteHost:
@@ -236,7 +236,7 @@ class RayHosts:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers of signals: Ray takes SIGTERM for itself, and results would not be merged."""
+    """Keep the handlers of signals: Ray replaces that of SIGTERM, and results would not be merged."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -248,7 +248,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _in_own_folder() -> Iterator[None]:
-    """Stand in the package's folder: where a job begins, its actors look for modules, before anywhere else."""
+    """Change to the package's folder, as actors look for modules first in the folder where a job begins."""
     before = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir(import_path.HOME)
@@ -259,7 +259,7 @@ def _in_own_folder() -> Iterator[None]:
 
 
 def _check(address: str) -> None:
-    """Find out within seconds whether a cluster can be used.
+    """Check within seconds whether a cluster can be used.
 
     Raises:
         InputError: it can't, or the address is none.
@@ -288,7 +288,7 @@ def _check(address: str) -> None:
 
 
 def _no_cluster(address: str, why: str) -> InputError:
-    return InputError(f"--ray {address}: no Ray cluster can be used there: {why}; `ray status` tells what there is")
+    return InputError(f"--ray {address}: no Ray cluster can be used there: {why}; `ray status` says what there is")
 
 
 def _first_line(error: object) -> str:

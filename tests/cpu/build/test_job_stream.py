@@ -81,7 +81,7 @@ def test_equal_jobs_are_built_once_while_the_first_is_under_way(tmp_path: Path) 
 
 
 def test_what_was_not_kept_is_built_again_when_it_is_asked_for_later(tmp_path: Path) -> None:
-    """Nobody waits for ever for an artifact that was told before he asked."""
+    """Nothing waits for ever for an artifact that was reported before it was asked for."""
     reported = threading.Event()
 
     def jobs() -> Iterator[CompileJob]:

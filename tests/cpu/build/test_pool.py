@@ -65,7 +65,7 @@ class Toy(ToyBackend):
 
 @pytest.fixture(scope="module", autouse=True)
 def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A backend whose compiler misbehaves where told to; the compiler processes import `toy_roles` to find it."""
+    """A backend whose compiler misbehaves on request; the compiler processes import `toy_roles` to find it."""
     folder = tmp_path_factory.mktemp("toys")
     (folder / "toycompiler.py").write_text(TOY)
     hook = tmp_path_factory.mktemp("site")
@@ -231,7 +231,7 @@ def test_a_damaged_entry_is_rebuilt(tmp_path: Path) -> None:
 
 
 def test_no_damage_to_the_facts_is_an_exception(tmp_path: Path) -> None:
-    """Whatever byte turns over, the cache answers: the whole artifact, or None."""
+    """Whatever byte turns over, the cache answers: the complete artifact, or None."""
     cache = ArtifactCache(tmp_path)
     whole = put(cache)
     facts = Path(whole.path).with_name("built.json")

@@ -78,7 +78,7 @@ def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
     shape_b: list[int],
     scales: tuple[list[int], list[int]],
 ) -> None:
-    """Factors of A lie in columns, unless a name ends with rows."""
+    """Factors of A are in columns, unless a name ends with rows."""
     more = ["--family", "a8w8_blockscale", "-col_b", "--batch", "3", *options]
     plan = json.loads(write(tmp_path, config, (33, 136, 300), target, *more).read_text())
     shapes = {b["name"]: b["shape"] for b in plan["buffers"]}

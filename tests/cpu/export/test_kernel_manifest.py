@@ -96,7 +96,7 @@ def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_two_results_of_one_size_the_devices_own_is_exported(tmp_path: Path, order: int) -> None:
-    """A row tells the tile of the very kernel that it launches."""
+    """A row states the tile of the very kernel that it launches."""
     own = replace(record(SIZE), compute_units=132)
     other = replace(record(SIZE, replace(TILE, block_m=32)), compute_units=114)
     (path,), left_out = kernel_manifest.export([own, other][::order], tmp_path, SM90)

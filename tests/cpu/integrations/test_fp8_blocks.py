@@ -40,7 +40,7 @@ def table(tmp_path: Any, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockOperands]]:
-    """Operands of the calls that a tuned kernel serves: those of M rows, on whatever device they lie."""
+    """Operands of the calls that a tuned kernel serves: those of M rows, on any device."""
     calls: list[BlockOperands] = []
 
     def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:

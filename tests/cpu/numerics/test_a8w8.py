@@ -213,7 +213,7 @@ CK = "ck.universal__bm32__bn32__bk128__gm1__sk{}__w4__s2__interwave0__pipeline1_
 @pytest.mark.emulator
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "int8"), ("gfx950", "fp8")])
 def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str, dtype: str) -> None:
-    """Both from one binary: whole tiles, and splits that add into a C zeroed before."""
+    """Both from one binary: full tiles, and splits that add into a C zeroed before."""
     common = ["-dtype_a", dtype, "-col_b", "--timeout", "300"]
     one = plan(tmp_path / "one", *common, "--config", CK.format(1), arch=arch)
     two = plan(tmp_path / "two", *common, "-k", "1032", "-n", "96", "-m", "40", "--config", CK.format(4), arch=arch)

@@ -210,7 +210,7 @@ def test_what_is_refused() -> None:
     turned = replace(of(E4M3, "mx"), row_major_b=True)
     assert "column-major" in registry.get(Family, "a8w8_blockscale").supports(turned, GFX950).reason
     shuffled = replace(of(E4M3, "mx"), batch=3, order_b="shuffled_16x16")
-    assert "lie in rows or columns" in registry.get(Family, "a8w8_blockscale").supports(shuffled, GFX950).reason
+    assert "are in rows or columns" in registry.get(Family, "a8w8_blockscale").supports(shuffled, GFX950).reason
     small = Config("tile", 16, 32, 64)
     assert "block_k must be a multiple of 128" in TRITON.check(small, of(FP4, ""), GFX950).reason
     reason = TRITON.check(Config("gemv", 1, 8, 16), of(FP4, ""), GFX950).reason

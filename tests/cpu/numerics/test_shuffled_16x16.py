@@ -150,7 +150,7 @@ def test_every_split_that_aiters_tuner_tries(
 
 
 def test_a_bias_of_zeros() -> None:
-    """The kernels with scales read one whatever they are told."""
+    """The kernels with scales read one whatever is asked for."""
     one = problem("a8w8")
     kernel = KernelInfo("k", 512, 0, 65536, 64, 208, 256, ())
     fields = [[f.name, f.offset] for f in param_layout.fields(param_layout.LAYOUTS["i8"], kernel)]

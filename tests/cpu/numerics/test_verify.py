@@ -29,7 +29,7 @@ def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judged(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
-    """The verdict on the exact result, rounded to C's dtype and then spoiled."""
+    """The decision on the exact result, rounded to C's dtype and then spoiled."""
     c, exact = made(problem)
 
     def run() -> None:
@@ -115,7 +115,7 @@ def test_nan_and_infinity_are_wrong() -> None:
 
 
 def test_a_second_run_that_differs() -> None:
-    """Counters left behind by the first launch spoil the second: both runs are judged."""
+    """Counters that the first launch leaves behind spoil the second: both runs count."""
     problem, calls = Problem(16, 16, 16), []
     c, exact = made(problem)
 

@@ -89,7 +89,7 @@ def test_a_name_and_its_aliases_stand_for_one_plug_in(kind: type[Plugin]) -> Non
 
 
 def test_a_kind_within_a_kind() -> None:
-    """Who asks for a backend with a search space is told of one that has none; the baseline is the one library."""
+    """Asking for a backend with a search space by the name of another is an error; the baseline is the one library."""
     triton = registry.get(SearchedBackend, "triton")
     assert triton is registry.get(Backend, "triton") is registry.get(KernelBackend, "triton")
     with pytest.raises(InputError, match="backend torch is "):

@@ -94,7 +94,7 @@ def printed(records: list[Record], width: int, compare: bool) -> list[str]:
 
 @pytest.mark.parametrize("compare", [False, True])
 def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
-    """On one line each, with a config that can be told from others; the title names the clock once."""
+    """On one line each, with a distinguishable config; the title names the clock once."""
     config = Config("tile", 128, 128, 64, 4, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0)))
     size = Problem(16384, 16384, 8192, "bf16", "bf16", "bf16", row_major_b=False)
     tied = dataclasses.replace(record(size, config, 12345.67, 12345.67), error=1.2e-4, tie=True)

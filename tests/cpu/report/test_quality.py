@@ -1,4 +1,4 @@
-"""Time to quality, from what a journal tells."""
+"""Time to quality, from what a journal states."""
 
 from __future__ import annotations
 

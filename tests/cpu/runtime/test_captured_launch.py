@@ -1,4 +1,4 @@
-"""A call's kernels told from captures of it, on the stand-in driver: what can be told, and what is turned down."""
+"""A call's kernels from captures of it, on the stand-in driver: what can be captured, and what is refused."""
 
 from __future__ import annotations
 

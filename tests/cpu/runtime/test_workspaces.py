@@ -1,4 +1,4 @@
-"""Workspaces and counters: nobody shares them, and counters start as zeros."""
+"""Workspaces and counters: no one shares them, and counters start as zeros."""
 
 from __future__ import annotations
 

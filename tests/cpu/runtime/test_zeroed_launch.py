@@ -1,4 +1,4 @@
-"""Launches that add into memory: it is set to zero before, on the same stream, wherever it lies."""
+"""Launches that add into memory: it is set to zero before, on the same stream, wherever it is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts of a Ray cluster: bad addresses are told in seconds, and a request there ends as one of a process here."""
+"""Hosts of a Ray cluster: bad addresses are reported in seconds, and a request there ends as one of a process here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuned results → entries of a library: compiled where the cache lacks them, with their launches at every M."""
+"""Builds entries of a library from tuned results, with their launches at every M; compiles what the cache lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_ROWS = 1 << 16  # of calls whose M no result has
 
 @dataclass
 class Built:
-    """What became of tuned results.
+    """The outcome of building tuned results.
 
     Attributes:
         entries: of the library.
@@ -54,12 +54,12 @@ class Built:
     compiled_late: list[tuple[str, str]] = field(default_factory=list)
 
     def readers(self) -> dict[str, Callable[[], bytes]]:
-        """A function that returns the bytes of each code object, by its hash."""
+        """Return a function that returns the bytes of each code object, by its hash."""
         return {sha256: partial(bytes, code) for sha256, code in self.codes.items()}
 
 
 def build(records: Sequence[Record], here: Machine) -> Built:
-    """The entries of tuned results, of any targets.
+    """Return the entries of tuned results, of any targets.
 
     Args:
         records: of two for one thing both are built.
@@ -92,7 +92,7 @@ def build(records: Sequence[Record], here: Machine) -> Built:
 
 
 def _add_beside(built: Built, versions: dict[str, str]) -> None:
-    """Add what calls of the entries want beside their kernels: facts of each architecture, and small kernels."""
+    """Add what calls of the entries need beside their kernels: facts of each architecture, and helper kernels."""
     problems: dict[str, list[Problem]] = {}
     for entry in built.entries:
         problems.setdefault(entry.record.target, []).append(entry.record.problem)
@@ -113,7 +113,7 @@ def _add_beside(built: Built, versions: dict[str, str]) -> None:
 
 
 def _is_compiled_by_a_package(entry: LibraryEntry) -> bool:
-    """Whether an entry without code wants a compiler where it is served, that of a package of others."""
+    """Return whether an entry without code needs the compiler of another package where it is served."""
     record = entry.record
     if entry.kernel is not None or record.winner != record.config.backend:
         return False
@@ -122,7 +122,7 @@ def _is_compiled_by_a_package(entry: LibraryEntry) -> bool:
 
 
 def _once_each(records: Iterable[Record]) -> list[list[Record]]:
-    """The records in lists that have each problem once."""
+    """Return the records in lists that have each problem once."""
     lists: list[list[Record]] = []
     for record in records:
         free = next((one for one in lists if all(r.problem != record.problem for r in one)), None)
@@ -133,7 +133,7 @@ def _once_each(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def target_of(record: Record, here: Machine) -> Target:
-    """The facts of the device that a result is for, those of this machine's own GPU where it is one of its kind.
+    """Return the facts of the device that a result is for, those of this machine's own GPU where it is one of its kind.
 
     Raises:
         TargetError: no such architecture is known.
@@ -145,13 +145,13 @@ def target_of(record: Record, here: Machine) -> Target:
 
 
 def toolchain(here: Machine) -> dict[str, str]:
-    """The versions that compile here, and the driver's where there is one."""
+    """Return the versions that compile here, and the driver's where there is one."""
     versions = {package: settings.version(package) for package in ("triton", "torch")}
     return versions | ({"driver": str(driver.open_driver(here.vendor).version())} if here.vendor else {})
 
 
 def _can_be_held(record: Record) -> Support | LibraryEntry:
-    """Whether a result has a kernel that is to be compiled, why it can't be held; or its entry, where it has none."""
+    """Return whether a result's kernel is to be compiled, why it can't be held, or its entry without one."""
     if record.predicted:
         return Support("its time is a prediction (timer: model); tune it on the GPU")
     if not record.target:
@@ -180,7 +180,7 @@ def _build_group(records: Sequence[Record], target: Target, versions: dict[str, 
 
 
 def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryEntry, bytes] | Support:
-    """The entry of a compiled kernel with its code, or why no manifest can describe it."""
+    """Return the entry of a compiled kernel with its code, or why no manifest can describe it."""
     launch, target = prepared.launch, prepared.target
     if isinstance(launch, HostLaunch):
         return Support("its own host code launches it, and a library holds no code of a host")
@@ -209,7 +209,7 @@ def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryE
 
 
 def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:
-    """Where a kernel of a batch, whose operands may lie anywhere, has their strides."""
+    """Return the places of the operands' strides in a batched kernel's launches."""
     record = prepared.record
     if record.problem.kind != "batched":
         return None
@@ -218,8 +218,8 @@ def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:
 
 
 def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
-    """The launches of a kernel at every M that its record serves, others where it may serve calls of such, or why they
-    no manifest can describe it.
+    """Return the launches of a kernel at every M that its record serves, and others that calls may ask for, or why
+    no manifest can describe them.
     """
     record, block = prepared.record, max(1, prepared.record.config.block_m)
     high = record_m(record)

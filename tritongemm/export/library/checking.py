@@ -1,4 +1,4 @@
-"""Which tuned results still hold: for this toolchain, these libraries and this device, without running anything.
+"""Checks which tuned results still hold for this toolchain, these libraries and this device, without running any.
 
 A kernel's result holds while the toolchain makes the very code object that was measured: what the cache has is
 compared, and the rest compiled, on all cores. Another driver changes no code object. An algorithm's result, and one
@@ -31,7 +31,7 @@ HOLDS = "holds"
 MOVED = "moved"  # the toolchain makes another code object now, or the library has another version
 UNKNOWN = "unknown"  # nothing was recorded that could be compared
 FAILS = "fails"  # it can't be compiled, or launched, any more
-DAMAGED = "damaged"  # its code object in a library is
+DAMAGED = "damaged"  # its code object in a library is damaged
 FOREIGN = "foreign"  # it is for another GPU than this machine's
 UNCHECKED = "unchecked"  # its library can be asked on its GPU alone
 STALE = (MOVED, UNKNOWN, FAILS, DAMAGED)
@@ -39,7 +39,7 @@ STALE = (MOVED, UNKNOWN, FAILS, DAMAGED)
 
 @dataclass(frozen=True)
 class Claim:
-    """A tuned result whose truth is asked for.
+    """A tuned result that is to be checked.
 
     Attributes:
         record: the result.
@@ -53,13 +53,13 @@ class Claim:
 
     @property
     def sha256(self) -> str:
-        """Of the code object that the result is of; "" where nobody recorded it."""
+        """The hash of the code object that the result is of; "" where none was recorded."""
         return self.kernel.sha256 if self.kernel is not None else self.record.code
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a claim.
+    """The outcome of checking a claim.
 
     Attributes:
         claim: what was asked.
@@ -78,7 +78,7 @@ class Checked:
 
 
 def check(claims: Sequence[Claim], here: Machine, pool: BuildPool) -> list[Checked]:
-    """Whether tuned results hold, in their order.
+    """Return whether tuned results hold, in their order.
 
     Args:
         claims: the results.
@@ -101,7 +101,7 @@ def check(claims: Sequence[Claim], here: Machine, pool: BuildPool) -> list[Check
 
 
 def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[CompileJob, Target]:
-    """The answer where nothing has to be compiled for it; else what has to be, and for which device."""
+    """Return the answer where nothing has to be compiled for it; else what has to be, and for which device."""
     record, kernel = claim.record, claim.kernel
     if claim.fault:
         return Checked(claim, DAMAGED, claim.fault)
@@ -127,7 +127,7 @@ def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[Comp
 
 
 def _foreign(record: Record, here: Machine) -> str:
-    """Why a result is none of this machine's GPU; "" where it is, or there is no GPU."""
+    """Return why a result is not of this machine's GPU; "" where it is, or there is no GPU."""
     if not here.devices:
         return ""
     if record.target != here.target.name:
@@ -139,7 +139,7 @@ def _foreign(record: Record, here: Machine) -> str:
 
 
 def _compare_versions(claim: Claim, name: str) -> Checked:
-    """Whether a library that won still has the version that was measured."""
+    """Return whether a library that won still has the version that was measured."""
     record = claim.record
     try:
         backend = registry.get(Backend, name)
@@ -158,7 +158,7 @@ def _compare_versions(claim: Claim, name: str) -> Checked:
 
 
 def _compare(claim: Claim, artifact: Artifact, target: Target) -> Checked:
-    """Whether what was compiled is what was measured."""
+    """Return whether what was compiled is what was measured."""
     if artifact.status != "ok":
         return Checked(claim, FAILS, f"{artifact.status}: {artifact.reason}")
     if artifact.sha256 != claim.sha256:
@@ -179,7 +179,7 @@ def _compare(claim: Claim, artifact: Artifact, target: Target) -> Checked:
 
 
 def _why_moved(claim: Claim) -> str:
-    """What differs between the toolchain that made a code object and the one that is here, in words."""
+    """Return what differs between the toolchain that made a code object and this one, as text."""
     made = claim.kernel.toolchain if claim.kernel is not None else claim.record.toolchain
     before, now = made.get("triton"), settings.version("triton")
     if before in (None, now):

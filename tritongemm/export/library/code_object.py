@@ -49,7 +49,7 @@ class CodeObject:
         return f"{OBJECTS}/{self.sha256}.{self.suffix}"
 
     def fault(self, code: bytes) -> str:
-        """Why some bytes are not the code object; "" where they are."""
+        """Return why these bytes are not the code object; "" where they are."""
         if len(code) != self.size:
             return f"its code object {self.member} has {len(code)} bytes, not {self.size}"
         if hashlib.sha256(code).hexdigest() != self.sha256:
@@ -57,7 +57,7 @@ class CodeObject:
         return ""
 
     def object_to_json(self) -> dict[str, Any]:
-        """The code object as JSON values of a manifest."""
+        """Return the code object as JSON values of a manifest."""
         return {"object": self.sha256, "suffix": self.suffix, "bytes": self.size}
 
 
@@ -78,12 +78,12 @@ def require_all(what: str, data: Mapping[str, Any], kinds: Mapping[str, FieldKin
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON values with a hash of their own, so that an edit of a number is noticed."""
+    """Return JSON values with a hash of their own, so that an edit of a number is noticed."""
     return {**values, "sha256": _hash(values)}
 
 
 def opened(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What `sealed` was given.
+    """Return the argument of `sealed`.
 
     Raises:
         InputError: it was changed.

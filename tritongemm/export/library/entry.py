@@ -50,7 +50,7 @@ class LibraryKernel(CodeObject):
     strides: StridePlaces | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The kernel as JSON values of a manifest; those of its entry have the seal."""
+        """Return the kernel as JSON values of a manifest; those of its entry have the seal."""
         launches = table_to_json(self.launches)
         values = {**self.object_to_json(), "source": self.source, "toolchain": dict(self.toolchain), "tf32": self.tf32}
         values |= {} if self.strides is None else {"strides": places_to_json(self.strides)}
@@ -58,7 +58,7 @@ class LibraryKernel(CodeObject):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LibraryKernel:
-        """The kernel of which `to_json` wrote these values.
+        """Return the kernel of which `to_json` wrote these values.
 
         Raises:
             InputError: a value is missing or wrong.
@@ -84,7 +84,7 @@ class LibraryEntry:
 
     Attributes:
         record: the result.
-        kernel: its code; None where a library that is not ours won, or an algorithm of one.
+        kernel: its code; None where another library won, or an algorithm of one.
     """
 
     record: Record
@@ -104,18 +104,18 @@ class LibraryEntry:
         return f"{low}{record.problem.key} on {record.target} of {record.compute_units} compute units"
 
     def usable(self) -> Support:
-        """Whether the entry's kernel can serve its record, and if not, why."""
+        """Return whether the entry's kernel can serve its record, and if not, why."""
         record, kernel = self.record, self.kernel
         if kernel is None:
             return SUPPORTED
         if record.predicted:
-            return Support("its time is a prediction (timer: model), which serves nobody")
+            return Support("its time is a prediction (timer: model), which is not served")
         if not kernel.launches.low <= (record.m_from or record_m(record)) <= record_m(record) <= kernel.launches.high:
             return Support("its launches are not those of its range of M")
         return SUPPORTED
 
     def readable(self) -> Support:
-        """Whether a reader of the manifest gets this entry, and if not, why."""
+        """Return whether a reader of the manifest gets this entry, and if not, why."""
         try:
             same = LibraryEntry.from_json(json.loads(json.dumps(self.to_json()))).record == self.record
         except (InputError, KeyError, TypeError) as error:
@@ -123,7 +123,7 @@ class LibraryEntry:
         return SUPPORTED if same else Support("a manifest makes another result of it")
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON values of a manifest, with the seal that shows whether somebody changed them."""
+        """Return the entry as JSON values of a manifest, with the seal that shows whether they were edited."""
         values: dict[str, Any] = {"record": self.record.to_json()}
         if self.kernel is not None:
             values["kernel"] = self.kernel.to_json()
@@ -131,7 +131,7 @@ class LibraryEntry:
 
     @classmethod
     def from_record(cls, data: Any) -> LibraryEntry:
-        """The record of an entry whose other values may be wrong, without its kernel.
+        """Return the record of an entry whose other values may be wrong, without its kernel.
 
         Raises:
             InputError, KeyError, TypeError: the record can't be read either.
@@ -140,7 +140,7 @@ class LibraryEntry:
 
     @classmethod
     def from_json(cls, data: object) -> LibraryEntry:
-        """The entry of which `to_json` wrote these values.
+        """Return the entry of which `to_json` wrote these values.
 
         Raises:
             InputError: it was changed, a value is missing or wrong, or the kernel can't serve the record.
@@ -157,5 +157,5 @@ class LibraryEntry:
 
 
 def record_m(record: Record) -> int:
-    """The M by which a record's launches differ: its rows, or those that each group has room for."""
+    """Return the M by which a record's launches differ: its rows, or those that each group has room for."""
     return record.problem.room or record.problem.m

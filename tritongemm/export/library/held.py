@@ -1,4 +1,4 @@
-"""A library whose entries are replaced one by one, each on the disk when that is done; the rest stays as it was."""
+"""Replaces entries of a library one by one, each on the disk when that is done; the rest stays as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritongemm.runtime.machine import Machine
 
 
 class HeldLibrary:
-    """A library that nobody else writes meanwhile.
+    """A library that no other process writes meanwhile.
 
     Args:
         path: its folder or archive.
@@ -33,11 +33,11 @@ class HeldLibrary:
             self._held = stack.pop_all()
 
     def has(self, record: Record) -> bool:
-        """Whether an entry is still what was read of it."""
+        """Return whether an entry is still what was read of it."""
         return any(entry.record == record for entry in self._contents.entries.values())
 
     def replace(self, before: Record, after: Record) -> Support:
-        """Put a result, compiled where the cache lacks it, in the place of another one; or say why it can't be held.
+        """Replace a result with another, compiled where the cache lacks it; or return why it can't be held.
 
         Raises:
             OutputError: it can't be written; what was there still is.
@@ -60,7 +60,7 @@ class HeldLibrary:
 
 
 def _contents(library: KernelLibrary) -> Contents:
-    """What a library holds, also the entries whose code is damaged; these have no code to be read."""
+    """Return what a library holds, also the entries whose code is damaged; these have no code to be read."""
     return Contents(
         {entry.key: entry for entry in library.all_entries()},
         writing.readers(library, library.faults()),

@@ -47,13 +47,13 @@ class LibraryHelper(CodeObject):
         return f"{self.kernel} for {self.target} ({self.asked[:12]})"
 
     def to_json(self) -> dict[str, Any]:
-        """The kernel as JSON values of a manifest, with the seal that shows whether somebody changed them."""
+        """Return the kernel as JSON values of a manifest, with the seal that shows whether they were edited."""
         values = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
         return sealed({**values, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
 
     @classmethod
     def from_json(cls, data: object) -> LibraryHelper:
-        """The kernel of which `to_json` wrote these values.
+        """Return the kernel of which `to_json` wrote these values.
 
         Raises:
             InputError: it was changed, or a value is missing or wrong.

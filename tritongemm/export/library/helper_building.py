@@ -1,4 +1,4 @@
-"""Kernels beside the products that calls of a library's results want → code objects of the library."""
+"""Builds a library's helper kernels, those that its calls need beside the products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS = (1, 1024)  # few and many: binaries do not depend on M otherwise
 
 @dataclass
 class BuiltHelpers:
-    """What became of kernels beside the products.
+    """The outcome of building helper kernels.
 
     Attributes:
         helpers: of a library, with their code objects.
@@ -35,7 +35,7 @@ class BuiltHelpers:
 
 
 def build_helpers(problems: Sequence[Problem], target: Target, toolchain: Mapping[str, str]) -> BuiltHelpers:
-    """The kernels that calls of some products want, compiled where the cache lacks them.
+    """Return the helper kernels that calls of some products need, compiled where the cache lacks them.
 
     Args:
         problems: the products.
@@ -78,9 +78,9 @@ def _entry(
 
 
 def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, HelperArguments]]:
-    """The kernels that quantise the A of a product, and those between the products of a mixture of experts."""
+    """Yield the kernels that quantise the A of a product, and those between the products of a mixture of experts."""
     types = tuple(dict.fromkeys(("bf16", problem.dtype_c))) if problem.dtype_c in _FLOATS else ("bf16",)
-    if target.supports(problem.a) or not problem.a.is_fp8:  # as `quantize` refuses others
+    if target.supports(problem.a) or not problem.a.is_fp8:  # `quantize` refuses others
         for dtype_x in types:
             for m in _ROWS:
                 asked = quantization_kernels.quantization_of(problem, dtype_x, m)

@@ -1,7 +1,7 @@
-"""The launch of a kernel at every M that it serves, as numbers: nothing is left to evaluate but sums and quotients.
+"""Tabulates the launches of a kernel at every M that it serves, as numbers that need only sums and quotients.
 
 A number of a launch that changes with M (the grid, M itself, bytes of a workspace) is written in runs: from an M on it
-begins at a value, and rises by an amount after every so many M.
+begins at a value, and rises by an amount after every few M.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _COUNTED = ("i32", "u32", "i64")  # kinds of parameters that are whole numbers
 
 
 class Run(NamedTuple):
-    """How a number goes on from an M: at M it is ``value + rise * ((M - start) // every)``.
+    """The values of a number from an M on: at M it is ``value + rise * ((M - start) // every)``.
 
     Attributes:
         start: the first M.
         value: the number there.
-        rise: what is added after every so many M.
-        every: so many M.
+        rise: what is added after every `every` M.
+        every: M between two rises.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     every: int = 1
 
     def at(self, m: int) -> int:
-        """The number at an M, which is at least `start`."""
+        """Return the number at an M, which is at least `start`."""
         return self.value + self.rise * ((m - self.start) // self.every)
 
 
@@ -55,14 +55,14 @@ class LaunchTable:
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
 
     def at(self, m: int) -> Launch | Support:
-        """The launch at an M, or why there is none."""
+        """Return the launch at an M, or why there is none."""
         if not self.low <= m <= self.high:
             return Support(f"the library holds its launches for M {self.low} to {self.high}, not {m}")
         numbers = {name: self._run(name, m).at(m) for name in self.runs}
         return _with_numbers(self.launch, numbers) if numbers else self.launch
 
     def most_bytes(self, buffer: str, most: int = 0) -> int:
-        """The most bytes that a buffer takes, e.g. ``workspace``.
+        """Return the most bytes that a buffer takes, e.g. ``workspace``.
 
         Args:
             buffer: its name.
@@ -82,10 +82,10 @@ class LaunchTable:
 
 
 def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, block: int) -> LaunchTable | Support:
-    """The launches of a range of M as a table, or why no table can hold them.
+    """Return the launches of a range of M as a table, or why no table can hold them.
 
     Numbers change with M itself or with how many blocks cover it, so within a block of M a few are looked at; where
-    they lie on no line, all of them are.
+    they are on no line, all of them are.
 
     Args:
         launch_at: the launch at an M, or why there is none.
@@ -116,22 +116,22 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
     series = {name: [one.get(name, 0) for one in values] for name in names}
     changing = {name: tuple(_runs(low, each)) for name, each in series.items() if len(set(each)) > 1}
     buffers = tuple(Buffer(n[8:], max(series[n])) for n in _in_order(names) if max(series[n]))
-    whole = replace(launches[high], path="", buffers=buffers)
-    return LaunchTable(low, high, whole, changing)
+    launch = replace(launches[high], path="", buffers=buffers)
+    return LaunchTable(low, high, launch, changing)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    """Names of buffers, a workspace first as backends have them."""
+    """Return the names of buffers, a workspace first as backends have them."""
     return sorted((n for n in names if n.startswith("buffers.")), reverse=True)
 
 
 def _firsts(low: int, high: int, block: int) -> Iterable[int]:
-    """The first M of each block of M that is in the range."""
+    """Return the first M of each block of M that is in the range."""
     return [low, *range((low - 1) // block * block + block + 1, high + 1, block)]
 
 
 def _between(numbers: Callable[[int], dict[str, int]], first: int, last: int) -> list[dict[str, int]]:
-    """The numbers at each M of a block, by what a line through few of them gives where they lie on one."""
+    """Return the numbers at each M of a block, interpolated where they are on a line."""
     seen = sorted({first, min(first + 1, last), (first + last) // 2, max(first, last - 1), last})
     found = {m: numbers(m) for m in seen}
     names = set().union(*found.values())
@@ -144,7 +144,7 @@ def _between(numbers: Callable[[int], dict[str, int]], first: int, last: int) ->
 
 
 def _runs(low: int, series: Sequence[int]) -> Iterable[Run]:
-    """The numbers of all M from the least on, as runs."""
+    """Yield the numbers of all M from the least on, as runs."""
     starts, at = list[tuple[int, int, int]](), low  # of equal numbers: where they begin, the number, how many
     for value, same in groupby(series):
         count = len(list(same))
@@ -166,7 +166,7 @@ def _runs(low: int, series: Sequence[int]) -> Iterable[Run]:
 
 
 def numbers_of(launch: Launch) -> dict[str, int]:
-    """The whole numbers of a launch that may change with M, by their names."""
+    """Return the whole numbers of a launch that may change with M, by their names."""
     found = {f"grid.{axis}": count for axis, count in enumerate(launch.grid)}
     for index, param in enumerate(launch.params):
         if param.kind in _COUNTED:
@@ -180,13 +180,13 @@ def numbers_of(launch: Launch) -> dict[str, int]:
 
 
 def fixed_of(launch: Launch) -> Launch:
-    """A launch in which all numbers that may change with M are at neutral values."""
+    """Return a launch in which all numbers that may change with M are at neutral values."""
     params = [replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0) for p in launch.params]
     return replace(launch, grid=(1, 1, 1), params=tuple(params), buffers=(), zeroed=())
 
 
 def _with_numbers(launch: Launch, numbers: Mapping[str, int]) -> Launch:
-    """A launch with other numbers; the opposite of `numbers_of`. A buffer of no bytes is left out."""
+    """Return a launch with other numbers; the opposite of `numbers_of`. A buffer of no bytes is left out."""
 
     def buffers(kind: str, given: Sequence[Buffer]) -> tuple[Buffer, ...]:
         sized = (Buffer(b.name, numbers.get(f"{kind}.{b.name}", b.bytes)) for b in given)
@@ -212,5 +212,5 @@ def _param(param: Param, name: str, numbers: Mapping[str, int]) -> Param:
 
 
 def names_of(launch: Launch) -> frozenset[str]:
-    """The names of the numbers of a launch that may change with M."""
+    """Return the names of the numbers of a launch that may change with M."""
     return frozenset(numbers_of(launch))

@@ -1,4 +1,4 @@
-"""Tables of launches as JSON values, and back: whatever a file says, what comes out is a launch of bounded numbers."""
+"""Reads and writes tables of launches as JSON values: whatever a file says, a launch of bounded numbers comes out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAIRS = ("box", "shape")
 _CODES = ("stride", "elem_type", "elem_size", "swizzle")
 
 
-def _whole(least: int, most: int) -> FieldKind:
+def _integer(least: int, most: int) -> FieldKind:
     def holds(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
@@ -48,44 +48,44 @@ def _map_of(kind: FieldKind, most: int = _MOST_PARAMS) -> FieldKind:
     return FieldKind(f"a map of {kind.words}", holds)
 
 
-_NUMBER = _whole(-_MOST_NUMBER, _MOST_NUMBER)
+_NUMBER = _integer(-_MOST_NUMBER, _MOST_NUMBER)
 _SYMBOL = FieldKind("the name of a kernel", lambda v: TEXT.holds(v) and 0 < len(v) <= _LONGEST_SYMBOL)
 _LAUNCH_KINDS = {
     "symbol": _SYMBOL,
-    "grid": _list_of(_whole(1, MOST_PROGRAMS[0]), 3),
-    "block": _list_of(_whole(1, _MOST_THREADS), 3),
-    "shared": _whole(0, _MOST_SHARED),
-    "cluster": _whole(1, _MOST_CLUSTER),
+    "grid": _list_of(_integer(1, MOST_PROGRAMS[0]), 3),
+    "block": _list_of(_integer(1, _MOST_THREADS), 3),
+    "shared": _integer(0, _MOST_SHARED),
+    "cluster": _integer(1, _MOST_CLUSTER),
     "overlap": FLAG,
-    "at": _list_of(_whole(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
+    "at": _list_of(_integer(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
     "params": _list_of(MAP, most=_MOST_PARAMS),
-    "buffers": _map_of(_whole(1, _MOST_BYTES)),
-    "zeroed": _map_of(_whole(1, _MOST_BYTES)),
+    "buffers": _map_of(_integer(1, _MOST_BYTES)),
+    "zeroed": _map_of(_integer(1, _MOST_BYTES)),
 }
 _TABLE_KINDS = {
-    "low": _whole(1, MOST),
-    "high": _whole(1, MOST),
+    "low": _integer(1, MOST),
+    "high": _integer(1, MOST),
     "launch": MAP,
     "runs": _map_of(_list_of(_list_of(_NUMBER, 4)), 2 * _MOST_PARAMS),
 }
-_PLACES_KINDS = {"most_lead": _whole(1, _MOST_NUMBER), "places": _map_of(_list_of(_whole(1, 1 << 12), 2))}
+_PLACES_KINDS = {"most_lead": _integer(1, _MOST_NUMBER), "places": _map_of(_list_of(_integer(1, 1 << 12), 2))}
 _STRIDE = re.compile("(stride|batch)_[a-z_]{1,64}")
 _VALUE_KINDS = {
     "pointer": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
     "tma": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
     "f32": FieldKind("a number", lambda v: FINITE.holds(v) or (isinstance(v, float) and FINITE.holds(-v))),
-    "pad": _whole(0, _MOST_BLOCK_BYTES),
+    "pad": _integer(0, _MOST_BLOCK_BYTES),
 }
 
 
 def table_to_json(table: LaunchTable) -> dict[str, Any]:
-    """A table as JSON values; the code object is named beside it."""
+    """Return a table as JSON values; the code object is named beside it."""
     runs = {name: [list(run) for run in runs] for name, runs in table.runs.items()}
     return {"low": table.low, "high": table.high, "launch": launch_to_json(table.launch), "runs": runs}
 
 
 def launch_to_json(launch: Launch) -> dict[str, Any]:
-    """A launch as JSON values; the code object is named beside it."""
+    """Return a launch as JSON values; the code object is named beside it."""
     return {
         "symbol": launch.symbol,
         "grid": list(launch.grid),
@@ -101,12 +101,12 @@ def launch_to_json(launch: Launch) -> dict[str, Any]:
 
 
 def places_to_json(strides: StridePlaces) -> dict[str, Any]:
-    """Where a launch has strides, as JSON values."""
+    """Return where a launch has strides, as JSON values."""
     return {"most_lead": strides.most_lead, "places": {name: list(place) for name, place in strides.places.items()}}
 
 
 def places_from_json(data: Any, launch: Launch) -> StridePlaces:
-    """The places of which `places_to_json` wrote these values.
+    """Return the places of which `places_to_json` wrote these values.
 
     Args:
         data: JSON values from a file.
@@ -126,7 +126,7 @@ def places_from_json(data: Any, launch: Launch) -> StridePlaces:
 
 
 def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
-    """The table of which `table_to_json` wrote these values.
+    """Return the table of which `table_to_json` wrote these values.
 
     Args:
         data: JSON values from a file.
@@ -161,7 +161,7 @@ def _check_runs(table: LaunchTable, name: str, runs: tuple[Run, ...]) -> None:
 
 
 def _most_of(launch: Launch, name: str) -> int:
-    """The largest value of a number of a launch that is no buffer's."""
+    """Return the largest value of a number of a launch other than a buffer's."""
     if name.startswith("grid."):
         return MOST_PROGRAMS[int(name[5:])]
     kind = launch.params[int(name.split(".")[1])].kind
@@ -169,7 +169,7 @@ def _most_of(launch: Launch, name: str) -> int:
 
 
 def launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
-    """The launch of which `launch_to_json` wrote these values; arguments and errors are those of `table_from_json`."""
+    """Return the launch of which `launch_to_json` wrote these values; errors are those of `table_from_json`."""
     require_all("its launch", data, _LAUNCH_KINDS)
     if prod(data["block"]) > _MOST_THREADS:
         raise InputError(f"block must have at most {_MOST_THREADS} threads, not {prod(data['block'])}")
@@ -194,7 +194,7 @@ def launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
 
 
 def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
-    """Refuse parameters that would overlap, or lie where no address can be written.
+    """Refuse parameters that overlap, or are placed where no address can be written.
 
     Raises:
         InputError: says so.
@@ -211,7 +211,7 @@ def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
 
 
 def _param_to_json(param: Param) -> dict[str, Any]:
-    """A parameter without the fields that say nothing."""
+    """Return a parameter without its empty fields."""
     every = {f.name: getattr(param, f.name) for f in fields(param)}
     values = {name: value for name, value in every.items() if value != getattr(_PLAIN, name)}
     return {"kind": param.kind, "value": param.value, **values}
@@ -223,6 +223,8 @@ def _param_from_json(data: Mapping[str, Any]) -> Param:
         raise InputError(f"a parameter's kind must be one of {', '.join(_KINDS)}, not {kind!r:.40}")
     if unknown := data.keys() - {f.name for f in fields(Param)}:
         raise InputError(f"a parameter has no field {min(map(str, unknown)):.40}")
-    kinds = dict.fromkeys(_PAIRS, _list_of(_whole(0, _MOST_NUMBER), 2)) | dict.fromkeys(_CODES, _whole(0, _MOST_NUMBER))
+    kinds = dict.fromkeys(_PAIRS, _list_of(_integer(0, _MOST_NUMBER), 2)) | dict.fromkeys(
+        _CODES, _integer(0, _MOST_NUMBER)
+    )
     require({"value": 0, **data}, {**kinds, "value": _VALUE_KINDS.get(str(kind), _NUMBER)})
     return Param(**{**data, **{name: tuple(data[name]) for name in _PAIRS if name in data}})

@@ -1,4 +1,4 @@
-"""Tuned results → a library on disk, in place of the one that is there."""
+"""Publishes tuned results as a library on disk, in place of an earlier one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tritongemm.runtime.machine import Machine
 
 @dataclass(frozen=True)
 class Published:
-    """What became of tuned results that were to be a library.
+    """The outcome of publishing tuned results as a library.
 
     Attributes:
         built: their entries, and what no library can hold.
@@ -29,7 +29,7 @@ class Published:
     conflicts: tuple[str, ...]
 
     def describe_missing(self) -> Iterator[str]:
-        """A line for each result and kernel that the library does not hold."""
+        """Yield a line for each result and kernel that the library does not hold."""
         for record, reason in self.built.left_out:
             yield f"left out: {record.problem.key}: {reason}"
         for what, reason in self.built.compiled_late:
@@ -58,7 +58,7 @@ def publish(records: Sequence[Record], output: Path, here: Machine) -> Published
 
 
 def withdraw(output: Path) -> None:
-    """Take a library's manifest away, so that nobody serves it; code objects stay for those who serve it already.
+    """Remove a library's manifest, so that it is no longer served; code objects stay for processes that serve them.
 
     Raises:
         OutputError: what is there is no library, or it can't be written.

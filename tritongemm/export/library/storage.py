@@ -1,7 +1,7 @@
-"""A library on disk: a folder, or one archive whose members lie in it as they are. All of it is data.
+"""Reads a library from disk, a folder or one archive whose members are not compressed. All of it is data.
 
-Code objects lie where their hash says, so that no manifest can name another place; an archive with any other member is
-refused as a whole. They are read one by one when they are wanted, and are what was written or are not given out.
+Code objects are where their hash says, so that no manifest can name another place; an archive with any other member is
+refused itself. They are read one by one on use, and refused unless they are what was written.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _DAMAGED = (InputError, KeyError, TypeError, ValueError, AttributeError, Recursi
 
 
 class Members(Protocol):
-    """What reads the files of a library by name."""
+    """A reader of a library's files by name."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a member; None where there is none."""
+        """Return the bytes of a member; None where there is none."""
 
     def read(self, name: str) -> bytes:
-        """A member's bytes.
+        """Return a member's bytes.
 
         Raises:
             OSError: it can't be read.
@@ -74,7 +74,7 @@ class _Folder:
 class _Archive:
     """A library that is a zip archive of members that are not compressed.
 
-    The file stays open, so that what replaces it later does not matter, and each member is read where it lies.
+    The file stays open, so that what replaces it later does not matter, and each member is read in place.
 
     Raises:
         InputError: it is damaged, or holds what no library does.
@@ -111,7 +111,7 @@ class _Archive:
             refuse(f"holds {name} compressed or encrypted; libraries hold members as they are")
         at = member.header_offset
         if not 0 <= at <= os.fstat(self._file.fileno()).st_size - _LOCAL_HEADER.size:
-            refuse(f"is a damaged archive: {name} lies beyond its end; copy it again")
+            refuse(f"is a damaged archive: {name} is beyond its end; copy it again")
         header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, at)
         self._places[name] = at + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header)), member.file_size
 
@@ -135,7 +135,7 @@ class DamagedEntry:
     Attributes:
         name: of what it is the result, as far as that is known.
         reason: what is wrong with it.
-        part: what the manifest says of it, where that is whole and its code object is not.
+        part: what the manifest says of it, where that is complete and its code object is not.
     """
 
     name: str
@@ -169,7 +169,7 @@ class KernelLibrary:
     targets: Mapping[str, Target] = field(default_factory=dict)
 
     def read_code(self, kernel: CodeObject) -> bytes:
-        """The code object of a kernel.
+        """Return the code object of a kernel.
 
         Raises:
             InputError: it is not there, or not what was written.
@@ -183,15 +183,15 @@ class KernelLibrary:
         return code
 
     def all_entries(self) -> list[LibraryEntry]:
-        """The entries, also those whose code object is missing or cut."""
+        """Return the entries, also those whose code object is missing or cut."""
         return [*self.entries, *(one.part for one in self.damaged if isinstance(one.part, LibraryEntry))]
 
     def all_helpers(self) -> list[LibraryHelper]:
-        """The same of the kernels beside the products."""
+        """Return all helper kernels, also those whose code object is missing or cut."""
         return [*self.helpers.values(), *(one.part for one in self.damaged if isinstance(one.part, LibraryHelper))]
 
     def faults(self) -> dict[str, str]:
-        """What is wrong with each part that can't be used, by its name; reads every code object."""
+        """Return what is wrong with each part that can't be used, by its name; it reads every code object."""
         found = {entry.name: printable(entry.reason) for entry in self.damaged}
         codes = [(entry.name, entry.kernel) for entry in self.entries if entry.kernel is not None]
         for name, code in [*codes, *((helper.name, helper) for helper in self.helpers.values())]:
@@ -204,7 +204,7 @@ class KernelLibrary:
 
 @dataclass(frozen=True)
 class StoredCode:
-    """A kernel in a library.
+    """A kernel of a library, with the library that holds its code.
 
     Attributes:
         library: the open library.
@@ -215,12 +215,12 @@ class StoredCode:
     kernel: LibraryKernel
 
     def read(self) -> bytes:
-        """The code object; errors are those of `KernelLibrary.read_code`."""
+        """Return the code object; errors are those of `KernelLibrary.read_code`."""
         return self.library.read_code(self.kernel)
 
 
 def is_library(path: Path) -> bool:
-    """Whether a path is a folder with a manifest, or an archive, also one whose beginning is damaged."""
+    """Return whether a path is a folder with a manifest, or an archive, also one whose beginning is damaged."""
     if os.path.isdir(path):
         return os.path.isfile(path / MANIFEST)
     try:
@@ -236,7 +236,7 @@ def _start(path: Path) -> bytes:
 
 
 def open_library(path: Path) -> KernelLibrary:
-    """Read the manifest of a library; its code objects are read when they are wanted.
+    """Read the manifest of a library; its code objects are read on use.
 
     Raises:
         InputError: it can't be read, is no library, or a newer version wrote it.
@@ -255,7 +255,7 @@ def open_library(path: Path) -> KernelLibrary:
         raise InputError(f"{path}: there is no such library") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name that no system takes
+    except ValueError as error:  # a name that the system does not take
         raise InputError(f"{printable(str(path))} can't be read: {error}") from None
     data = _read_manifest(path, text)
     entries, damaged = list[LibraryEntry](), list[DamagedEntry]()
@@ -332,7 +332,7 @@ def _read_target(name: str, data: Any) -> Target | DamagedEntry:
 
 
 def _why_missing(code: CodeObject, members: Members) -> str:
-    """Why a code object can't be there; "" where it may be."""
+    """Return why a code object can't be there; "" where it may be."""
     size = members.size(code.member)
     if size == code.size:
         return ""
@@ -341,7 +341,7 @@ def _why_missing(code: CodeObject, members: Members) -> str:
 
 
 def _name_of(data: object, number: int) -> str:
-    """What a damaged entry is of, where its record can still be read."""
+    """Return the name of a damaged entry, where its record can still be read."""
     try:
         return LibraryEntry.from_record(data).name
     except _DAMAGED:
@@ -351,7 +351,7 @@ def _name_of(data: object, number: int) -> str:
 def manifest_text(
     entries: Sequence[LibraryEntry], helpers: Sequence[LibraryHelper] = (), targets: Sequence[Target] = ()
 ) -> str:
-    """The manifest of these entries, kernels beside them and facts of targets."""
+    """Return the manifest of these entries, kernels beside them and facts of targets."""
     listed = [",\n".join(_compact(one.to_json()) for one in several) for several in (entries, helpers)]
     facts = ",\n".join(f"{json.dumps(t.name)}:{_compact(sealed({'facts': schema.target_facts(t)}))}" for t in targets)
     return (
@@ -365,10 +365,10 @@ def _compact(data: Mapping[str, Any]) -> str:
 
 
 def is_manifest(start: bytes) -> bool:
-    """Whether a file that begins so is a manifest."""
+    """Return whether a file that begins so is a manifest."""
     return start.startswith(f'{{"{_KIND}"'.encode())
 
 
 def is_archive(start: bytes) -> bool:
-    """Whether a file that begins so is an archive."""
+    """Return whether a file that begins so is an archive."""
     return start.startswith(_ARCHIVE_START)

@@ -1,4 +1,4 @@
-"""Tables of launches beyond the M that a result names, for calls of other M that its kernel serves too.
+"""Extends tables of launches beyond the M of a result, for calls of other M that its kernel serves too.
 
 Numbers of launches go on as they did, up to where a grid has as many programs as the GPU holds, and stay the same
 behind it. So the last runs of a table are continued as far as launches at some M bear them out; there they are looked
@@ -20,7 +20,7 @@ _MOST_PIECES = 8  # which a table has where launches are regular
 
 
 def widen(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> LaunchTable:
-    """A table of more M, up to where launches are regular.
+    """Return a table of more M, up to where launches are regular.
 
     Args:
         table: of the least M on.
@@ -41,7 +41,7 @@ def widen(table: LaunchTable, launch_at: Callable[[int], Launch | Support], bloc
 
 
 def _reach(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> int:
-    """The largest M to which the last runs of a table have the launches."""
+    """Return the largest M up to which a table's last runs hold."""
     wanted = fixed_of(table.launch)
 
     def differs(m: int) -> bool:
@@ -61,7 +61,7 @@ def _reach(table: LaunchTable, launch_at: Callable[[int], Launch | Support], blo
 
 
 def _samples(high: int, block: int, most: int) -> Iterator[int]:
-    """Some M above one, ascending: those around the beginnings of blocks, ever farther apart."""
+    """Yield some M above one, ascending: those around the beginnings of blocks, ever farther apart."""
     near, step = high, block
     seen = {most}
     while near < most:
@@ -72,26 +72,26 @@ def _samples(high: int, block: int, most: int) -> Iterator[int]:
 
 
 def _continued(table: LaunchTable, m: int) -> dict[str, int]:
-    """The numbers of a launch at an M above a table's, as its last runs go on."""
+    """Return the numbers of a launch at an M above a table's, as its last runs go on."""
     constant = {name: number for name, number in numbers_of(table.launch).items() if name not in table.runs}
     return constant | {name: runs[-1].at(m) for name, runs in table.runs.items()}
 
 
 def _joined(pieces: Sequence[LaunchTable]) -> LaunchTable:
-    """One table of tables that follow each other."""
+    """Return one table of tables that follow each other."""
     first, last = pieces[0], pieces[-1]
     every = [{b.name: max(b.bytes, piece.most_bytes(b.name)) for b in piece.launch.buffers} for piece in pieces]
     names = dict.fromkeys(name for buffers in every for name in buffers)
     buffers = tuple(Buffer(name, max(one.get(name, 0) for one in every)) for name in names)
-    whole = replace(first.launch, buffers=buffers)
+    launch = replace(first.launch, buffers=buffers)
     runs: dict[str, tuple[Run, ...]] = {}
     for name in sorted(set().union(*(numbers_of(piece.launch) for piece in pieces))):
         found = [run for piece in pieces for run in _runs_of(piece, name)]
         if len(found) > len(pieces) or len({(run.value, run.rise) for run in found}) > 1 or found[0].rise:
             runs[name] = tuple(found)
-    return LaunchTable(first.low, last.high, whole, runs)
+    return LaunchTable(first.low, last.high, launch, runs)
 
 
 def _runs_of(table: LaunchTable, name: str) -> Sequence[Run]:
-    """The runs of a number, of one that does not change too."""
+    """Return the runs of a number, also of one that does not change."""
     return table.runs.get(name) or (Run(table.low, numbers_of(table.launch).get(name, 0)),)

@@ -1,4 +1,4 @@
-"""Libraries are written whole or not at all, by one process at a time; readers see the old one or the new."""
+"""Writes libraries completely or not at all, one process at a time; readers see the old one or the new."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADVICE = "choose another place with -o"
 
 @dataclass
 class Contents:
-    """What a library is to hold.
+    """The contents of a library to write.
 
     Attributes:
         entries: by what they are results of.
@@ -52,12 +52,12 @@ class Contents:
         return [*kernels, *self.helpers.values()]
 
     def manifest(self) -> str:
-        """The text of the library's manifest."""
+        """Return the text of the library's manifest."""
         helpers = [self.helpers[key] for key in sorted(self.helpers)]
         return manifest_text(self.listed(), helpers, [self.targets[name] for name in sorted(self.targets)])
 
     def listed(self) -> list[LibraryEntry]:
-        """The entries in the order of their names, so that equal contents make equal files."""
+        """Return the entries in the order of their names, so that equal contents make equal files."""
         return sorted(self.entries.values(), key=lambda entry: (entry.name, entry.record.m_from))
 
 
@@ -74,7 +74,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse to replace something else than a library, or one that was half written.
+    """Refuse to replace anything but a library, or an unfinished one.
 
     Raises:
         OutputError: says so.
@@ -157,7 +157,7 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
 
 
 def readers(library: KernelLibrary, faults: Container[str]) -> dict[str, Callable[[], bytes]]:
-    """What reads each code object of a library that is whole, by its hash.
+    """Return what reads each code object of a complete library, by its hash.
 
     Args:
         library: open.
@@ -193,7 +193,7 @@ def _seconds(entry: LibraryEntry) -> tuple[bool, float]:
 
 
 def _claim(entry: LibraryEntry) -> tuple[str, str, str, float]:
-    """What two entries for one call must share to be no conflict."""
+    """Return what two entries for one call must share to be no conflict."""
     record = entry.record
     return record.winner, record.config.name, entry.kernel.sha256 if entry.kernel else "", _seconds(entry)[1]
 

@@ -1,1 +1,1 @@
-"""GEMM families: one file each, a kind of problem with its scales, its inputs, its reference and its tolerance."""
+"""GEMM families, one file each: a kind of problem with its scales, inputs, reference and tolerance."""

@@ -1,4 +1,4 @@
-"""Shared by families: random operands, the reference in float64, and which dtypes and orders of B there are."""
+"""Holds what families share: random operands, the reference in float64, and the supported dtypes and orders of B."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class StandardFamily(Family, abstract=True):
     def _computes(self, problem: Problem) -> Support:
         possible = grouped.supports(problem) if problem.kind == "grouped" else SUPPORTED
         if possible and problem.microscaled and problem.layout != "TN":
-            return Support("scales of MX are for an A row-major and a B column-major (-col_b): both lie along K")
+            return Support("scales of MX are for an A row-major and a B column-major (-col_b): both are along K")
         return possible and self._types(problem) and order_of_b(problem)
 
     def _types(self, problem: Problem) -> Support:
-        """Whether there is such a product of these dtypes on any target."""
+        """Return whether there is such a product of these dtypes on any target."""
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         return microscaled(problem, target) if problem.microscaled else readable(problem, target)
 
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands; see `random_inputs`."""
+        """Return random operands; see `random_inputs`."""
         if problem.kind == "grouped":
             sizes = self.input_deviation(problem), self.typical_scale(problem)
             return grouped.make_inputs(problem, *sizes, device, distribution, seed)
@@ -49,41 +49,41 @@ class StandardFamily(Family, abstract=True):
         return operands | {"b": packed(problem, operands["b"])}
 
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], saturated as the kernels do; of groups see `grouped.reference`."""
+        """Return C in float64 [M, N] or [batch, M, N], saturated as the kernels do; see `grouped.reference`."""
         if problem.kind == "grouped":
             return grouped.reference(problem, operands, self._reference)
         return self._reference(problem, operands)
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
+        """Return C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, operands | {"b": unpacked(problem, operands["b"])})
 
     def input_deviation(self, problem: Problem) -> float:
-        """Standard deviation of the random floats of A and B."""
+        """Return the standard deviation of the random floats of A and B."""
         return 1.0
 
 
 def order_of_b(problem: Problem) -> Support:
-    """Whether B can lie in the problem's order."""
+    """Return whether B can be in the problem's order."""
     if problem.order_b == PLAIN:
         return SUPPORTED
     if problem.kind == "batched":
-        return Support(f"the weights of a batch lie in rows or columns, not in the order {problem.order_b}")
+        return Support(f"the weights of a batch are in rows or columns, not in the order {problem.order_b}")
     return registry.get(WeightLayout, problem.order_b).supports(problem)
 
 
 def packed(problem: Problem, b: Tensor) -> Tensor:
-    """B [K, N] in the problem's order."""
+    """Return B [K, N] in the problem's order."""
     return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pack(b)
 
 
 def unpacked(problem: Problem, b: Tensor) -> Tensor:
-    """B [K, N] in rows or columns."""
+    """Return B [K, N] in rows or columns."""
     return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).unpack(b)
 
 
 def readable(problem: Problem, target: Target) -> Support:
-    """Whether the target's matrix units read both operands."""
+    """Return whether the target's matrix units read both operands."""
     for name, dtype in (("A", problem.a), ("B", problem.b)):
         if dtype.packed > 1:
             return Support(
@@ -95,12 +95,12 @@ def readable(problem: Problem, target: Target) -> Support:
 
 
 def microscaled(problem: Problem, target: Target) -> Support:
-    """Whether a target multiplies operands with powers of two for each 32 numbers along K, be it as wider numbers."""
+    """Return whether a target multiplies operands with MX scales, at least as wider numbers."""
     if not (target.has("dot_scaled") or (target.supports(problem.a) and target.supports(problem.b))):
         return Support(f"{target.name} has no matrix instruction for {problem.dtype_a} with scales of MX")
     return SUPPORTED
 
 
 def fp8_of(target: Target) -> str:
-    """The target's encoding of fp8, in words."""
+    """Return the target's encoding of fp8, for messages."""
     return "it has no fp8" if target.fp8 == "none" else f"its fp8 encoding is {target.fp8}"

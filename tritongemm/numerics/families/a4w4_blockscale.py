@@ -38,11 +38,11 @@ class MicroscaledFamily(StandardFamily):
     }
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """An e8m0 factor for each 32 numbers along K, of A and of B, in the order of CDNA4's matrix instructions."""
+        """Return e8m0 factors for each 32 numbers along K, of A and B, in the order of CDNA4's matrix instructions."""
         return GRANULARITIES["mx_shuffled"]
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """An e8m0 factor for each 32 numbers along K, of A and of B, in that order or in rows."""
+        """Return e8m0 factors for each 32 numbers along K, of A and B, in that order or in rows."""
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]
 
     def _types(self, problem: Problem) -> Support:
@@ -59,15 +59,15 @@ class MicroscaledFamily(StandardFamily):
         return problem.c.epsilon + 2**-12
 
     def input_deviation(self, problem: Problem) -> float:
-        """Typical size of A and B."""
+        """Return the typical size of A and B."""
         return _TYPICAL
 
     def typical_scale(self, problem: Problem) -> float:
-        """Root mean square of the random scales; random operands then give a C of about one."""
+        """Return the root mean square of the random scales; random operands then give a C of about one."""
         return float(2.0 ** -round(log2(_TYPICAL) + log2(problem.k) / 4))
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
+        """Return C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         import torch
 
         of_a, of_b = operands["a"], unpacked(problem, operands["b"]).mT

@@ -32,11 +32,11 @@ class RowScaledFamily(StandardFamily):
     }
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """A float32 factor for each row of A, [M, 1], and for each column of B, [N]."""
+        """Return a float32 factor for each row of A, [M, 1], and for each column of B, [N]."""
         return GRANULARITIES["row"]
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """A factor for each row and each column, or one for all of A and one for all of B."""
+        """Return a factor for each row and each column, or one for all of A and one for all of B."""
         return GRANULARITIES["row"], GRANULARITIES["tensor"]
 
     def _types(self, problem: Problem) -> Support:
@@ -50,11 +50,11 @@ class RowScaledFamily(StandardFamily):
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
-        """Largest error that is rounding rather than a fault."""
+        """Return the largest error that is rounding rather than a fault."""
         return problem.c.epsilon + (2**-6 if problem.a.is_fp8 else 2**-12)
 
     def typical_scale(self, problem: Problem) -> float:
-        """Middle of the random scales; random operands then give a C of about one."""
+        """Return the middle of the random scales; random operands then give a C of about one."""
         size = 1.0 if problem.a.is_fp8 else _INTEGERS
         middle: float = round(problem.k**-0.25 / size, 6)
         return middle

@@ -46,11 +46,11 @@ class BlockScaledFamily(StandardFamily):
     }
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Float32 factors of A, [K / 128, M], and of B, [N / 128, K / 128]."""
+        """Return the float32 factors of A, [K / 128, M], and of B, [N / 128, K / 128]."""
         return GRANULARITIES["block"]
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Factors of B for 128 x 128 or 1 x 128 elements, and of either in both orders; of OCP's fp8 MX ones too."""
+        """Return factors of B for 128 x 128 or 1 x 128 elements, in both orders, and of OCP's fp8 MX ones."""
         microscaled = _MX if {dtype_a, dtype_b} <= OCP_FP8 else ()
         return tuple(GRANULARITIES[name] for name in (*_ALONG_128, *microscaled))
 
@@ -64,7 +64,7 @@ class BlockScaledFamily(StandardFamily):
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
-        """Largest error that is rounding rather than a fault: each 128 products are added up on their own.
+        """Return the largest error that is rounding rather than a fault: each 128 products are added up separately.
 
         With few scales along K some elements of C are far larger than the root mean square of all. Their rounding is
         too: matrix units of fp8 keep about 14 bits of a sum, and on an H100 the error was 0.014 with K = 256.
@@ -75,11 +75,11 @@ class BlockScaledFamily(StandardFamily):
         return problem.c.epsilon + 2**-8 * max(1.0, _OF_ONE_SCALE / sqrt(scales_along_k))
 
     def typical_scale(self, problem: Problem) -> float:
-        """Root mean square of the random scales; random operands then give a C of about one."""
+        """Return the root mean square of the random scales; random operands then give a C of about one."""
         size = 1.0 if problem.a.is_fp8 else _INTEGERS
         middle: float = round(problem.k**-0.25 / size, 6)
         return middle
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
+        """Return C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, multiplied(problem, operands | {"b": unpacked(problem, operands["b"])}))

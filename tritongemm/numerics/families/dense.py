@@ -42,7 +42,7 @@ class DenseFamily(StandardFamily):
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
-        """Largest error that is rounding rather than a fault; 0 for integers."""
+        """Return the largest error that is rounding rather than a fault; 0 for integers."""
         if problem.c.is_integer:
             return 0.0
         if problem.a.is_fp8 or problem.b.is_fp8:
@@ -54,5 +54,5 @@ class DenseFamily(StandardFamily):
         return problem.c.epsilon + accumulate
 
     def input_deviation(self, problem: Problem) -> float:
-        """Standard deviation of the random operands; keeps an eight-bit C well inside its range."""
+        """Return the standard deviation of the random operands; keeps an eight-bit C well inside its range."""
         return round((16 / problem.k**0.5) ** 0.5, 4) if problem.c.is_fp8 else 1.0

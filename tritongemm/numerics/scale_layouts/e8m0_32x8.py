@@ -1,6 +1,6 @@
-"""Scale layout: e8m0 factors in the order in which CDNA4's matrix instructions want them, AITER's `e8m0_shuffle`.
+"""Scale layout: e8m0 factors in the order of CDNA4's matrix instructions, AITER's `e8m0_shuffle`.
 
-Blocks of 32 rows and 8 groups follow each other; rows and groups are padded to whole blocks.
+Blocks of 32 rows and 8 groups follow each other; rows and groups are padded to complete blocks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class E8m0Blocks(ScaleLayout):
     group_place: ClassVar[str] = "g // 8 * 256 + g % 4 * 64 + g // 4 % 2 * 2"
 
     def pack(self, scales: Tensor) -> Tensor:
-        """Factors [rows, groups], of whole blocks, in the order of the matrix instructions."""
+        """Return the factors [rows, groups], of complete blocks, in the order of the matrix instructions."""
         rows, groups = scales.shape
         blocks = scales.reshape(rows // ROWS, 2, ROWS // 2, groups // GROUPS, 2, GROUPS // 2)
         return blocks.permute(0, 3, 5, 2, 4, 1).reshape(rows, groups)
 
     def unpack(self, scales: Tensor) -> Tensor:
-        """What `pack` was given."""
+        """Return the argument of `pack`."""
         rows, groups = scales.shape
         blocks = scales.reshape(rows // ROWS, groups // GROUPS, GROUPS // 2, ROWS // 2, 2, 2)
         return blocks.permute(0, 5, 3, 1, 4, 2).reshape(rows, groups)

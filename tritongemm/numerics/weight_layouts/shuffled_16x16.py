@@ -1,4 +1,4 @@
-"""Weight layout: B in the order that AITER's ``bpreshuffle`` kernels read (its `shuffle_weight`, layout 16 x 16).
+"""Weight layout: B in the order of AITER's ``bpreshuffle`` kernels (its `shuffle_weight`, layout 16 x 16).
 
 B is [N, K] rows then. Blocks of 16 rows and 32 elements follow each other, first along K; in a block, 16 bytes of each
 of its rows, then the next 16 bytes of each, so that a wave reads 16 bytes a thread without gaps.
@@ -24,7 +24,7 @@ class Shuffled16x16(WeightLayout):
     """Blocks of 16 columns of B, as AITER's kernels read them."""
 
     def supports(self, problem: Problem) -> Support:
-        """Whether a problem's B divides into blocks."""
+        """Return whether a problem's B divides into blocks."""
         depth = DEPTH * problem.b.packed
         if problem.layout != "TN" or problem.n % ROWS or problem.k % depth:
             return Support(
@@ -34,15 +34,15 @@ class Shuffled16x16(WeightLayout):
         return SUPPORTED
 
     def pieces(self, dtype: DType) -> Pieces:
-        """Sixteen columns, 16 bytes of each in turn: as blocks follow each other along K, so do their pieces."""
+        """Return sixteen columns, 16 bytes of each in turn; as blocks follow each other along K, so do their pieces."""
         return Pieces(ROWS, UNIT // dtype.bytes)
 
     def pack(self, b: Tensor) -> Tensor:
-        """B [K, N], column-major, in the kernels' order; of packed elements K counts bytes."""
+        """Return B [K, N], column-major, in the kernels' order; of packed elements K counts bytes."""
         return _permuted(b, lambda blocks, depth, pieces: (blocks, ROWS, depth, pieces, UNIT), (0, 2, 3, 1, 4))
 
     def unpack(self, b: Tensor) -> Tensor:
-        """What `pack` was given."""
+        """Return the argument of `pack`."""
         return _permuted(b, lambda blocks, depth, pieces: (blocks, depth, pieces, ROWS, UNIT), (0, 3, 1, 2, 4))
 
 

@@ -68,7 +68,7 @@ class Backend(Plugin, abstract=True):
         return self.capabilities.supports(problem, target) and self._supports(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        """Whether it has a kernel for a problem that `capabilities` allow."""
+        """Return whether it has a kernel for a problem that `capabilities` allow."""
         return SUPPORTED
 
     @final
@@ -217,7 +217,7 @@ class KernelBackend(Backend, abstract=True):
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """Return a tuned kernel's row for an assembly manifest, without its object's name, or why it has none."""
-        return Support(f"kernels of {self.name} can't be told in a manifest")
+        return Support(f"kernels of {self.name} can't be written to a manifest")
 
 
 class SearchedBackend(KernelBackend, abstract=True):

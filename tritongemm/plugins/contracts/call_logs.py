@@ -13,7 +13,12 @@ from typing import ClassVar
 
 from tritongemm.plugins.contracts.plugin import Plugin
 
-SCALES = ("none", "tensor", "row", "block")  # how factors lie over an operand, in the order of hipBLASLt's numbers
+SCALES = (
+    "none",
+    "tensor",
+    "row",
+    "block",
+)  # how factors are stored over an operand, in the order of hipBLASLt's numbers
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class LoggedCall:
         types: of A, B, C and D, as rocBLAS names them, such as ``bf16_r``.
         compute: type of the sums, such as ``f32_r``; ``xf32_r`` for products of float32 that are rounded to tf32.
         leads: elements between the columns of A, B, C and D; 0 where they are dense.
-        batch: products that lie one after the other.
+        batch: products that are one after the other.
         strides: elements between the products of a batch, for A, B, C and D; 0 where the batch is 1, or shares one.
-        alpha, beta: factors; NaN where they lie on the device.
+        alpha, beta: factors; NaN where they are on the device.
         bias: type of the vector that is added to each column of D; "" without one.
         scales: for each of A, B, C and D one of `SCALES`, or ``1x128`` or ``128x128``: elements that share a float32.
         activation: what is applied to D, or ``none``.
@@ -53,7 +58,7 @@ class LoggedCall:
 
     @property
     def flops(self) -> int:
-        """Multiplications plus additions."""
+        """The call in short, such as ``bf16_r TN 16032 x 109 x 16384``."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
@@ -131,5 +136,5 @@ class CallLog(Plugin, abstract=True):
         A truncated line is a fault, never a call that the library did not get.
 
         Args:
-            text: whole lines of a log, also of other kinds, of several processes and of other programs.
+            text: full lines of a log, also of other kinds, of several processes and of other programs.
         """

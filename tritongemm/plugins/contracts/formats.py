@@ -68,7 +68,7 @@ class Format(Plugin, abstract=True):
         """Return the rows of a file, the damaged ones apart; a format that can't separate them refuses the file.
 
         Raises:
-            InputError: the file as a whole can't be read.
+            InputError: the file can't be read at all.
         """
         rows = self.read(path, text, defaults)
         return ResultsFile(rows=tuple(replace(row, number=number) for number, row in enumerate(rows, start=1)))

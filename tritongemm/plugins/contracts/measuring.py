@@ -93,7 +93,7 @@ class ExternalTimer(Timer, abstract=True):
         Raises:
             InputError: always.
         """
-        raise InputError(f"{self.name} times whole races in a process of its own; {self.screens_with} times graphs")
+        raise InputError(f"{self.name} times entire races in a process of its own; {self.screens_with} times graphs")
 
     @abstractmethod
     def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:

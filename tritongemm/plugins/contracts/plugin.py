@@ -48,7 +48,7 @@ class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
 
 
 def _declared(cls: type) -> Iterator[str]:
-    """Names of the class variables that bases declare without a value: a plug-in must give them one."""
+    """Yield the names of the class variables that bases declare without a value: a plug-in must give them one."""
     for base in cls.__mro__:
         for name, annotation in vars(base).get("__annotations__", {}).items():
             if "ClassVar" in str(annotation) and not any(name in vars(b) for b in cls.__mro__):

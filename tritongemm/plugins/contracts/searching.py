@@ -71,7 +71,7 @@ class Predictions(Sequence[Prediction]):
         self.configs, self.seconds, self.terms = configs, seconds, terms
 
     def select(self, configs: tuple[Config, ...]) -> Predictions:
-        """The predictions of some of the configs, in the order given; each must be here."""
+        """Return the predictions of some of the configs, in the order given; each must be here."""
         if configs == self.configs:
             return self
         place = {c: i for i, c in enumerate(self.configs)}
@@ -164,34 +164,34 @@ class Watcher(Protocol):
     compilers: int
 
     def say(self, text: str) -> None:
-        """A line for the user."""
+        """Report a line to the user."""
 
     def say_alike(self, lines: Iterable[str]) -> None:
-        """Messages about rows, of which those of one kind may be one line."""
+        """Report messages about rows; those of one kind may become one line."""
 
     def planned(self, problem: Problem, total: int, kept: int, pruned: Pruned) -> None:
-        """A space of `total` configs was pruned to `kept`; `pruned` counts them by rule, and may lack the configs."""
+        """Report that `total` configs were pruned to `kept`; `pruned` counts them by rule, and may lack the configs."""
 
     def finished(self, record: Record | None) -> None:
-        """A size is done, with its record if tuning gave one."""
+        """Report that a size is done, with its record if tuning gave one."""
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
-        """A backend has `count` candidates; `why` is the reason if there are none."""
+        """Report that a backend has `count` candidates; `why` is the reason if there are none."""
 
     def refused(self, problem: Problem, backend: str, reason: str) -> None:
-        """A backend can't compute the problem, or failed to list candidates."""
+        """Report that a backend can't compute the problem, or failed to list candidates."""
 
     def stage(self, name: str, total: int) -> None:
-        """A stage of `total` steps begins."""
+        """Report that a stage of `total` steps begins."""
 
     def step(self, name: str, count: int = 1) -> None:
-        """Steps of a stage are done."""
+        """Report that steps of a stage are done."""
 
     def trial(self, problem: Problem, trial: Trial) -> None:
-        """A candidate was timed, verified or refused."""
+        """Report that a candidate was timed, verified or refused."""
 
     def failed(self, problem: Problem, reason: str) -> None:
-        """The run has no result for the problem."""
+        """Report that the run has no result for the problem."""
 
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
-        """Kernels were compiled, or could not be."""
+        """Report that kernels were compiled, or could not be."""

@@ -1,1 +1,1 @@
-"""Results as one page that a browser shows, without a network: figures that plotly draws, and tables."""
+"""Results as one page for a browser, without a network: figures that plotly draws, and tables."""

@@ -1,4 +1,4 @@
-"""Figure and table: what became of candidates that have no time, and why."""
+"""Figure and table: the outcome of candidates that have no time, and why."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FailureReason:
 
 
 def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:
-    """Why candidates failed, the most frequent reason first."""
+    """Return why candidates failed, the most frequent reason first."""
     counts: Counter[tuple[str, str, str]] = Counter()
     first: dict[tuple[str, str, str], tuple[str, str]] = {}
     for history in data.histories.values():
@@ -55,7 +55,7 @@ def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:
 def draw(data: ReportData) -> Figure:
     """Draw a bar for each backend: how many of its candidates ended with each status but `ok`."""
     if not data.histories:
-        return Figure("failures", _TITLE, "Not drawn: no journal lies beside these results.")
+        return Figure("failures", _TITLE, "Not drawn: these results have no journal.")
     trials = [tried.trial for history in data.histories.values() for tried in history.tried]
     counts = Counter((trial.config.backend, trial.status) for trial in trials if trial.status != "ok")
     total = f"{len(trials)} candidates were tried"

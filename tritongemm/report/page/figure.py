@@ -1,4 +1,4 @@
-"""What a figure of the page is, and text from files made safe for it.
+"""Defines a figure of the page, and makes text from files safe for it.
 
 A figure consists of plotly's JSON: traces and a layout. The page's script gives it colours of text and grid, so no
 figure names those. Plotly reads a few tags of HTML and ``%{…}`` in texts; `plain` writes what comes from files so that
@@ -18,7 +18,7 @@ from tritongemm.system.printable import printable
 LABEL_CHARACTERS = 120
 
 OURS, LIBRARY, FLOOR, WORSE = "#4c8dd8", "#e08a2e", "#8a929c", "#d1495b"
-# Told apart by people who see fewer colours, on light and on dark ground.
+# Distinguishable for people who see fewer colours, on light and on dark ground.
 COLOURS = (OURS, LIBRARY, "#2fa084", "#c77bb5", "#b8a13a", "#7a6ff0", "#5bb6e0", "#d1495b", "#8c6d4f", FLOOR)
 
 
@@ -29,7 +29,7 @@ class Figure:
     Attributes:
         name: its anchor in the page.
         title: its heading.
-        caption: what it shows, in whole sentences.
+        caption: what it shows, in full sentences.
         traces: plotly's traces; empty where there is nothing to draw, and the caption then says why.
         layout: plotly's layout.
         height: in pixels.
@@ -44,20 +44,20 @@ class Figure:
 
 
 def plain(text: str, limit: int = LABEL_CHARACTERS) -> str:
-    """Text from a file as plotly shows it unchanged."""
+    """Return text from a file such that plotly shows it unchanged."""
     return html.escape(printable(text, limit), quote=False)
 
 
 def number(value: float | None, digits: int = 5) -> float | None:
-    """A number of so many digits for a figure; None where there is none that is finite."""
+    """Return a number rounded to a number of digits for a figure; None where it is not finite."""
     return float(f"{value:.{digits}g}") if value is not None and isfinite(value) else None
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, the same for the same names in the same order."""
+    """Return a colour for each name, the same for the same names in the same order."""
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
 
 
 def log_axis(title: str) -> dict[str, Any]:
-    """A logarithmic axis of plotly's layout, with its title."""
+    """Return a logarithmic axis of plotly's layout, with its title."""
     return {"title": {"text": title}, "type": "log", "dtick": "D2"}

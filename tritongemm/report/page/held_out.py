@@ -19,7 +19,7 @@ def draw(data: ReportData) -> Figure:
         for m, (regret, _) in record.held_out.items()
     ]
     if not seen:
-        return Figure("regret", _TITLE, "Not drawn: no result tells of M that were held out.")
+        return Figure("regret", _TITLE, "Not drawn: no result has M that were held out.")
     regrets = np.array([regret for _, regret, _ in seen])
     caption = (
         f"Time at {len(seen)} M that had no part in choosing the row that serves them, over the best known there, less "

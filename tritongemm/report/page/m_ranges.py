@@ -53,7 +53,7 @@ def draw(data: ReportData) -> Figure:
 
 
 def _spans(records: Iterable[Record]) -> Iterable[tuple[str, int, int, Record]]:
-    """Product, first and last M, and one result of each run of neighbours that the same config serves."""
+    """Yield the product, first and last M, and one result of each run of neighbours that the same config serves."""
     ordered = sorted(records, key=lambda r: (name_product(r), r.problem.m))
     for (product, _, _), group in groupby(ordered, key=lambda r: (name_product(r), r.winner, r.config)):
         of_span = list(group)

@@ -1,4 +1,4 @@
-"""What a report is made of: results, the journals of their runs, the calls of a workload, and facts of the devices."""
+"""Collects what a report needs: results, the journals of their runs, the calls of a workload, and device facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.results.history import History
 
-# More would make the page slow in a browser, and nobody reads so many rows.
+# More rows would make the page slow in a browser.
 MOST_RECORDS = 5000
 _MOST_PRODUCTS = 60  # rows of a figure
 
@@ -40,18 +40,18 @@ class MeasuredDevice(NamedTuple):
 
 
 def device_of(record: Record) -> MeasuredDevice:
-    """The device that a result was measured on."""
+    """Return the device that a result was measured on."""
     return MeasuredDevice(record.target, record.compute_units, record.toolchain.get("device", ""))
 
 
 def name_product(record: Record) -> str:
-    """A result's size without its M: what a row of a figure is of."""
+    """Return a result's size without its M, which names a row of a figure."""
     return record.problem.key.split("x", 1)[1]
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """What a report is made of.
+    """The data of a report.
 
     Attributes:
         records: results, one for each problem and device.
@@ -59,7 +59,7 @@ class ReportData:
         targets: facts of the devices; one that is not known has none.
         calls: how often a workload calls each problem; empty where no workload was named.
         sources: the files that were read.
-        notes: what was left out and why, in whole sentences.
+        notes: what was left out and why, in full sentences.
     """
 
     records: tuple[Record, ...]
@@ -71,7 +71,7 @@ class ReportData:
 
     @cached_property
     def devices(self) -> tuple[MeasuredDevice, ...]:
-        """What was measured on, in the order of the results."""
+        """The devices of the results, in their order."""
         return tuple(dict.fromkeys(device_of(record) for record in self.records))
 
     @cached_property
@@ -80,12 +80,12 @@ class ReportData:
         return tuple(record for record in self.records if record.library_seconds is not None)
 
     def by_device(self) -> Iterator[tuple[MeasuredDevice, ReportData]]:
-        """Each device with the data of its own results alone."""
+        """Yield each device with the data of its own results alone."""
         for device in self.devices:
             yield device, replace(self, records=tuple(r for r in self.records if device_of(r) == device))
 
     def busiest(self, records: Iterable[Record]) -> tuple[str, ...]:
-        """Names of the products that take most time, as many as a figure has room for, in the order of N and K."""
+        """Return the names of the products that take most time, as many as a figure shows, in the order of N and K."""
         seconds: dict[tuple[int, int, str], float] = {}
         for record in records:
             product = (record.problem.n, record.problem.k, name_product(record))
@@ -94,19 +94,19 @@ class ReportData:
         return tuple(name for _, _, name in sorted(busiest))
 
     def longest(self, count: int) -> tuple[Record, ...]:
-        """The `count` results whose calls take most time, the longest first."""
+        """Return the `count` results whose calls take most time, the longest first."""
         ordered = sorted(self.records, key=lambda record: -self.weight(record) * record.served_seconds)
         return tuple(ordered[:count])
 
     def floor_seconds(self, record: Record) -> float | None:
-        """The longer of the data sheet's roofline and the shortest kernel seen on the device; None if not known."""
+        """Return the longer of the roofline and the shortest kernel seen on the device; None if not known."""
         target, problem = self.targets.get(device_of(record)), record.problem
         if target is None:
             return None
         return max(target.roofline_seconds(problem.flops, problem.bytes, problem.a), target.launch_us * 1e-6)
 
     def weight(self, record: Record) -> float:
-        """How often the workload calls what it serves; once where no workload was named."""
+        """Return how often the workload calls what a result serves; once where no workload was named."""
         return self._served[0].get((record.problem, device_of(record)), 0.0) if self.calls else 1.0
 
     @property
@@ -116,7 +116,7 @@ class ReportData:
 
     @cached_property
     def _served(self) -> tuple[Mapping[tuple[Problem, MeasuredDevice], float], tuple[Problem, ...]]:
-        """The calls that each result serves, its own M's and those of its range, and the problems that none serves."""
+        """Return the calls that each result serves, of its own M and its range, and the problems that none serves."""
         own = {(record.problem, device_of(record)) for record in self.records}
         ranges: defaultdict[tuple[Problem, MeasuredDevice], list[Record]] = defaultdict(list)
         for record in sorted(self.records, key=lambda r: r.problem.m):
@@ -150,7 +150,7 @@ class Uplift(NamedTuple):
 
 
 def uplift_of(data: ReportData) -> Uplift | None:
-    """What was gained where the library raced; None where it did nowhere, or nothing of it is called."""
+    """Return the gain where the library raced; None where it did nowhere, or nothing of it is called."""
     called = [(record, data.weight(record)) for record in data.raced if data.weight(record) > 0]
     ratios = [served_ratio(record) for record, _ in called]
     theirs = sum(calls * (record.library_seconds or 0.0) for record, calls in called)
@@ -162,5 +162,5 @@ def uplift_of(data: ReportData) -> Uplift | None:
 
 
 def served_ratio(record: Record) -> float:
-    """The library's time over that of what serves; 1 where the library does, or did not race."""
+    """Return the library's time over that of what serves; 1 where the library does, or did not race."""
     return (record.library_seconds or record.served_seconds) / record.served_seconds

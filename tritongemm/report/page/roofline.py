@@ -57,7 +57,7 @@ def _intensity(record: Record) -> float:
 
 
 def _roofs(data: ReportData, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A line for each rate of a device: slanted where memory bounds, level where the matrix units do."""
+    """Return a line for each rate of a device: slanted where memory bounds, level where the matrix units do."""
     lines: dict[str, dict[str, Any]] = {}
     intensities = [_intensity(record) for record in records]
     for record in records:

@@ -56,7 +56,7 @@ _SIZE_COLUMNS = (
 
 
 def tabulate_sizes(data: ReportData) -> HtmlTable:
-    """The table of all sizes: a row for each, with its times in microseconds, its rates and its winner."""
+    """Return the table of all sizes: a row for each, with its times in microseconds, its rates and its winner."""
     rows = tuple(tuple(_size_cells(record, data)) for record in data.records)
     caption = "A click on a column's name sorts by it, and another one turns the order. The table scrolls sideways."
     return HtmlTable("sizes", "Every size", caption, _SIZE_COLUMNS, rows, sortable=True)
@@ -84,7 +84,7 @@ def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
 
 
 def tabulate_reasons(data: ReportData) -> HtmlTable | None:
-    """Why candidates failed; None where none did, or no journal says so."""
+    """Return why candidates failed; None where none did, or no journal says so."""
     reasons = reasons_of(data)
     if not reasons:
         return None
@@ -100,7 +100,7 @@ def tabulate_reasons(data: ReportData) -> HtmlTable | None:
 
 
 def tabulate_environment(data: ReportData) -> HtmlTable:
-    """What the results were made with, and the files that they are from."""
+    """Return what the results were made with, and the files that they are from."""
     facts: dict[tuple[str, str], None] = {}
     for record in data.records:
         facts["device", device_of(record).label] = None
@@ -128,7 +128,7 @@ def _word(text: str) -> Cell:
 
 
 def _number(value: float | None, form: str) -> Cell:
-    """A number as it is shown; what is not there, or not finite, is sorted behind all others."""
+    """Return a number as a cell; missing and infinite ones are sorted behind all others."""
     if value is None or not isfinite(value):
         return Cell("-" if value is None else str(value), float("inf"))
     return Cell(format(value, form), value)

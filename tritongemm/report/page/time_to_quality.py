@@ -13,7 +13,7 @@ _TITLE = "Time to quality"
 
 
 def curves_of(data: ReportData) -> dict[str, QualityCurve]:
-    """The time to quality of each journal in which anything was timed."""
+    """Return the time to quality of each journal in which anything was timed."""
     curves = {name: quality_over_time(history) for name, history in data.histories.items()}
     return {name: curve for name, curve in curves.items() if curve.points}
 
@@ -21,7 +21,7 @@ def curves_of(data: ReportData) -> dict[str, QualityCurve]:
 def draw(data: ReportData) -> Figure:
     """Draw a line for each journal: the share of the final speed that was reached by each second."""
     if not data.histories:
-        return Figure("quality", _TITLE, "Not drawn: no journal lies beside these results.")
+        return Figure("quality", _TITLE, "Not drawn: these results have no journal.")
     curves = curves_of(data)
     if not curves:
         return Figure("quality", _TITLE, "Not drawn: nothing was timed in these journals.")

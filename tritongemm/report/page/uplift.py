@@ -58,7 +58,7 @@ def draw(data: ReportData) -> Figure:
 
 
 def _gains(data: ReportData) -> dict[str, float]:
-    """The seconds that all calls of each product take more than the library's; below 0 where they take less."""
+    """Return the seconds that all calls of each product take more than the library's; below 0 where they take less."""
     gains = dict[str, float]()
     for record in data.raced:
         product = name_product(record)

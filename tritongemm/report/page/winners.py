@@ -14,7 +14,7 @@ _OTHERS = "other templates"
 
 
 def served_by(record: Record) -> str:
-    """Backend and template of what serves a size; of a kernel that is named, not generated, the backend alone."""
+    """Return the backend and template that serve a size; of a kernel that is not generated, the backend alone."""
     if record.winner == record.library and record.library_seconds is not None:
         return record.winner
     config = record.config
@@ -22,7 +22,7 @@ def served_by(record: Record) -> str:
 
 
 def colours_of(data: ReportData) -> dict[str, str]:
-    """A colour for each kind of what serves, in all figures, the most frequent kinds first."""
+    """Return a colour for each kind of what serves, in all figures, the most frequent kinds first."""
     return colours(kind for kind, _ in Counter(map(served_by, data.records)).most_common())
 
 

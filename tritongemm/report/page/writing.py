@@ -1,4 +1,4 @@
-"""The page's text: figures as JSON, tables as HTML, and plotly's script, in one file that needs nothing else.
+"""Writes the page: figures as JSON, tables as HTML, and plotly's script, in one file that needs nothing else.
 
 The page says in a policy which scripts may run, by their hashes, and that nothing may be loaded: a browser runs
 nothing that a file of results brought along, wherever in the page it would stand.
@@ -48,7 +48,7 @@ _OF_A_DEVICE: tuple[Callable[[ReportData], Figure], ...] = (
 
 
 def is_page(start: bytes) -> bool:
-    """Whether a file that begins so is empty, or such a page."""
+    """Return whether a file that begins so is empty, or such a page."""
     return not start or start.startswith(START.encode())
 
 
@@ -66,7 +66,7 @@ def draw_all(data: ReportData) -> tuple[Figure, ...]:
 
 
 def compose(data: ReportData, title: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         data: what it shows.
@@ -99,7 +99,7 @@ def compose(data: ReportData, title: str) -> str:
 
 
 def _plotly() -> str:
-    """The script of plotly.
+    """Return the script of plotly.
 
     Raises:
         UnavailableError: it is not installed.
@@ -113,25 +113,25 @@ def _plotly() -> str:
 
 
 def embed(value: Any) -> str:
-    """Values as JSON within a page, where no text of theirs ends the element that holds it."""
+    """Return values as JSON within a page, whose text can't end the element that holds it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _hash(script: str) -> str:
-    """What a policy calls a script that may run."""
+    """Return the hash by which a policy allows a script to run."""
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def tile_groups(data: ReportData) -> Iterable[tuple[str, list[tuple[str, str]]]]:
-    """What the page says first: a few numbers of each device, which is named where there are several, and of runs."""
+    """Yield the page's first numbers: a few of each device, which is named where there are several, and of runs."""
     for device, part in data.by_device():
         yield printable(device.label, _TITLE_CHARACTERS) if len(data.devices) > 1 else "", list(_tiles(part))
     yield "", list(_run_tiles(data))
 
 
 def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
-    """A few numbers of a device's results, each with its words."""
+    """Yield a few numbers of a device's results, each with its label."""
     yield str(len(data.records)), "sizes"
     uplift_found = uplift_of(data)
     if data.raced:
@@ -149,7 +149,7 @@ def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
 
 
 def _run_tiles(data: ReportData) -> Iterable[tuple[str, str]]:
-    """How long each run took to come near its best."""
+    """Yield how long each run took to come near its best."""
     for curve in time_to_quality.curves_of(data).values():
         passed = curve.reached(GOAL)
         if passed is not None:

@@ -1,4 +1,4 @@
-"""Kernels beside the products and facts of targets in a library: kept whole, merged, refused by name, and told."""
+"""Helper kernels and facts of targets in a library: kept complete, merged, refused by name, and reported."""
 
 from __future__ import annotations
 

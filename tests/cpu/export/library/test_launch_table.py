@@ -1,4 +1,4 @@
-"""Launches at every M are told in numbers alone, and are those that the backend makes."""
+"""Launches at every M are tables of numbers, and equal those of the backend."""
 
 from __future__ import annotations
 

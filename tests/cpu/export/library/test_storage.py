@@ -1,4 +1,4 @@
-"""What is read from a library is what was written, or is refused by name; nothing lies outside of it."""
+"""What is read from a library is what was written, or is refused by name; nothing is outside of it."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, 
 
 @pytest.mark.parametrize("offset", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_a_member_beyond_the_end_of_an_archive_is_refused(tmp_path: Path, offset: int) -> None:
-    """Where a member lies is told in 64 bits by an archive that says so."""
+    """An archive may give a member's place in 64 bits."""
     path = tmp_path / "library.zip"
     libraries.write(path, RECORDS[1])
     data = bytearray(path.read_bytes())

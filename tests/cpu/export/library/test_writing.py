@@ -96,7 +96,7 @@ def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.
 def test_a_merge_leaves_damaged_entries_of_the_output_there(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused by name, until something whole takes their place."""
+    """Refused by name, until something complete takes their place."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16, 24)]
     out, other = tmp_path / name, tmp_path / "other"
     first = libraries.write(tmp_path / "whole", *records[:2])
@@ -120,7 +120,7 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
 
 @pytest.mark.parametrize("name", ["out", "out.zip"])
 def test_a_whole_copy_of_damaged_code_is_taken(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code is known by its hash, so that one library's damage could stand for another one's whole copy."""
+    """Code is known by its hash, so that one library's damage could stand for another one's complete copy."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16)]
     damaged, whole = tmp_path / "damaged", tmp_path / "whole"
     first = libraries.write(damaged, *records)[0]

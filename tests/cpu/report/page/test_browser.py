@@ -125,7 +125,7 @@ def test_rows_are_searched(page: Any) -> None:
 
 
 def test_light_and_dark(page: Any) -> None:
-    """As the system says, until somebody says otherwise; the figures turn with the page."""
+    """As the system says, until someone says otherwise; the figures turn with the page."""
     light = page.evaluate(GROUND)
     assert page.evaluate(DRAWN_GROUND) == light == "rgb(255, 255, 255)"
     page.emulate_media(color_scheme="dark")

@@ -53,7 +53,7 @@ def test_plotly_takes_every_figure(whole: ReportData) -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    """A result alone, of an architecture that nobody knows, without a library's time."""
+    """A result alone, of an architecture that no one knows, without a library's time."""
     figures = drawn(ReportData((record(ONE, target="gfx9999"),)))
     assert {name for name, figure in figures.items() if figure.traces} == {"roofline", "winners"}
     assert all("Not drawn: " in figure.caption for figure in figures.values() if not figure.traces)

@@ -235,8 +235,8 @@ class BuildPool:
     def stream(
         self, jobs: Iterable[CompileJob], until: float = inf, turn: Callable[[str], float] = lambda digest: 0.0
     ) -> Generator[Artifact, None, None]:
-        """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once. A job equal to one
-        being built is not built again: one artifact, with the config of the first, is yielded for both.
+        """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once. Of equal
+        jobs that are being built together one is, and its artifact, with the config of the first, yielded for all.
 
         Args:
             jobs: what to build; they are made in a thread of their own.

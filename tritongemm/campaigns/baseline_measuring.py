@@ -18,7 +18,7 @@ from tritongemm.tuning.free_devices import work_when_free
 def measure_baselines(
     evaluators: Sequence[Evaluator], problems: Sequence[Problem], known: BaselineTimes, say: Callable[[str], None]
 ) -> None:
-    """Measure problems on whichever device is free; each time is kept when it is known.
+    """Measure problems on whichever device is free; each time is stored when it is known.
 
     Args:
         evaluators: one for each device.

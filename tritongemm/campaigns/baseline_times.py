@@ -1,4 +1,4 @@
-"""The file of times that the baseline was measured to take: a line of JSON each, on disk before the next is taken."""
+"""Stores the times of the baseline: a line of JSON each, on disk before the next is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BaselineTimes:
     """Seconds of one call by the key of a problem; threads may share it.
 
     Args:
-        path: the file; one that was measured otherwise, or is none of ours, begins anew.
+        path: the file; one that was measured otherwise, or is another kind of file, begins anew.
         measured_with: what the times depend on.
     """
 
@@ -52,15 +52,15 @@ class BaselineTimes:
             self._descriptor = -1
 
     def __contains__(self, key: object) -> bool:
-        """Whether a problem was measured, or is known not to be computed by the baseline."""
+        """Return whether a problem was measured, or is known not to be computed by the baseline."""
         return key in self._times
 
     def get(self, key: str) -> float | None:
-        """Seconds of one call; None where they are not known."""
+        """Return the seconds of one call; None where they are not known."""
         return self._times.get(key)
 
     def add(self, key: str, seconds: float | None) -> None:
-        """Keep a time, or None where the baseline does not compute the problem.
+        """Store a time, or None where the baseline does not compute the problem.
 
         Raises:
             OutputError: it can't be written.
@@ -77,7 +77,7 @@ class BaselineTimes:
             self._times[key] = seconds
 
     def _lines(self) -> list[object]:
-        """What the lines hold; those that are cut hold nothing."""
+        """Return the values of the lines; damaged lines have none."""
         try:
             text = files.read_regular(self._path).decode("utf-8", "replace")
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A campaign's benchmark: what was tuned is measured beside what runs untuned."""
+"""Measures what a campaign tuned beside what runs untuned."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> 
     machine = tools.machine
     records = _records(folder, machine)
     contests = _contests(folder, records, tools)
-    run_files = RunFiles(folder / RAW.replace(".csv", ".yaml"))  # no results of ours: its journal and its lock
+    run_files = RunFiles(
+        folder / RAW.replace(".csv", ".yaml")
+    )  # a path for its journal and its lock; no results are written to it
     run_files.hold()
     try:
         header = describe_run(contests, machine.target, toolchain(machine), tools.protocol, len(tools.openers))
@@ -65,7 +67,7 @@ def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> 
 
 
 def _records(folder: Path, machine: Machine) -> list[Record]:
-    """The campaign's results for this machine's device.
+    """Return the campaign's results for this machine's device.
 
     Raises:
         InputError: there are none; or the file is wrong.
@@ -87,7 +89,7 @@ def _is_of(record: Record, target: str, compute_units: Sequence[int]) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The results of a file of ours, one of each problem on each device.
+    """Return the results of a results file, one of each problem on each device.
 
     Raises:
         InputError: it is wrong, or has none.
@@ -99,7 +101,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) -> list[Contest]:
-    """What is to be measured of each result, compiled where the cache lacks it."""
+    """Return the contest of each result, compiled where the cache lacks it."""
     counts, choice = read_counts(folder), own_choice()
     rows: list[FormatRow] = []
     for record in records:
@@ -116,7 +118,7 @@ def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) ->
 
 
 def read_counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
-    """Calls of each product in the log, by its key, and what else the list of products says of it.
+    """Return how often the log calls each product, by its key, with the further columns of the list of products.
 
     Raises:
         InputError: the list is wrong; names row, line and column.
@@ -138,7 +140,7 @@ class UncomparedTime:
 
     Attributes:
         seconds: of all their calls.
-        estimated_seconds: the part of it that nobody measured.
+        estimated_seconds: the part of it that was not measured.
     """
 
     seconds: float = 0.0
@@ -146,7 +148,7 @@ class UncomparedTime:
 
 
 def read_uncompared(folder: Path, products: Iterable[ComparedProduct]) -> UncomparedTime:
-    """The time of what was not compared, as the campaign's summary says; none without a summary.
+    """Return the time of what was not compared, from the campaign's summary; none without a summary.
 
     Args:
         folder: the campaign's.

@@ -29,7 +29,7 @@ class Campaign:
     """From a log of what a job called to kernels that measurably gained.
 
     Attributes:
-        folder: where all its files lie.
+        folder: of all its files.
         log: what the job called; None where the folder has been made already.
         threshold: least share of the log's time, in percent, that a product must take to be tuned.
         target: for which it tunes.
@@ -73,7 +73,7 @@ class Campaign:
 
     @property
     def tuned(self) -> Path:
-        """The results file of the stage `tune`, beside which its journal lies."""
+        """The results file of the stage `tune`, with its journal beside it."""
         return self.folder / TUNED
 
     @property

@@ -1,7 +1,7 @@
-"""Calls as libraries log them, column-major ↔ problems, row-major.
+"""Converts calls as libraries log them, column-major, to and from problems, row-major.
 
 A column-major D[m, n] = op(A) @ op(B) is, read by rows, C[n, m] = op(B)^T @ op(A)^T: our M is their n, our A their
-B. An operand that the library takes as it lies (N) is row-major to us, one that it transposes (T) column-major. So the
+B. An operand that the library takes as stored (N) is row-major to us, one that it transposes (T) column-major. So the
 library's TN is our TN, its NN our TT, its NT our NT and its TT our NN.
 """
 
@@ -31,13 +31,13 @@ _SCALED_FAMILY = "a8w8"  # products of 8 bits with a factor an operand, or one a
 _BLOCK_FAMILY = "a8w8_blockscale"  # those whose factors change along K
 # Our granularity of these factors, by what shares one in the library's A and B.
 _ALONG_K = {("128x128", "1x128"): "block", ("1x128", "1x128"): "group"}
-_OURS = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
+_KNOWN = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
 _FNUZ = {"f8_r": "f8_fnuz_r", "bf8_r": "bf8_fnuz_r"}
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_THEIRS = {ours: theirs for theirs, ours in _KNOWN.items()}
 
 
 def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
-    """The problem that a call is of, or why we have none that is the same.
+    """Return a call's problem, or why there is none that computes the same.
 
     hipBLASLt logs both encodings of 8-bit floats by one name, so that what it says is read as the target computes.
 
@@ -51,9 +51,9 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
     if why := next(_differences(call), ""):
         return Support(why)
     given: dict[str, Any] = {
-        "dtype_a": _OURS[call.types[1]],
-        "dtype_b": _OURS[call.types[0]],
-        "dtype_c": _OURS[call.types[3]],
+        "dtype_a": _KNOWN[call.types[1]],
+        "dtype_b": _KNOWN[call.types[0]],
+        "dtype_c": _KNOWN[call.types[3]],
         "row_major_a": call.transposes[1] == "N",  # to conjugate real numbers changes nothing
         "row_major_b": call.transposes[0] == "N",
         "bias": "n" if call.bias else "none",
@@ -68,26 +68,26 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
         problem = make_problem(Defaults(), call.n, call.m, call.k, given)
     except InputError as error:
         return Support(str(error))
-    if call.bias and _OURS.get(call.bias) != problem.bias_dtype.name:
+    if call.bias and _KNOWN.get(call.bias) != problem.bias_dtype.name:
         return Support(f"its bias is {call.bias}; here one of {problem.dtype_c} results is {problem.bias_dtype.name}")
     return problem
 
 
 def _differences(call: LoggedCall) -> Iterator[str]:
-    """What a call asks for that no problem of ours does."""
+    """Yield what a call asks for that no problem has."""
     yield from (f"it asks for {what}" for what in call.others)
     unknown = [kind for kind in (*call.types[:2], call.types[3]) if kind not in _TYPES]
     if unknown:
         yield f"its type {unknown[0]} is not computed here"
     for name, factor, wanted in (("alpha", call.alpha, 1.0), ("beta", call.beta, 0.0)):
         if math.isnan(factor):
-            yield f"its {name} lies on the device"
+            yield f"its {name} is on the device"
         elif factor != wanted:
             yield f"its {name} is {factor:g}; here it is {wanted:g}"
     if call.activation != "none":
         yield f"it applies {call.activation}"
     if call.compute == "f32_r" and "f32_r" in call.types[:2]:
-        yield "it multiplies whole float32; here their products are of tf32"
+        yield "it multiplies full float32; here their products are of tf32"
     if call.compute not in _SUMS or call.compute == "f64_r":
         yield f"it computes in {call.compute}"
     yield from _scale_differences(call)
@@ -99,14 +99,14 @@ def _scale_differences(call: LoggedCall) -> Iterator[str]:
     if (a, b) not in _ALONG_K and a != b:
         yield f"it scales A by {a} and B by {b}"
     elif (a, b) not in _ALONG_K and a not in SCALES[:3]:
-        yield f"it scales by {a}, and does not say how the factors lie"
+        yield f"it scales by {a}, and does not say how the factors are stored"
     for name, scale in (("C", c), ("D", d)):
         if scale != SCALES[0]:
             yield f"it scales {name}"
 
 
 def _layout_differences(call: LoggedCall) -> Iterator[str]:
-    """Operands that are parts of larger ones; where there is one column only, nobody steps to the next."""
+    """Yield the operands that are parts of larger ones; where there is one column, its step does not matter."""
     strides = [call.strides[0], call.strides[1], call.strides[3]]
     for index, (name, rows, columns, lead) in enumerate(_matrices(call)):
         if lead not in (0, rows) and columns > 1:
@@ -120,7 +120,7 @@ def _layout_differences(call: LoggedCall) -> Iterator[str]:
 
 
 def _matrices(call: LoggedCall) -> Iterator[tuple[str, int, int, int]]:
-    """Name, rows, columns and step of A, B and D in memory."""
+    """Yield the name, rows, columns and step of A, B and D in memory."""
     a = (call.m, call.k) if call.transposes[0] == "N" else (call.k, call.m)
     b = (call.k, call.n) if call.transposes[1] == "N" else (call.n, call.k)
     yield "A", *a, call.leads[0]
@@ -129,14 +129,14 @@ def _matrices(call: LoggedCall) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _shared(call: LoggedCall) -> str:
-    """The operand of ours that a batch has once."""
+    """Return the operand, in our terms, that a batch has once."""
     if call.batch == 1:
         return ""
     return "b" if call.strides[0] == 0 else "a" if call.strides[1] == 0 else ""
 
 
 def as_call(problem: Problem) -> LoggedCall:
-    """The call that a library would be asked for; what no library has a word for is among its `others`."""
+    """Return the call that a library would get for a problem; what no library has a word for is among its `others`."""
     p = problem
     transposes = ("N" if p.row_major_b else "T") + ("N" if p.row_major_a else "T")
     kinds = [their_type(kind) for kind in (p.dtype_b, p.dtype_a, p.dtype_c)]
@@ -155,7 +155,7 @@ def as_call(problem: Problem) -> LoggedCall:
 
 
 def their_type(name: str) -> str:
-    """What a library calls a type of ours; the name itself where it has none."""
+    """Return a library's name of a type; our name where it has none."""
     return _THEIRS.get(name, name)
 
 
@@ -166,7 +166,7 @@ def _sums(problem: Problem) -> str:
 
 
 def _scales_of(problem: Problem) -> tuple[str, str, str, str]:
-    """The granularity by our own name where a library has no word for it."""
+    """Return a problem's scales by a library's names, or our own where it has none."""
     if problem.scale_a is None and problem.scale_b is None:
         return ("none", "none", "none", "none")
     name = granularity((problem.scale_a, problem.scale_b)) or "block"
@@ -184,7 +184,7 @@ def _unsaid(problem: Problem) -> Iterator[str]:
 
 
 def config_letters(call: LoggedCall) -> str:
-    """What TuningDriver calls the configs of such calls, such as ``BBS_TN``: inputs, output, sums, transposes.
+    """Return TuningDriver's letters for configs of such calls, such as ``BBS_TN``: inputs, output, sums, transposes.
 
     Inputs of two types have the letters of both.
     """
@@ -198,12 +198,12 @@ def _letters(kind: str) -> str:
 
 
 def operand_dtype(call: LoggedCall) -> DType:
-    """The type of A as far as it is known here, fp16 elsewhere: whose rate a data sheet has."""
-    return DTYPES[_OURS.get(call.types[0], "fp16")]
+    """Return the type of A if it is known here, else fp16, for the rate of a data sheet."""
+    return DTYPES[_KNOWN.get(call.types[0], "fp16")]
 
 
 def least_bytes(call: LoggedCall) -> int:
-    """Bytes that a call reads and writes at least; of types that are not known here, two for each element."""
-    width = [DTYPES[_OURS[kind]].width if kind in _OURS else 2.0 for kind in (*call.types[:2], call.types[3])]
+    """Return the least bytes that a call reads and writes, assuming two for each element of unknown types."""
+    width = [DTYPES[_KNOWN[kind]].width if kind in _KNOWN else 2.0 for kind in (*call.types[:2], call.types[3])]
     sizes = [rows * columns for _, rows, columns, _ in _matrices(call)]
     return round(call.batch * sum(w * size for w, size in zip(width, sizes, strict=True)))

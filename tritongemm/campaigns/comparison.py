@@ -1,6 +1,6 @@
-"""Reference and tuned kernels, measured in processes of their own that take turns.
+"""Measures reference and tuned kernels in processes of their own that take turns.
 
-A process measures one side of all products of its device, verifies each result against float64, and ends; then a fresh
+A process measures one side of all products of its device, verifies each result against float64, and ends; then a new
 one measures the other side. So neither has the other's caches, workspaces or clocks, and what drifts meets both. Every
 trial is in a journal when it is known: a killed benchmark goes on from there.
 """
@@ -38,7 +38,7 @@ TURNS = 3  # processes that measure each side
 
 @dataclass(frozen=True)
 class Contest:
-    """One product of a campaign: what runs untuned, and what was found.
+    """One product of a campaign: what runs untuned, and the kernel that was found.
 
     Attributes:
         problem: what both compute.
@@ -56,14 +56,14 @@ class Contest:
 
     @property
     def sides(self) -> tuple[Artifact, ...]:
-        """What is measured, in the order of the turns."""
+        """The two kernels to measure, in the order of the turns."""
         return (self.reference,) if self.tuned is None else (self.reference, self.tuned)
 
 
 def describe_run(
     contests: Sequence[Contest], target: Target, toolchain: Mapping[str, str], protocol: MeasureProtocol, devices: int
 ) -> dict[str, Any]:
-    """The header of a benchmark's journal: what must agree for it to go on."""
+    """Return the header of a benchmark's journal: what must agree for it to go on."""
     names = [f"{c.problem.key} {side.config.name}" for c in contests for side in c.sides]
     compared = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
     header = {"target": target.name, "toolchain": dict(toolchain), "schema": SCHEMA}
@@ -103,7 +103,7 @@ class TrialLog:
         self._journal.append([{"header": dict(header)}])
 
     def add(self, problem: Problem, trial: Trial) -> None:
-        """Keep a trial; it is on the disk when this returns.
+        """Store a trial, on disk when this returns.
 
         Raises:
             OutputError: it is not.
@@ -113,7 +113,7 @@ class TrialLog:
             self._keep(problem, trial)
 
     def trials(self, problem: Problem, config: Config) -> list[Trial]:
-        """What each process said of one side of a product, in order."""
+        """Return the trials that processes made of one side of a product, in order."""
         with self._guard:
             return list(self._trials.get((problem, config.name), ()))
 
@@ -131,7 +131,7 @@ class Comparison:
 
     Attributes:
         log: gets every trial.
-        openers: start a fresh process on each device.
+        openers: start a new process on each device.
         say: prints what is done.
         faults: why a side can't be measured now, which a later run may; by problem and config.
     """
@@ -161,7 +161,7 @@ class Comparison:
                 for share in shares:
                     share.result()
             except BaseException:
-                self._stopped.set()  # a device ends after the race that it runs
+                self._stopped.set()  # a device ends after its current race
                 raise
         return [self._compared(contest) for contest in contests]
 
@@ -171,14 +171,14 @@ class Comparison:
             for side, name in enumerate(("reference", "tuned")):
                 wanted = [
                     (c.problem, c.sides[side]) for c in contests
-                    if len(c.sides) > side and self._wants(c, c.sides[side], turn)
+                    if len(c.sides) > side and self._is_due(c, c.sides[side], turn)
                 ]  # fmt: skip
                 if wanted and not self._stopped.is_set():
                     self._measure(opener, wanted)
                     self.say(f"benchmark: turn {turn + 1} of {TURNS}, {name}: {len(wanted)} GEMMs measured")
 
-    def _wants(self, contest: Contest, side: Artifact, turn: int) -> bool:
-        """Whether a side is to be measured in a turn: it was not yet, and nothing has failed of the product."""
+    def _is_due(self, contest: Contest, side: Artifact, turn: int) -> bool:
+        """Return whether a side is to be measured in a turn: it was not yet, and nothing has failed of the product."""
         failed = any(
             trial.status != "ok" for one in contest.sides for trial in self.log.trials(contest.problem, one.config)
         )
@@ -187,7 +187,7 @@ class Comparison:
         return runs and not failed and not faulty and len(self.log.trials(contest.problem, side.config)) <= turn
 
     def _measure(self, opener: OpenEvaluator, wanted: Sequence[tuple[Problem, Artifact]]) -> None:
-        """Measure sides in one fresh process, and log the trial of each."""
+        """Measure sides in a new process, and log the trial of each."""
         evaluator = opener()
         try:
             for problem, artifact in wanted:
@@ -202,7 +202,7 @@ class Comparison:
             evaluator.close()
 
     def _compared(self, contest: Contest) -> ComparedProduct:
-        """The measurements of both sides of a contest, and why it failed if it did."""
+        """Return the measurements of both sides of a contest, and why it failed if it did."""
         tuned = contest.tuned or contest.reference
         taken = {side.config.name: self.log.trials(contest.problem, side.config) for side in contest.sides}
         trials = {name: [trial for trial in own if trial.status == "ok"] for name, own in taken.items()}
@@ -222,7 +222,7 @@ class Comparison:
         )
 
     def _failure(self, contest: Contest) -> str:
-        """Why a contest has no outcome; "" where it has one."""
+        """Return why a contest has no outcome; "" where it has one."""
         for side in contest.sides:
             which = "the reference" if side is contest.reference else "the tuned kernel"
             if side.status != "ok":
@@ -236,7 +236,7 @@ class Comparison:
 
 
 def _race(evaluator: Evaluator, problem: Problem, artifact: Artifact) -> Trial | Support:
-    """The trial of one side by itself, or why it has none that a later run should not take anew."""
+    """Return the trial of one side alone, or why it has none that a later run should not repeat."""
     race = or_refusal(partial(evaluator.race, problem, [artifact], ""))
     if isinstance(race, Support):  # e.g. the GPU is gone
         return race

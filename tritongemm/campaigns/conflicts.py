@@ -1,4 +1,4 @@
-"""Conflicts between two campaigns' results, and the file of those that raced again, by which a killed merge goes on."""
+"""Conflicts between two campaigns' results, and stores those that raced again, so that a killed merge resumes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Conflict:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the two kernels; a library's own choice has the library's."""
+        """The names of the two kernels; a library's own choice has the library's."""
         return tuple(r.winner if (config := served_config(r)) is None else config.name for r in self.both)
 
     def by_record(self) -> Record:
-        """The better one by what was recorded: measured before predicted, then the faster; on ties the first file's."""
+        """Return the better result as recorded: measured before predicted, then the faster; else the first file's."""
         return min(self.both, key=lambda r: (r.predicted, r.served_seconds))
 
 
@@ -66,11 +66,11 @@ class RaceLog:
             self._journal.append([{"header": header}])
 
     def find(self, conflict: Conflict) -> Record | None:
-        """What came of a conflict's race; None where it has not raced."""
+        """Return the result of a conflict's race; None where it has not raced."""
         return self._raced.get((conflict.mine.problem, conflict.mine.compute_units, conflict.kernels))
 
     def add(self, conflict: Conflict, result: Record) -> None:
-        """Keep what came of a race; it is on the disk when this returns.
+        """Store the result of a race, on disk when this returns.
 
         Raises:
             OutputError: it is not.
@@ -84,14 +84,14 @@ class RaceLog:
 
 
 def _describe(tools: MeasuringTools) -> dict[str, Any]:
-    """The header of the log: what must agree for it to go on."""
+    """Return the header of the log, which must agree for a merge to resume."""
     target = tools.machine.target
     header = {"target": target.name, "compute_units": target.compute_units, "toolchain": toolchain(tools.machine)}
     return header | {"protocol": asdict(tools.protocol), "schema": SCHEMA}
 
 
 def _keyed(marked: Record) -> tuple[_Key, Record]:
-    """A result of the log without its mark, behind the key of the conflict that it is of."""
+    """Return a result of the log without its mark, and the key of its conflict."""
     notes = dict(marked.notes)
     kernels = notes.pop(_RACED, ())
     names = tuple(map(str, kernels)) if isinstance(kernels, (list, tuple)) else ()

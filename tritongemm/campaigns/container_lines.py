@@ -2,7 +2,7 @@ r"""What a program wrote, out of the lines of JSON in which Docker keeps it (the
 
 {"log":"hipblaslt-bench -m 16 …\n","stream":"stderr","time":"2026-05-04T15:08:47.1Z"}
 
-A line of more than 16 KiB lies in several of these, of which only the last one's text ends with a new line.
+A line of more than 16 KiB is split into several of these, of which only the last one's text ends with a new line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _LINE = re.compile(r'^\{"log":.*\n?', re.MULTILINE)
 
 
 def unwrapped(piece: str) -> str:
-    """The text with each of Docker's lines replaced by what it holds; other lines, and damaged ones, stay.
+    """Return the text with each of Docker's lines replaced by what it holds; other lines, and damaged ones, stay.
 
     Args:
-        piece: whole lines of a log.
+        piece: complete lines of a log.
     """
     return _LINE.sub(_text, piece) if _BEGINNING in piece else piece
 

@@ -1,4 +1,4 @@
-"""Rows of a campaign's CSV files, each with its place, and their numbers."""
+"""Reads rows of a campaign's CSV files, each with its place, and their numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritongemm.system.reading import read_bytes
 
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a CSV by column, each with its place for messages.
+    """Return the rows of a CSV by column, each with its place for messages.
 
     Args:
         path: the file.
@@ -48,7 +48,7 @@ def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, st
 
 
 def read_number(where: str, row: Mapping[str, str], column: str, most: float = 1e300) -> float | None:
-    """A number from 0 on; None where the cell is empty.
+    """Return a number of at least 0; None where the cell is empty.
 
     Raises:
         InputError: it is none.

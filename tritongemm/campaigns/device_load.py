@@ -1,4 +1,4 @@
-"""How busy each device was: an evaluator that counts the seconds in which another one worked."""
+"""Measures how busy each device was, by an evaluator that counts the seconds of another one."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class CountedEvaluator(Evaluator):
         self._evaluator.start()
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A cheap time for each candidate, as they come."""
+        """Yield a cheap time for each candidate, as they come."""
         with self._counting():
             yield from self._evaluator.screen(problem, artifacts, best_s)
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The trial of each candidate, with its error."""
+        """Yield the trial of each candidate, with its error."""
         with self._counting():
             yield from self._evaluator.verify(problem, artifacts)
 
@@ -61,16 +61,16 @@ class CountedEvaluator(Evaluator):
             return self._evaluator.race(problem, artifacts, baseline, brief)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The configs that a library has for a problem."""
+        """Return the configs that a library has for a problem."""
         with self._counting():
             return self._evaluator.list_algorithms(problem, backend, limit)
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result is verified, in a few words."""
+        """Return a short description of how a result is verified."""
         return self._evaluator.describe(problem, config)
 
     def time_quantization(self, problem: Problem, launches: Any) -> float | None:
-        """Seconds of the kernels that quantise A; None where they can't be measured."""
+        """Return the seconds of the kernels that quantise A; None where they can't be measured."""
         with self._counting():
             return self._evaluator.time_quantization(problem, launches)
 
@@ -80,12 +80,12 @@ class CountedEvaluator(Evaluator):
 
 
 def describe_loads(devices: Sequence[int], evaluators: Sequence[Evaluator], seconds: float) -> list[str]:
-    """A line for each device: how long it worked, of how many seconds, and how many races it held.
+    """Return a line for each device: how long it worked, of how many seconds, and how many races it ran.
 
     Args:
         devices: ordinals, of as many evaluators; none where nothing is measured.
         evaluators: as they worked.
-        seconds: of the whole run.
+        seconds: of the run.
     """
     lines = []
     for device, evaluator in zip(devices, evaluators, strict=False):

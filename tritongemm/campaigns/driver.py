@@ -1,4 +1,4 @@
-"""The stages of a campaign in their order: each is done once, and what was killed goes on where it was."""
+"""Runs the stages of a campaign in their order: each once, and a killed one resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEASURES = "benchmark"  # the first stage that can do nothing without a GPU
 
 
 def run_campaign(campaign: Campaign, only: str = "") -> None:
-    """Do the stages that are not done, or one of them whether it is done or not.
+    """Run the stages that are not done, or one of them whether it is done or not.
 
     Without a GPU those that only measure are left for a machine that has one, which is said.
 
@@ -33,7 +33,7 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
         OutputError: the folder holds another log's campaign, or another campaign runs there.
         UnavailableError: a stage is no part of this installation.
     """
-    asked = _asked(campaign)
+    asked = _requested(campaign)
     for other in campaign.others:  # hours before the stage that merges it in
         read_results(other, read_text(other))
     with state.holding(campaign.folder):
@@ -57,7 +57,7 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
 
 
 def _describe_rest(campaign: Campaign) -> str:
-    """Which stages are left to do, and how a machine with a GPU does them, in one line."""
+    """Return a line with the stages that are left, and the command with which a machine with a GPU runs them."""
     rest = " and ".join(STAGES[STAGES.index(_MEASURES) :])
     return (
         f"{rest}: left to do, as they measure and no GPU driver with a device was found here; copy {campaign.folder} "
@@ -66,8 +66,8 @@ def _describe_rest(campaign: Campaign) -> str:
     )
 
 
-def _asked(campaign: Campaign) -> CampaignState:
-    """What the command asks for, before anything is written.
+def _requested(campaign: Campaign) -> CampaignState:
+    """Return what the command asks for, before anything is written.
 
     Raises:
         InputError: there is neither a log nor a campaign in the folder, or one of them can't be read.
@@ -86,7 +86,7 @@ def _asked(campaign: Campaign) -> CampaignState:
 
 
 def _begin(campaign: Campaign, asked: CampaignState) -> CampaignState:
-    """What is known of the folder, or what is asked for where the folder has no campaign yet."""
+    """Return what is known of the folder, or what is requested for where the folder has no campaign yet."""
     found = CampaignState.read(campaign.folder)
     if found is None:
         return asked
@@ -115,7 +115,7 @@ def _require_before(stage: str, now: CampaignState, campaign: Campaign) -> None:
 
 
 def _stage(stage: str, campaign: Campaign) -> Any:
-    """The module of a stage: `run` does it, `why_again` says why one that is done is to be done once more, or ""."""
+    """Return the module of a stage: `run` runs it, `why_again` returns why a stage that is done runs again, or ""."""
     if stage not in {module.name for module in pkgutil.iter_modules(stages.__path__)}:
         raise UnavailableError(
             f"the stage {stage} is not part of this installation; what is done so far is in {campaign.folder}"

@@ -1,4 +1,4 @@
-"""The filter of a campaign: of what was measured, the kernels that truly gained are kept, and made into a library."""
+"""Filters what a campaign measured: kernels that truly gained are kept, and made into a library."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_filter(folder: Path, say: Callable[[str], None]) -> CampaignUplift:
 
 
 def _measured_records(folder: Path, products: Iterable[ComparedProduct]) -> list[Record]:
-    """The results whose kernels were measured, one for each product.
+    """Return the results whose kernels were measured, one for each product.
 
     Raises:
         InputError: the results can't be read, or another kernel than theirs was measured.
@@ -81,10 +81,10 @@ def _replace_results(records: Sequence[Record], path: Path) -> None:
 
 
 def _describe_estimate(uncompared: UncomparedTime, products: Iterable[ComparedProduct]) -> str:
-    """Which share of the log's time is an estimate, and so the time-weighted uplift."""
-    whole = uncompared.seconds + math.fsum(product.total_seconds for product in products)
+    """Return which share of the log's time, and so of the time-weighted uplift, is an estimate."""
+    total = uncompared.seconds + math.fsum(product.total_seconds for product in products)
     return (
-        f"{uncompared.estimated_seconds / whole:.1%} of the GEMM time was not compared and is an estimate, so the "
+        f"{uncompared.estimated_seconds / total:.1%} of the GEMM time was not compared and is an estimate, so the "
         "time-weighted uplift is one too; a summary that a GPU made has fewer of them"
     )
 

@@ -1,4 +1,4 @@
-"""Products that a captured workload names in remarks, as it could not write them as sizes: they take time as well."""
+"""Reads the products that a captured workload names in remarks, as it could not write them as sizes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class LeftOut:
     call: LoggedCall | None = None
 
     def describe(self) -> str:
-        """Which calls are not counted and why, in one line."""
+        """Return a line with the calls that are not counted, and why."""
         what = f"{self.count:g} calls of unknown sizes are not counted, nor is their time: " if self.count else ""
         return f"line {self.line}: {what}{self.reason}"
 
 
 def read_left_out(text: str) -> Iterator[LeftOut]:
-    """The products in the remarks of a file that a capture wrote.
+    """Yield the products in the remarks of a file that a capture wrote.
 
     Args:
         text: of the file.

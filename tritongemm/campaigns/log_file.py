@@ -22,20 +22,20 @@ from tritongemm.core.errors import InputError
 from tritongemm.formats import plain_text
 from tritongemm.system.reading import MOST_BYTES, open_bytes
 
-_PIECE = 16 << 20  # characters of a piece, at the end of which the last line is read on to its own
+_PIECE = 16 << 20  # characters of a piece, which is extended to the end of its last line
 _LONGEST_LINE = 16 << 20  # characters, after which a line counts as cut
-_START = 1 << 12  # bytes by which it is known how a file is encoded
+_START = 1 << 12  # bytes that decide how a file is encoded
 _COMPRESSED: tuple[tuple[bytes, Callable[[BinaryIO], object]], ...] = (
     (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
     (b"BZh", bz2.BZ2File),
     (b"\xfd7zXZ\0", lzma.LZMAFile),
 )
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # what has a terminal colour what follows, or erase a line
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # terminal codes that colour text, or erase a line
 
 
 class LogFile:
-    """What a job called, as a file of any size; one that grows meanwhile ends where it ended when it was opened.
+    """A file of any size; one that grows meanwhile ends where it ended when it was opened.
 
     Args:
         path: of the file, or of a pipe, which is read once.
@@ -66,7 +66,7 @@ class LogFile:
         return found.hexdigest()
 
     def pieces(self) -> Iterator[str]:
-        """The text in pieces of whole lines; bytes that are no text are passed over, as other programs write them.
+        """Yield the text in pieces of complete lines; bytes that are no text are skipped, as other programs write them.
 
         Raises:
             InputError: it can't be read.
@@ -79,8 +79,8 @@ class LogFile:
                 piece = unwrapped(plain_text(piece))
                 yield _COLOURS.sub("", piece) if "\x1b" in piece else piece
 
-    def whole(self) -> str:
-        """The whole text.
+    def text(self) -> str:
+        """Return the text in one piece.
 
         Raises:
             InputError: it can't be read, or is longer than a file of sizes may be.
@@ -97,7 +97,7 @@ class LogFile:
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
-        """The contents from their beginning, not compressed; what can't be read of them is an error that names it."""
+        """Open the contents from their beginning, decompressed; an error names the file."""
         self._file.seek(0)
         file = io.BufferedReader(_Beginning(self._file, self.size))
         start = file.peek(_START)
@@ -129,6 +129,6 @@ class _Beginning(io.RawIOBase):
 
 
 def _encoding(start: bytes) -> str:
-    """UTF-16 where a file has its mark and looks so, as PowerShell writes logs; else UTF-8."""
+    """Return UTF-16 where a file has its mark and looks so, as PowerShell writes logs; else UTF-8."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     return "utf-16" if marked and 3 * start.count(0) > len(start) else "utf-8"

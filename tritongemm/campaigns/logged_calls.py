@@ -1,4 +1,4 @@
-"""The calls of a log, added up piece by piece: each once, with its count, and remarks about what is wrong."""
+"""Adds up the calls of a log piece by piece: each once, with its count, and remarks about faults."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tritongemm.plugins.contracts.call_logs import LogFault, LoggedCall, LoggedR
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.printable import printable
 
-MOST_CALLS = 200_000  # different ones, of which a campaign keeps about five kilobytes each
-_MOST_REMARKS = 5  # faults that have one each, and other functions that one names
+MOST_CALLS = 200_000  # different calls, of which a campaign keeps about five kilobytes each
+_MOST_REMARKS = 5  # faults with a remark each, and other functions that one remark names
 _MOST_NAMES = 1000  # other functions whose calls are counted by name
 _SIZE = re.compile(r"^- ?\{ ?['\"]?M['\"]?:", re.MULTILINE)  # how a row of a file of sizes begins
 
@@ -55,10 +55,10 @@ class LoggedCalls:
         return bool(self.calls or self._faults or self._others)
 
     def add(self, piece: str) -> None:
-        """Take the next lines.
+        """Add the next lines.
 
         Args:
-            piece: whole lines, or a part of one that is too long.
+            piece: complete lines, or a part of one that is too long.
 
         Raises:
             InputError: there are more different calls than are kept.
@@ -75,12 +75,12 @@ class LoggedCalls:
         self._lines += len(piece.splitlines()) - (not piece.endswith("\n"))  # the rest of a cut line follows
 
     def rows(self) -> Iterator[LoggedRow]:
-        """Each call with the largest of the counts that it has by kinds of lines."""
+        """Yield each call with the largest of the counts that it has by kinds of lines."""
         for first, counts in self.calls.values():
             yield replace(first, count=max(counts.values()))
 
     def remarks(self) -> Iterator[str]:
-        """What a user should know of the log, a line each: faults, other functions, and lines of other files."""
+        """Yield remarks on the log, a line each: faults, other functions, and lines of other files."""
         path = self._path
         for fault in self._faults:
             yield f"{path}: line {fault.line}: {fault.reason}; its calls are not counted"
@@ -93,7 +93,7 @@ class LoggedCalls:
             return
         if twice := dict.fromkeys(kind for _, counts in self.calls.values() if len(counts) > 1 for kind in counts):
             yield (
-                f"{path}: {' and '.join(twice)} tell the same calls; the larger count of each is taken, which is too "
+                f"{path}: {' and '.join(twice)} have the same calls; the larger count of each is taken, which is too "
                 "small if they are of different runs"
             )
         if self._assumed:
@@ -127,12 +127,12 @@ class LoggedCalls:
         self._last_fault = self._lines + faults[-1].line
 
     def _look_around(self, piece: str) -> None:
-        """Notice sizes among the lines, and names of architectures, as programs print them between."""
+        """Note sizes among the lines, and names of architectures, as programs print them between."""
         for match in _SIZE.finditer(piece):
             self._first_size = self._first_size or self._line_of(piece, match)
             self._sizes += 1
         for name, line in self._architectures.items():
-            # A search for plain text first: it takes a hundredth of the time over what may be hundreds of megabytes.
+            # Plain text is searched first, which takes a hundredth of the time over hundreds of megabytes.
             match_ = re.search(rf"\b{name}\b", piece) if not line and name in piece else None
             if match_ is not None:
                 self._architectures[name] = self._line_of(piece, match_)

@@ -1,4 +1,4 @@
-"""What measuring needs of a machine: its GPUs, a fresh process on each whenever one is asked for, and compilers."""
+"""Opens what measuring needs of a machine: its GPUs, a new process on each on demand, and compilers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
 
-OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a fresh process on one device
+OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a new process on one device
 
 
 @dataclass(frozen=True)
 class MeasuringTools:
-    """What measures.
+    """The tools that measure.
 
     Attributes:
         machine: with at least one GPU.
@@ -32,5 +32,5 @@ class MeasuringTools:
     protocol: MeasureProtocol
 
 
-# Takes what measures, for the error where there is no GPU, a TargetError; shut at the end.
+# Calls the function with the tools, or raises a TargetError where there is no GPU; closes them at the end.
 OpenTools: TypeAlias = "Callable[[str], AbstractContextManager[MeasuringTools]]"

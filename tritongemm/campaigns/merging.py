@@ -1,4 +1,4 @@
-"""Results of two campaigns as one file: where they disagree, both kernels race again, or the recorded times decide."""
+"""Merges results of two campaigns: where they disagree, both kernels race again, or the recorded times decide."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Remeasure: TypeAlias = "Callable[[Sequence[Conflict]], Sequence[Record | Support
 
 @dataclass(frozen=True)
 class MergedResults:
-    """What came of a merge.
+    """The outcome of a merge.
 
     Attributes:
         records: those of the file.
@@ -56,7 +56,7 @@ class MergedResults:
 def merge_campaign(
     folder: Path, theirs: Path, open_tools: OpenTools | None, say: Callable[[str], None]
 ) -> MergedResults:
-    """Merge another campaign's results into those of a folder; measured again where a GPU is here.
+    """Merge another campaign's results into those of a folder, measured again where there is a GPU.
 
     Each race is in `RACES` when it is over, so that a merge that is killed goes on from there. Who has merged all that
     is to be merged deletes that file.
@@ -90,12 +90,12 @@ def _remeasuring(races: Path, open_tools: OpenTools | None, say: Callable[[str],
 
 
 def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | None = None) -> MergedResults:
-    """Two files of results as one, with the better row of each problem and kind of device.
+    """Merge two files of results, with the better row of each problem and kind of device.
 
     Args:
         mine: results; their order is kept.
         theirs: further ones, which follow where they are new.
-        out: what is written, whole or not at all; it may be one of the two.
+        out: what is written, completely or not at all; it may be one of the two.
         remeasure: races both kernels of each conflict; None to go by the recorded times.
 
     Raises:
@@ -124,7 +124,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
 
 
 def read_results(path: Path, text: str) -> dict[_Key, Record]:
-    """The results of a file by what they are of.
+    """Return the results of a file, by problem and device.
 
     Args:
         path: of the file, for messages.
@@ -141,19 +141,19 @@ def read_results(path: Path, text: str) -> dict[_Key, Record]:
 
 
 def _differ(mine: Record, theirs: Record) -> bool:
-    """Whether two results serve different kernels, or one of them was never measured."""
+    """Return whether two results serve different kernels, or one of them was never measured."""
     return served_config(mine) != served_config(theirs) or mine.predicted != theirs.predicted
 
 
 def _describe(conflict: Conflict, answer: Record | Support, kept: Record, mine: Path, theirs: Path) -> str:
-    """Both times of a conflict, which result is kept, and by what, in one line."""
+    """Return a line with both times of a conflict, which result is kept, and why."""
     times = f"{_timed(conflict.mine)} in {mine}, {_timed(conflict.theirs)} in {theirs}"
     how = f"by the recorded times ({answer})" if isinstance(answer, Support) else f"raced again: {_timed(kept)}"
     return printable(f"{kept.problem.key}: {times}; {_name(kept)} is kept, {how}")
 
 
 def _timed(record: Record) -> str:
-    """The kernel that a result serves, and its time in microseconds."""
+    """Return the kernel that a result serves, and its time in microseconds."""
     return f"{_name(record)} {record.served_seconds * 1e6:.4g} us"
 
 
@@ -204,7 +204,7 @@ def _is_of(conflict: Conflict, target: Target) -> bool:
 
 @contextmanager
 def _started(openers: Sequence[OpenEvaluator]) -> Iterator[list[Evaluator]]:
-    """Devices that start at once, given back at the end."""
+    """Yield devices that start at once, and close them at the end."""
     with ExitStack() as stack:
         evaluators = [stack.enter_context(closing(open_one())) for open_one in openers]
         for evaluator in evaluators:
@@ -215,11 +215,11 @@ def _started(openers: Sequence[OpenEvaluator]) -> Iterator[list[Evaluator]]:
 def _raced(
     evaluator: Evaluator, conflict: Conflict, artifacts: Sequence[Artifact], options: TuningOptions
 ) -> Record | Support:
-    """The result of a race of a conflict's kernels, or why there is none."""
+    """Return the result of a race of a conflict's kernels, or why there is none."""
     made = race_again(evaluator, conflict.mine.problem, artifacts, options)
     if isinstance(made, Support):
         return made
-    # What a race does not measure, such as the range of M, is that of the result which the kernel is from.
+    # What a race does not measure, such as the range of M, is taken from the result of the same kernel.
     source = conflict.mine if conflict.mine.config == made.config else conflict.theirs
     return replace(
         made,

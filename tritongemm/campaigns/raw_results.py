@@ -1,4 +1,4 @@
-"""The CSV files of a campaign's benchmark: what was measured, what is kept, and what was dropped with its reason.
+"""Reads and writes the CSV files of a campaign's benchmark: what was measured, kept, and dropped with its reason.
 
 A row is of one product: the columns that the list of products has, then what was measured. Times are in microseconds;
 samples of one process have a blank between them, and those of different processes a semicolon.
@@ -43,23 +43,23 @@ def write_products(
     Args:
         path: the CSV.
         products: its rows.
-        rest_seconds: time of what was not compared, which counts in percentages of the whole.
+        rest_seconds: time of what was not compared, which counts in percentages of the total.
         reasons: why each was dropped, by its key; None for a file without that column.
         every: all products that were compared, where the rows are some of them.
 
     Raises:
         OutputError: it can't be written; what was there is safe.
     """
-    whole = products if every is None else every
-    own = list(dict.fromkeys(name for p in whole for name, _ in p.columns if name not in (*_MEASURED, REASON)))
+    shown = products if every is None else every
+    own = list(dict.fromkeys(name for p in shown for name, _ in p.columns if name not in (*_MEASURED, REASON)))
     out = io.StringIO()
     columns = [*own, *_MEASURED, *([] if reasons is None else [REASON])]
     writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     shares = dict(
         zip(
-            (p.problem for p in whole),
-            percent_of_total([*(p.total_seconds for p in whole), rest_seconds]),
+            (p.problem for p in shown),
+            percent_of_total([*(p.total_seconds for p in shown), rest_seconds]),
             strict=False,
         )
     )
@@ -71,7 +71,7 @@ def write_products(
 
 
 def _cells(product: ComparedProduct, share: float) -> dict[str, str]:
-    """What was measured of a product, by column."""
+    """Return the cells of a product by column."""
     reference, tuned, ratio = product.reference_seconds, product.tuned_seconds, product.ratio
     cells = {
         "problem": product.problem,
@@ -113,7 +113,7 @@ def _samples(samples: Iterable[Iterable[float]]) -> str:
 
 
 def read_products(path: Path) -> list[ComparedProduct]:
-    """What `write_products` wrote.
+    """Return the products that `write_products` wrote.
 
     Raises:
         InputError: the file is missing or wrong; names row, line and column.

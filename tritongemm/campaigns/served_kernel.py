@@ -1,4 +1,4 @@
-"""Which kernel a campaign's result serves: its own, or what the library chooses by itself."""
+"""Determines which kernel a campaign's result serves: its own, or what the library chooses by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tritongemm.plugins import registry
 
 
 def own_choice() -> Config:
-    """The config by which a race's baseline chooses for itself.
+    """Return the config that stands for the baseline's own choice.
 
     Raises:
         InputError: the baseline has none.
@@ -23,5 +23,5 @@ def own_choice() -> Config:
 
 
 def served_config(record: Record) -> Config | None:
-    """The kernel that a result serves; None where that is the library's own choice."""
+    """Return the kernel that a result serves; None where that is the library's own choice."""
     return None if record.winner == registry.baseline().name or record.config == own_choice() else record.config

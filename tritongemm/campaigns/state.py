@@ -1,4 +1,4 @@
-"""The file that says of which log a folder is the campaign, and which of its stages are done."""
+"""Stores of which log a folder is the campaign, and which of its stages are done."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CampaignState:
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:
-        """What a folder says; None where it has no campaign.
+        """Return a folder's state; None where it has no campaign.
 
         Raises:
             InputError: its file is damaged, or a newer version wrote it.
@@ -82,13 +82,13 @@ class CampaignState:
         files.atomic_write(folder / NAME, text + "\n", _ADVICE)
 
     def without(self, stages: Sequence[str]) -> CampaignState:
-        """The state in which some stages are not done."""
+        """Return the state with some stages not done."""
         return replace(self, done=tuple(stage for stage in self.done if stage not in stages))
 
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Keep other campaigns out of a folder, which is made where it is missing.
+    """Lock a folder, which is created where it is missing, against other campaigns.
 
     Raises:
         OutputError: another campaign runs there, or it can't be written.

@@ -1,4 +1,4 @@
-"""The tables of a campaign: `summary.csv` of all that a job called, `gemms.csv` of what is tuned, and their reader."""
+"""Writes and reads a campaign's tables: `summary.csv` of all that a job called, `gemms.csv` of what is tuned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CampaignGemm:
 
 
 def write_summary(products: Iterable[WeighedProduct], configs: Mapping[int, str], threshold: float) -> str:
-    """The text of `SUMMARY`.
+    """Return the text of `SUMMARY`.
 
     Args:
         products: all that the job called, those that take most first.
@@ -53,7 +53,7 @@ def write_summary(products: Iterable[WeighedProduct], configs: Mapping[int, str]
 
 
 def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
-    """The text of `GEMMS`: those columns that TuningDriver's has, then ours.
+    """Return the text of `GEMMS`: TuningDriver's columns, then further ones.
 
     Args:
         products: those that are tuned, by the names of their configs.
@@ -67,7 +67,7 @@ def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
 
 
 def _call_columns(call: LoggedCall) -> dict[str, object]:
-    """The columns that TuningDriver has of a GEMM, in the library's terms."""
+    """Return the columns that TuningDriver has of a GEMM, in the library's terms."""
     return {
         "transA": call.transposes[0], "transB": call.transposes[1], "batch_count": call.batch, "m": call.m,
         "n": call.n, "k": call.k, "a_type": call.types[0], "b_type": call.types[1], "c_type": call.types[2],
@@ -76,7 +76,7 @@ def _call_columns(call: LoggedCall) -> dict[str, object]:
 
 
 def _more_columns(call: LoggedCall) -> dict[str, object]:
-    """Further columns in which calls may differ: how operands lie, factors, bias, activation and others."""
+    """Return further columns in which calls may differ: strides, factors, bias, activation and others."""
     leads = dict(zip(("lda", "ldb", "ldc", "ldd"), call.leads, strict=True))
     strides = dict(zip(("stride_a", "stride_b", "stride_c", "stride_d"), call.strides, strict=True))
     scales = dict(zip(("scaleA", "scaleB", "scaleC", "scaleD"), call.scales, strict=True))
@@ -100,13 +100,13 @@ def _write(rows: list[dict[str, object]]) -> str:
     return out.getvalue()
 
 
-def is_ours(start: bytes) -> bool:
-    """Whether a file that begins so is a table of a campaign; TuningDriver's have other columns."""
+def is_table(start: bytes) -> bool:
+    """Return whether a file begins as a table of a campaign; TuningDriver's have other columns."""
     return not start or b"config,problem," in start.partition(b"\n")[0] + b","
 
 
 def read_gemms(folder: Path) -> list[CampaignGemm]:
-    """The GEMMs that a campaign tunes.
+    """Return the GEMMs that a campaign tunes.
 
     Raises:
         InputError: there is no such table, or it is damaged; names row and column.

@@ -1,4 +1,4 @@
-"""The arithmetic of what a campaign gained: which kernels are kept, and how much of the log's time they save."""
+"""Computes what a campaign gained: which kernels are kept, and how much of the log's time they save."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ComparedProduct:
 
     @property
     def reference_seconds(self) -> float | None:
-        """Median of the processes' medians, in seconds; None where the reference was not measured."""
+        """The median of the processes' medians, in seconds; None where the reference was not measured."""
         return _median_of_medians(self.samples_reference)
 
     @property
@@ -63,12 +63,12 @@ class ComparedProduct:
 
     @property
     def total_seconds(self) -> float:
-        """Calls times the reference's time: what the product weighs; 0 where that was not measured."""
+        """The calls times the reference's seconds, which weight the product; 0 where that was not measured."""
         return self.count * (self.reference_seconds or 0.0)
 
     @property
     def saved_seconds(self) -> float:
-        """Calls times what one of them saves; 0 where one of the two was not measured."""
+        """The calls times the seconds that one saves; 0 where one of the two was not measured."""
         reference, tuned = self.reference_seconds, self.tuned_seconds
         return 0.0 if reference is None or tuned is None else self.count * (reference - tuned)
 
@@ -79,7 +79,7 @@ def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
 
 
 def drop_reason(product: ComparedProduct) -> str:
-    """Why the tuned kernel of a measured product is not kept; "" where it is."""
+    """Return why the tuned kernel of a measured product is not kept; "" where it is."""
     error, tolerance, ratio = product.error_tuned, product.tolerance, product.ratio
     if product.failure:
         return product.failure
@@ -103,8 +103,8 @@ class CampaignUplift:
         compared: number of all.
         average: mean of ratio - 1 over the kept.
         geometric: geometric mean of the ratios, less 1.
-        weighted: share of the whole time that they save.
-        share: of the whole time that the kept products took before.
+        weighted: share of the total time that they save.
+        share: of the total time that the kept products took before.
     """
 
     kept: int
@@ -115,7 +115,7 @@ class CampaignUplift:
     share: float = 0.0
 
     def describe(self) -> str:
-        """The gains as fractions of the GEMM time, in one line."""
+        """Return a line with the gains as fractions of the GEMM time."""
         return (
             f"{self.kept} of {self.compared} GEMMs kept, which took {self.share:.2%} of the GEMM time; average uplift "
             f"{self.average:.2%}, geometric {self.geometric:.2%}; time-weighted uplift {self.weighted:.2%} of the GEMM "
@@ -126,7 +126,7 @@ class CampaignUplift:
 def summarise(
     kept: Sequence[ComparedProduct], every: Sequence[ComparedProduct], rest_seconds: float = 0.0
 ) -> CampaignUplift:
-    """The uplift of the kept products.
+    """Return the uplift of the kept products.
 
     The weighted uplift is hipBLASLt's TuningDriver's: the sum over the kept of ``share * (1 - 1 / ratio)``, where the
     share is of calls times the reference's time. It says how much of the time is saved, so that it can't reach 1.
@@ -137,7 +137,7 @@ def summarise(
         rest_seconds: calls times time of what was not compared, such as what a threshold cut off.
     """
     ratios = [product.ratio for product in kept if product.ratio is not None]
-    whole = rest_seconds + math.fsum(product.total_seconds for product in every)
+    total = rest_seconds + math.fsum(product.total_seconds for product in every)
     if not ratios:
         return CampaignUplift(0, len(every))
     return CampaignUplift(
@@ -145,12 +145,12 @@ def summarise(
         len(every),
         fmean(ratio - 1 for ratio in ratios),
         math.exp(fmean(map(math.log, ratios))) - 1,
-        math.fsum(product.saved_seconds for product in kept) / whole if whole else 0.0,
-        math.fsum(product.total_seconds for product in kept) / whole if whole else 0.0,
+        math.fsum(product.saved_seconds for product in kept) / total if total else 0.0,
+        math.fsum(product.total_seconds for product in kept) / total if total else 0.0,
     )
 
 
 def percent_of_total(totals: Sequence[float]) -> list[float]:
-    """Each total in percent of their sum; zeros where that is 0."""
-    whole = math.fsum(totals)
-    return [100 * total / whole if whole else 0.0 for total in totals]
+    """Return each total in percent of their sum; zeros where that is 0."""
+    total = math.fsum(totals)
+    return [100 * one / total if total else 0.0 for one in totals]

@@ -18,9 +18,9 @@ from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.call_logs import LoggedCall
 from tritongemm.search.cost_model import model as cost_model
 
-BASELINE = "baseline.jsonl"  # what was measured, in the campaign's folder
+BASELINE = "baseline.jsonl"  # measured times, in the campaign's folder
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
-PROGRESS_SECONDS = 2.0  # between two lines that say how far predictions are
+PROGRESS_SECONDS = 2.0  # between two lines of progress of predictions
 # Tiles whose best predicted time stands for a product's where nothing can be measured.
 _TILES = tuple(
     Config("tile", m, n, 64, split_k=split, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=2)
@@ -54,7 +54,7 @@ class WeighedProduct:
 
 
 def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[WeighedProduct]:
-    """The products with the share of the job's time that each takes, those that take most first.
+    """Return the products with their shares of the job's time, the largest first.
 
     Raises:
         OutputError: what was measured can't be kept.
@@ -78,22 +78,22 @@ def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[Weighed
 
 
 def _shared_out(found: Sequence[WeighedProduct]) -> list[WeighedProduct]:
-    whole = sum(one.total_seconds for one in found)
-    shares = [WeighedProduct(one.product, one.seconds, one.how, 100 * one.total_seconds / whole) for one in found]
+    total = sum(one.total_seconds for one in found)
+    shares = [WeighedProduct(one.product, one.seconds, one.how, 100 * one.total_seconds / total) for one in found]
     return sorted(shares, key=lambda one: -one.share)
 
 
 def _predict(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:
-    """Predicted seconds of one launch of the best of a few usual tiles, for each problem."""
+    """Return the predicted seconds of one launch of the best of a few usual tiles, for each problem."""
     said = monotonic()
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal said
         if monotonic() - said >= PROGRESS_SECONDS:
             said = monotonic()
             campaign.say(f"predicted: {count} of {len(problems)} GEMMs")
 
-    seconds = cost_model.best_seconds(_TILES, problems, campaign.target, tell)
+    seconds = cost_model.best_seconds(_TILES, problems, campaign.target, report)
     return dict(zip(problems, seconds.tolist(), strict=True))
 
 
@@ -102,13 +102,13 @@ def _roofline_seconds(call: LoggedCall, target: Target) -> float:
 
 
 def _slowness(products: Sequence[LoggedProduct], times: Mapping[Problem, tuple[float, str]], target: Target) -> float:
-    """How many times the data sheet's time the middle product takes; 1 where none is known."""
+    """Return the middle product's time relative to the data sheet's; 1 where none is known."""
     ratios = [times[p.problem][0] / _roofline_seconds(p.call, target) for p in products if p.problem is not None]
     return median(ratios) if ratios else 1.0
 
 
 def _measure(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:
-    """Seconds of the baseline's own choice for each problem that it computes; none without a GPU.
+    """Return the seconds of the baseline's own choice for each problem that it computes; none without a GPU.
 
     Each time is on disk when it is known, so that a run that is killed goes on from there.
     """

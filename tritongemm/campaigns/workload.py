@@ -29,7 +29,7 @@ class LoggedProduct:
         call: it in the library's terms, for tables.
         count: calls.
         line: of the file, the first that has it.
-        problem: it in ours; None where it can't be computed here.
+        problem: the same product as a problem; None where it can't be computed here.
         reason: why it can't be; "" where it can.
     """
 
@@ -42,7 +42,7 @@ class LoggedProduct:
 
 @dataclass(frozen=True)
 class JobWorkload:
-    """What a job called.
+    """The calls of a job.
 
     Attributes:
         products: each once, those that can't be computed here too, in the order of the file.
@@ -54,7 +54,7 @@ class JobWorkload:
 
 
 def read_workload(log: LogFile, target: Target) -> JobWorkload:
-    """The products of a log, or of a captured workload.
+    """Return the products of a log, or of a captured workload.
 
     Args:
         log: of any size; it is read in pieces, and what is kept of it are its different calls.
@@ -68,7 +68,7 @@ def read_workload(log: LogFile, target: Target) -> JobWorkload:
     for piece in log.pieces():
         logged.add(piece)
     if not logged.is_log:
-        return _read_sizes(path, log.whole(), target)
+        return _read_sizes(path, log.text(), target)
     remarks = list(logged.remarks())
     if not logged.calls:
         raise InputError("; ".join([f"{path} holds no product that can be read", *remarks]))
@@ -76,7 +76,7 @@ def read_workload(log: LogFile, target: Target) -> JobWorkload:
 
 
 def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
-    """The products of a file of sizes, with counts where it has them."""
+    """Return the products of a file of sizes, with counts where it has them."""
     if not text.strip():
         raise InputError(f"{path} is empty; name a log of what a job called")
     try:
@@ -103,7 +103,7 @@ def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
 
 
 def _computed(row: LoggedRow, target: Target) -> LoggedProduct:
-    """A row's product, with what it is to us on a target."""
+    """Return a row's product, as a problem on a target."""
     problem = as_problem(row.call, target.fp8)
     if isinstance(problem, Support):
         return LoggedProduct(row.call, row.count, row.line, None, problem.reason)
@@ -114,7 +114,7 @@ def _computed(row: LoggedRow, target: Target) -> LoggedProduct:
 
 
 def _joined(products: Iterable[LoggedProduct]) -> tuple[LoggedProduct, ...]:
-    """Each product once: calls that are one problem to us are, as two that add nothing of different Cs."""
+    """Return each product once, merging calls that are one problem here, e.g. that add nothing of different Cs."""
     found: dict[Problem | LoggedCall, LoggedProduct] = {}
     for one in products:
         key = one.problem or one.call

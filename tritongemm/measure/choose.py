@@ -1,7 +1,7 @@
 """The choice of a race's winner from its samples.
 
 Samples are taken in rounds, so two entries are compared round by round (Wilcoxon's signed-rank test): drift of clocks
-and temperature affects both. A kernel of ours must beat the baseline, and the best algorithm of the libraries that
+and temperature affects both. A generated kernel must beat the baseline, and the best algorithm of the libraries that
 race, by a margin and beyond the noise; a tie goes to the library.
 """
 
@@ -14,9 +14,9 @@ from statistics import median
 
 from tritongemm.core.trial import BASELINE_ENTRY
 
-MARGIN = 0.005  # A gain below this share of the library's time is not worth leaving the library for.
-CLEARLY_SLOWER_RATIO = 1.05  # An entry whose median is this many times the best's needs no test.
-SIGNIFICANCE = 0.01  # One entry is faster than another if equal ones would look so with less than this probability.
+MARGIN = 0.005  # A smaller share of the library's time is not worth leaving the library for.
+CLEARLY_SLOWER_RATIO = 1.05  # An entry whose median is this much above the best's needs no test.
+SIGNIFICANCE = 0.01  # the probability below which a difference of equal entries counts as real
 FEWEST_TESTED_ROUNDS = 5
 
 
@@ -25,7 +25,7 @@ class Choice:
     """The outcome of a race.
 
     Attributes:
-        name: the candidate that is compared with the baseline: the fastest kernel of ours if it beats the best library
+        name: the candidate that is compared with the baseline: our fastest kernel if it beats the best library
             algorithm by the margin beyond the noise, else that algorithm.
         library_won: this candidate does not beat the baseline beyond the noise and the margin.
         tie: candidate and baseline differ by no more than the noise or the margin.
@@ -64,7 +64,7 @@ def beaten(best: Sequence[float], others: Mapping[str, Sequence[float]]) -> set[
 
 
 def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
-    """Whether `a` is less than each of the others, round by round; no two samples of a round are equal."""
+    """Return whether `a` is less than each of the others, round by round; no two samples of a round are equal."""
     from scipy.stats import wilcoxon
 
     # Left to itself, it takes 0.1 s to permute few rounds with two equal distances. Exact is on the safe side then.
@@ -103,7 +103,7 @@ def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libra
     Args:
         samples: seconds by config name, the baseline's under `BASELINE_ENTRY`.
         margin: relative gain below which a library is kept.
-        libraries: names of the entries that are a library's algorithms; the others are kernels of ours.
+        libraries: names of the entries that are a library's algorithms; the others are generated kernels.
     """
     name = _standing(samples, margin, libraries)
     if BASELINE_ENTRY not in samples:
@@ -116,30 +116,30 @@ def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libra
 
 
 def _standing(samples: Mapping[str, Sequence[float]], margin: float, libraries: Collection[str]) -> str:
-    """The candidate that stands against the baseline."""
+    """Return the candidate that is compared with the baseline."""
     ranked = _fastest_first(samples)
     kernel = next((n for n in ranked if n not in libraries), None)
     algorithm = next((n for n in ranked if n in libraries), None)
     if kernel is None or algorithm is None:
         return ranked[0]
     ours, theirs = samples[kernel], samples[algorithm]
-    # An entry that left the race before the other was told slower then; too few of its rounds are left for a test.
+    # An entry that left the race earlier was slower then; too few of its rounds are left for a test.
     kept_apart = len(theirs) < len(ours) or faster(ours, theirs)
     return kernel if _gain(ours, theirs) >= margin and kept_apart else algorithm
 
 
 def _near_best(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """The candidates whose median is less than `CLEARLY_SLOWER_RATIO` times the best's."""
+    """Return the candidates whose median is less than `CLEARLY_SLOWER_RATIO` times the best's."""
     medians = {n: median(samples[n]) for n in samples if n != BASELINE_ENTRY}
     limit = CLEARLY_SLOWER_RATIO * min(medians.values(), default=0.0)
     return {n for n, seconds in medians.items() if seconds < limit}
 
 
 def _gain(samples: Sequence[float], others: Sequence[float]) -> float:
-    """How much faster the first is than the others, relative."""
+    """Return how much faster the first is than the others, relative."""
     return median(others) / median(samples) - 1
 
 
 def _fastest_first(samples: Mapping[str, Sequence[float]]) -> list[str]:
-    """Names of the candidates by their medians."""
+    """Return the names of the candidates by their medians."""
     return sorted((n for n in samples if n != BASELINE_ENTRY), key=lambda n: median(samples[n]))

@@ -26,8 +26,8 @@ from tritongemm.workers.ray_hosts import HostLost, RayHosts, RayNode, RemoteHost
 
 SURVEY_ROLE = "tritongemm.measure.cluster:HostSurvey"
 JOIN_SECONDS = 30.0  # until an actor is there; a GPU whose actor is not is held by another job
-SURVEY_SECONDS = 120.0  # until a host has told what it has
-_FREE_SECONDS = 5.0  # until Ray knows that a GPU is free whose actor alone is gone
+SURVEY_SECONDS = 120.0  # until a host has reported what it has
+_FREE_SECONDS = 5.0  # until Ray knows that a GPU is free whose actor is lost
 _ALIKE = ("tritongemm", "triton", "torch")  # packages of which all hosts have one version
 
 
@@ -49,7 +49,7 @@ class HostFacts:
         return self.machine.target.name, self.machine.product, self.machine.target.compute_units
 
     def described(self) -> str:
-        """The kind of its GPU, in words."""
+        """Return the kind of its GPU, for messages."""
         arch, product, units = self.kind
         return f"{product} of {units} compute units ({arch})"
 
@@ -58,7 +58,7 @@ class HostSurvey:
     """The request handler of a process that reports a host's facts."""
 
     def __call__(self, request: object) -> Iterator[HostFacts]:
-        """The facts of the host; it is asked nothing else."""
+        """Yield the facts of the host; it is asked nothing else."""
         yield HostFacts(find_machine(None), own_versions())
 
 
@@ -128,11 +128,11 @@ class ClusterGpus:
         return self._processes
 
     def _survey(self, nodes: Sequence[RayNode]) -> list[_Gpu]:
-        """The GPUs that answer in time; others are held by other jobs."""
+        """Return the GPUs that answer in time; others are held by other jobs."""
         begun = [self._hosts.begin(self._role, node, gpus=1) for node in nodes for _ in range(node.gpus)]
         if not begun:
             raise InputError(
-                f"--ray {self._hosts.address}: the cluster has no GPU; ray start --num-gpus=N tells it of a host's"
+                f"--ray {self._hosts.address}: the cluster has no GPU; a host's are announced by ray start --num-gpus=N"
             )
         deadline, surveys = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
         found: list[_Gpu] = []
@@ -149,13 +149,13 @@ class ClusterGpus:
         if not found:
             raise InputError(
                 f"--ray {self._hosts.address}: other jobs hold all {len(begun)} GPUs of the cluster, or their hosts "
-                "are lost; `ray status` tells what is free"
+                "are lost; `ray status` says what is free"
             )
         return found
 
     @contextmanager
     def _leaving_out(self, host: RemoteHost) -> Iterator[None]:
-        """Go on without a host that is lost; Ray lists one for a while that is."""
+        """Go on without a host that is lost, which Ray may still list."""
         try:
             yield
         except HostLost:
@@ -164,7 +164,7 @@ class ClusterGpus:
 
     @staticmethod
     def _facts(host: RemoteHost, answers: Callable[[], list[HostFacts]]) -> HostFacts:
-        """What a host has, from its answers.
+        """Return what a host has, from its answers.
 
         Raises:
             InputError: it has no GPU that can be used, or other versions than this one.
@@ -175,7 +175,7 @@ class ClusterGpus:
         except HostLost:
             raise
         except (WorkerDied, WorkerTimeout, WorkerError) as fault:
-            raise InputError(f"--ray: host {host.name} can't tell what GPU it has: {fault}") from None
+            raise InputError(f"--ray: host {host.name} can't say what GPU it has: {fault}") from None
         if not facts.machine.devices:
             raise InputError(f"--ray: host {host.name} offers a GPU that no driver there can use")
         for package, there, here in zip(_ALIKE, facts.versions, own_versions(), strict=True):
@@ -184,7 +184,7 @@ class ClusterGpus:
         return facts
 
     def _of_one_kind(self, found: Sequence[_Gpu], arch: str | None) -> list[_Gpu]:
-        """The GPUs of an architecture.
+        """Return the GPUs of an architecture.
 
         Raises:
             InputError: there is none, or they are of several kinds.
@@ -217,7 +217,7 @@ class ClusterGpus:
         with self._changing:
             if self._closed:
                 raise UnavailableError("the run is over")
-            patience = _FREE_SECONDS if lost in self._gpus else 0.0  # who was told of the loss first has waited
+            patience = _FREE_SECONDS if lost in self._gpus else 0.0  # the process that met the loss first has waited
             if lost in self._gpus:
                 self._gpus.remove(lost)
                 lost.host.kill()
@@ -234,7 +234,7 @@ class ClusterGpus:
             return shared
 
     def _free_gpu(self, lost: _Gpu, patience: float) -> _Gpu | None:
-        """A GPU of the kind that nobody holds; None where there is none within so many seconds."""
+        """Return a free GPU of the kind, or None where `patience` seconds bring none."""
         deadline = time.monotonic() + patience
         while not self._hosts.free_gpus():
             if time.monotonic() > deadline:
@@ -308,7 +308,7 @@ def _launches(job: MeasureJob) -> list[Launch | HostLaunch]:
 
 
 def _carried(job: MeasureJob, gpu: _Gpu) -> dict[str, str]:
-    """The paths on a GPU's host of the files that a job needs, by their paths here; what is not there is sent.
+    """Return the paths on a GPU's host of the files that a job needs, by their paths here; what is not there is sent.
 
     Raises:
         HostLost: the host is gone.
@@ -317,7 +317,7 @@ def _carried(job: MeasureJob, gpu: _Gpu) -> dict[str, str]:
     missing: dict[str, tuple[str, bytes]] = {}
     for launch in _launches(job):
         if launch.path not in gpu.kept:
-            with suppress(OSError):  # whoever opens it there says so
+            with suppress(OSError):  # opening it there reports it
                 missing[launch.path] = Path(launch.path).name, Path(launch.path).read_bytes()
     if missing:
         gpu.kept |= gpu.host.keep(missing)
@@ -325,7 +325,7 @@ def _carried(job: MeasureJob, gpu: _Gpu) -> dict[str, str]:
 
 
 def _moved(job: MeasureJob, paths: dict[str, str]) -> MeasureJob:
-    """A job whose launches have other paths, and whose device is the only one of its process."""
+    """Return a job whose launches have other paths, and whose device is the only one of its process."""
 
     def moved(launch: Any) -> Any:
         return launch and replace(launch, path=paths.get(launch.path, launch.path))

@@ -59,9 +59,9 @@ class DeviceWorker:
 
     SCREEN_GRAPH_SECONDS = 1e-4  # One replay of a screened graph takes at least this, or passes through the copies.
     SCREEN_REPEATS_SECONDS = 1e-3  # The replays of a promising candidate take at most this.
-    SCREEN_LAUNCHES = 32  # A screened graph holds at most so many.
-    FIRST_LOOK_ELEMENTS = 1 << 22  # So many elements of C decide whether a library's fast algorithm is kept.
-    HELD_MEMORY_SHARE = 0.3  # Operands of earlier problems may take this share of the device's memory.
+    SCREEN_LAUNCHES = 32  # launches of a screened graph at most
+    FIRST_LOOK_ELEMENTS = 1 << 22  # elements of C that decide whether a library's fast algorithm is kept
+    HELD_MEMORY_SHARE = 0.3  # share of the device's memory that operands of earlier problems may take
 
     def __init__(self) -> None:
         import torch
@@ -73,7 +73,7 @@ class DeviceWorker:
         threading.Thread(target=choose.load_statistics, daemon=True).start()
 
     def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
-        """The answers to a job, as `measure.jobs` says.
+        """Yield the answers to a job, as `measure.jobs` defines them.
 
         Raises:
             SystemExit: the device is lost, after an answer that says so.
@@ -95,7 +95,7 @@ class DeviceWorker:
             yield from self._screen(operands, job) if isinstance(job, ScreenJob) else self._final(operands, job)
 
     def _open(self, setup: MeasureSetup) -> driver.Device:
-        """The device; opened by the first job, as profilers register before the process first uses its GPU."""
+        """Return the device; opened by the first job, as profilers register before the process first uses its GPU."""
         torch = self._torch
         if self._device is None:
             registry.get(Timer, setup.protocol.timer).prepare()
@@ -107,7 +107,7 @@ class DeviceWorker:
         return self._device
 
     def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:
-        """The operands of a problem; those of the problem that waits longest make room for new ones.
+        """Return the operands of a problem; those of the problem that waits longest make room for new ones.
 
         Where the operands of a larger M are there, those of a smaller one are their first rows: B and the reference are
         not made again.
@@ -125,22 +125,22 @@ class DeviceWorker:
         return held[key]
 
     def _attempt(self, config: Config, stage: str, work: Callable[[], Trial]) -> Trial:
-        """The trial that `work` gives, or its refusal or crash as a trial; after a crash the process must end."""
+        """Return the trial of `work`, or its refusal or crash as a trial; after a crash the process must end."""
         try:
             return work()
         except DriverError as error:
-            # Not every fatal error is known by name, but whatever lost the device would refuse all that come after.
+            # Not every fatal error is known by name, but a lost device would refuse everything that follows.
             fatal = any(word in error.name.upper() for word in FATAL_ERROR_WORDS) or self._device_lost()
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
         except (self._torch.cuda.OutOfMemoryError, LibraryRefusal, UnavailableError) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
-        except RuntimeError as error:  # PyTorch may be the first to meet a fault.
+        except RuntimeError as error:  # PyTorch may be the first to see a fault.
             if not self._device_lost():
                 raise
             return Trial(config, "crashed", str(error).splitlines()[0], stage=stage)
 
     def _device_lost(self) -> bool:
-        """Whether the device has faulted, so that nothing runs in this process any more."""
+        """Return whether the device has faulted, so that nothing runs in this process any more."""
         assert self._device is not None
         try:
             self._device.synchronize()
@@ -159,7 +159,7 @@ class DeviceWorker:
                 best_s = min(best_s, trial.seconds)
 
     def _time_once(self, operands: OperandSets, candidate: LaunchCandidate, best_s: float) -> Trial:
-        """The screened time of one candidate."""
+        """Return the screened time of one candidate."""
         clock, label = operands.screen_clock
         launches = operands.launches_for(self.SCREEN_GRAPH_SECONDS, self.SCREEN_LAUNCHES, spared=1)
         prepared = operands.prepare(candidate, min(operands.copies, launches))
@@ -181,9 +181,9 @@ class DeviceWorker:
         return Trial(candidate.config, "ok", samples=tuple(samples), timer=label)
 
     def _first_look(self, operands: OperandSets, config: Config, prepared: PreparedCandidate) -> Trial | None:
-        """Why a library's algorithm, which is fast enough for the final, is wrong; None if it is right.
+        """Return why a library's algorithm, which is fast enough for the final, is wrong; None if it is right.
 
-        A library may list hundreds of them, and wrong ones must not fill the final, which looks at the whole of C.
+        A library may list hundreds of them, and wrong ones must not fill the final, which looks at all of C.
         """
         ratio, family = operands.protocol.err_ratio, operands.family
         step = cdiv(operands.reference.numel(), self.FIRST_LOOK_ELEMENTS)
@@ -196,7 +196,7 @@ class DeviceWorker:
         )
 
     def _final(self, operands: OperandSets, job: VerifyJob | RaceJob) -> Iterator[MeasureAnswer]:
-        """A trial of each candidate with its error, then the answers of the race, if there is one."""
+        """Yield a trial of each candidate with its error, then the answers of the race, if there is one."""
         entries: list[RaceEntry] = []
         guarded = copy_guarded(operands.sets[0], operands.device)
         try:
@@ -216,7 +216,7 @@ class DeviceWorker:
         except EntryFailed as fault:
             if fault.config is None and not self._device_lost():
                 raise fault.error from None
-            if fault.config:  # It costs itself: the others race again, in a fresh process.
+            if fault.config:  # It costs only itself: the others race again, in a new process.
                 yield Trial(fault.config, "crashed", f"in the race: {fault}", stage="final")
             raise SystemExit(f"{operands.problem.key}: {fault}") from fault
         finally:
@@ -229,7 +229,7 @@ class DeviceWorker:
         guarded: GuardedOperands | None,
         entries: list[RaceEntry],
     ) -> Trial:
-        """The trial of one candidate with its error; one that passes is added to the entries of the race."""
+        """Return the trial of one candidate with its error; one that passes is added to the entries of the race."""
         launches = graph_launches(operands)
         prepared = operands.prepare(candidate, min(operands.copies, launches))
         entered = False
@@ -260,7 +260,7 @@ class DeviceWorker:
         prepared: PreparedCandidate,
         guarded: GuardedOperands | None,
     ) -> VerifyResult:
-        """The candidate's error; on guarded operands where there are, so that one that reaches beyond them crashes."""
+        """Return the candidate's error, on guarded operands if possible, where reaching beyond them crashes."""
         alone = operands.prepare_guarded(candidate, guarded) if guarded else None
         start, c = prepared.calls[0], operands.sets[0]["c"]
         if guarded and alone:
@@ -278,7 +278,7 @@ class DeviceWorker:
                 alone.unload()
 
     def _baseline_entry(self, operands: OperandSets, job: VerifyJob | RaceJob) -> tuple[RaceEntry | None, str]:
-        """The baseline's entry, and why its result is wrong; no entry then, or where it can't compute the problem."""
+        """Return the baseline's entry, and why its result is wrong; no entry then, or if it can't compute it."""
         launches = graph_launches(operands)
         calls = operands.library_calls(job.baseline, launches)
         if not calls:

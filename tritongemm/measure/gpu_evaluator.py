@@ -41,13 +41,13 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-# Whoever is screened where others of its size were launched takes microseconds. One that hangs is given up after this
-# part of the whole limit, but not before so many seconds and so many times the best's time.
+# Screening takes microseconds where others of its size were launched. One that hangs is given up after this
+# part of the limit, but not before these seconds and this multiple of the best's time.
 SCREEN_SHARE = 0.1
 SCREEN_LEAST_SECONDS = 5.0
 SCREEN_MOST_OF_BEST = 100
 
-MOST_UNEXPLAINED_DEATHS = 2  # A job is given up after more deaths of the process that no candidate can be blamed for.
+MOST_UNEXPLAINED_DEATHS = 2  # deaths of the process without a culprit after which a job is given up
 
 # The job of one attempt at a final: of these candidates, naming the runners or not.
 _FinalJob: TypeAlias = "Callable[[tuple[LaunchCandidate, ...], bool], VerifyJob | RaceJob]"
@@ -57,12 +57,12 @@ DEVICE_ROLE = "tritongemm.measure.device_worker:DeviceWorker"
 
 
 class _ProcessGone(Exception):
-    """The process that measures ended before it had answered a whole job.
+    """The process that measures ended before it had answered a job completely.
 
     Attributes:
         status: what that makes of the candidate that ran; "" where the process has answered for it.
         reason: how the process ended.
-        from_outside: somebody else killed it, so that the candidate may do well when it is tried again.
+        from_outside: another program killed it, so that the candidate may succeed when it is tried again.
     """
 
     def __init__(self, status: str, reason: str, from_outside: bool = False) -> None:
@@ -70,13 +70,13 @@ class _ProcessGone(Exception):
         self.status, self.reason, self.from_outside = status, reason, from_outside
 
     def trial(self, config: Config, stage: str, where: str = "") -> Trial:
-        """The trial of the candidate that ran; `where` goes before the reason."""
+        """Return the trial of the candidate that ran; `where` goes before the reason."""
         return Trial(config, self.status, where + self.reason, stage=stage, try_again=self.from_outside)
 
 
 def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _ProcessGone:
-    """What a fault after the answer `last` makes of the candidate that ran."""
-    # The process ends itself after an answer that says the device faulted.
+    """Return the death of the process, with the candidate that ran by the answer `last`."""
+    # The process ends itself after an answer that reports a fault of the device.
     if isinstance(last, Trial) and last.status == "crashed" and not isinstance(fault, WorkerError):
         return _ProcessGone("", str(fault))
     if isinstance(fault, WorkerTimeout):
@@ -86,7 +86,7 @@ def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _Proc
 
 @dataclass
 class _Attempt:
-    """What one attempt at a final has been answered so far.
+    """The answers so far of one attempt at a final.
 
     Attributes:
         trials: one for each candidate that was verified.
@@ -116,7 +116,7 @@ class _Attempt:
             self.library_wrong = answer.reason
 
     def blame(self, fault: _ProcessGone, candidates: Sequence[LaunchCandidate]) -> Trial | None:
-        """The trial of the candidate that the end of the process costs; None where none can be blamed."""
+        """Return the trial of the candidate that ended the process; None where there is no culprit."""
         if not fault.status:
             return self.trials[-1]
         if len(self.trials) < len(candidates):
@@ -128,13 +128,13 @@ class _Attempt:
 
 
 class _SecondChances:
-    """Lets a candidate be tried once more, where somebody else killed the process in which it ran."""
+    """Allows one more try of a candidate whose process another program killed."""
 
     def __init__(self) -> None:
         self._given: set[Config] = set()
 
     def give(self, fault: _ProcessGone, config: Config) -> bool:
-        """Whether a candidate is tried again after this end of the process; it is once."""
+        """Return whether a candidate is tried again after this end of the process, at most once."""
         if not fault.from_outside or config in self._given:
             return False
         self._given.add(config)
@@ -167,8 +167,8 @@ class GpuEvaluator(Evaluator):
         self.target, self.vendor, self.device = target, vendor, device
         self.protocol, self.timeout_s = protocol, timeout_s
         self._process = process or WorkerProcess(DEVICE_ROLE)
-        self._launched: set[Problem] = set()  # candidates of these have run in the process that lives
-        self._quantization: dict[tuple[object, ...], float | None] = {}  # by what the kernel and its memory follow from
+        self._launched: set[Problem] = set()  # problems whose candidates have run in the live process
+        self._quantization: dict[tuple[object, ...], float | None] = {}  # by what determines the kernel and its memory
         self.times_quantization = not isinstance(registry.get(Timer, protocol.timer), ExternalTimer)
 
     def start(self) -> None:
@@ -288,7 +288,7 @@ class GpuEvaluator(Evaluator):
     def _candidates(
         self, problem: Problem, artifacts: Sequence[Artifact], stage: str
     ) -> tuple[list[LaunchCandidate], list[Trial]]:
-        """What to launch, and a trial for each config that has no launch for the problem."""
+        """Return what to launch, and a trial for each config that has no launch for the problem."""
         candidates: list[LaunchCandidate] = []
         refused: list[Trial] = []
         for artifact in artifacts:
@@ -301,7 +301,7 @@ class GpuEvaluator(Evaluator):
         return candidates, refused
 
     def _limit(self, job: MeasureJob) -> float:
-        """Seconds to wait for each answer of a job: few where all that it can take long for was done before."""
+        """Return the seconds to wait for each answer of a job: few where all slow steps were done before."""
         if not isinstance(job, ScreenJob) or job.setup.problem not in self._launched:
             return self.timeout_s
         if not all(isinstance(candidate.launch, Launch) for candidate in job.candidates):
@@ -310,7 +310,7 @@ class GpuEvaluator(Evaluator):
         return min(self.timeout_s, enough)
 
     def _answers(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
-        """Answers to one job, as they come.
+        """Yield the answers to one job, as they come.
 
         Raises:
             _ProcessGone: the process ended after its first answer.
@@ -330,14 +330,14 @@ class GpuEvaluator(Evaluator):
                 if last is not None:
                     raise _explained(fault, last, limit) from None
                 limit = self.timeout_s
-                # No candidate has been touched yet. An earlier job may have left the process or its device unwell.
+                # No candidate has run yet. An earlier job may have left the process or its device in a bad state.
                 self._process.kill()
                 from_outside = isinstance(fault, WorkerDied) and fault.from_outside
                 if deaths > (MOST_UNEXPLAINED_DEATHS if from_outside else 1):
                     raise TritonGemmError(f"{job.setup.problem.key}: {fault}") from fault
 
     def _final(self, problem: Problem, left: list[LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:
-        """The attempt at a final that the process survived.
+        """Return the attempt at a final that the process survived.
 
         Args:
             problem: what the candidates compute.
@@ -353,7 +353,7 @@ class GpuEvaluator(Evaluator):
         while True:
             attempt = _Attempt()
             try:
-                # Naming the runners costs time, so it begins after a death that no candidate can be blamed for.
+                # Naming the runners costs time, so it begins after a death without a culprit.
                 for answer in self._answers(job(tuple(left), deaths > 0)):
                     attempt.take(answer)
                 return attempt

@@ -1,4 +1,4 @@
-"""Copies of operands in device memory that ends where nothing is mapped.
+"""Copies operands to device memory that ends where nothing is mapped.
 
 A kernel that reads or writes beyond an operand faults there. Elsewhere it would find another tensor, its result may be
 right all the same, and it faults by chance once it serves.
@@ -55,17 +55,17 @@ class GuardedOperands:
         return {name: tensor.data_ptr() for name, tensor in (self.tensors | self._buffers).items()}
 
     def _bytes(self, count: int) -> Tensor:
-        """Memory whose last byte is the last one that is mapped there."""
+        """Return memory whose last byte is the last one that is mapped there."""
         import torch
 
         return torch.as_tensor(self._device.guarded_memory(max(1, count)), device=f"cuda:{self._device.index}")
 
 
 def copy_guarded(operands: Operands, device: driver.Device) -> GuardedOperands | None:
-    """Copies of operands in guarded memory; None where they can't be had, or would take much of the device's memory."""
+    """Return copies of operands in guarded memory; None where that is unavailable, or needs much memory."""
     if sum(t.numel() * t.element_size() for t in operands.values()) > MOST_OF_FREE * device.memory()[0]:
         return None
     try:
         return GuardedOperands(operands, device)
-    except (DriverError, UnavailableError, RuntimeError):  # the last of a PyTorch that takes no foreign memory
+    except (DriverError, UnavailableError, RuntimeError):  # the last of a PyTorch that accepts no foreign memory
         return None

@@ -1,4 +1,4 @@
-"""Copies of tensors in memory that ends where nothing may be read, so that a kernel which reaches beyond one faults."""
+"""Copies tensors to memory that ends where nothing may be read, so that a kernel which reaches beyond one faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_ACCESS = 0  # PROT_NONE of mprotect(2), which the module mmap has no name fo
 def guarded(tensor: Tensor) -> Tensor:
     """Return a copy of a CPU tensor, of the same strides, whose last byte is the last one that can be read or written.
 
-    A kernel that reaches beyond it ends its process with SIGSEGV instead of finding whatever else lies there, as it
+    A kernel that reaches beyond it ends its process with SIGSEGV instead of finding whatever else is there, as it
     would by chance on a GPU.
 
     Raises:
@@ -38,7 +38,7 @@ def copy_to(tensor: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
         return tensor
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     room = allocate(elements * tensor.element_size()).view(tensor.dtype)
-    # One after the other, for elements may share a place.
+    # One after the other, as elements may share a place.
     return room.copy_(tensor.as_strided((elements,), (1,))).as_strided(tensor.shape, tensor.stride())
 
 
@@ -46,7 +46,7 @@ def _guarded_bytes(count: int) -> Tensor:
     import torch
 
     inside = round_up(count, mmap.PAGESIZE)
-    pages = mmap.mmap(-1, inside + mmap.PAGESIZE)  # lives as long as the tensor, which keeps hold of it
+    pages = mmap.mmap(-1, inside + mmap.PAGESIZE)  # lives as long as the tensor, which references it
     every = torch.frombuffer(pages, dtype=torch.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(every.data_ptr() + inside), ctypes.c_size_t(mmap.PAGESIZE), _NO_ACCESS):

@@ -75,7 +75,7 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
     if tiles > most:
         alike = (n for n in range(2, few_tiles) if (few_tiles % n == 0) is (tiles % most == 0))
         programs = next(alike, max(1, few_tiles - 1))
-    elif small.groups > 1:  # which have more tiles than these
+    elif small.groups > 1:  # those have more tiles than these
         return config, target
     else:
         programs = few_tiles + 1
@@ -128,7 +128,7 @@ class Interpreter:
         # The interpreter truncates where hardware rounds to nearest: floats stay float32.
         dtype = getattr(self._torch, problem.c.torch) if problem.c.is_integer else self._torch.float32
         c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
-        # One that waits for others waits for those that were started before it.
+        # A program that waits for others waits for those that were started before it.
         waits = module.config(job.config.name)[3].get("POLL") == 1
         float32_check.enlarge(problem, operands)
         errors, launches = [], count_launches(job.config, problem)
@@ -147,7 +147,7 @@ class Interpreter:
 
 
 def _scratch_memory(module: ModuleType) -> list[tuple[Any, Any]]:
-    """The workspace and the counters that launches of a generated module share from now on, once they are made.
+    """Return the workspace and the counters that launches of a generated module share from now on, once they exist.
 
     Nothing may be read behind them, as behind operands, and the workspace is poisoned.
     """

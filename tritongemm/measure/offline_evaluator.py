@@ -25,7 +25,7 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 
 def _interpreted(config: Config) -> Support:
-    """Whether the interpreter can run a config's kernel."""
+    """Return whether the interpreter can run a config's kernel."""
     backend = registry.get(Backend, config.backend)
     if isinstance(backend, SearchedBackend):
         return backend.interpreted(config)
@@ -42,12 +42,12 @@ class OfflineEvaluator(Evaluator):
 
     verification = (
         "in Triton's interpreter at the smaller sizes shown, against float64 as closely as float32 allows; races "
-        "between programs, what a compiler makes of a kernel, the whole sizes and time need a GPU"
+        "between programs, what a compiler makes of a kernel, the full sizes and time need a GPU"
     )
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
-        # Beside the run's own modules these would replace them: they have the same names and fewer configs.
+        # They would replace the run's own modules, which have the same names and more configs.
         self._folder = TemporaryFolder()
         self._process = WorkerProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
 
@@ -75,7 +75,7 @@ class OfflineEvaluator(Evaluator):
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates in predicted order until one passes; nothing is timed, and there is no baseline."""
         trials: list[Trial] = []
-        timeless = [a for a in artifacts if not a.config.block_m]  # a library's own choice, which says no tile
+        timeless = [a for a in artifacts if not a.config.block_m]  # a library's own choice has no tile
         trials += self.verify(problem, timeless)
         predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts if artifact.config.block_m]
         for seconds, artifact in sorted(predicted, key=lambda pair: pair[0]):
@@ -101,11 +101,11 @@ class OfflineEvaluator(Evaluator):
         self._folder.close()
 
     def _predict(self, problem: Problem, artifact: Artifact) -> float:
-        """Predicted seconds of one launch, from the config and what its binary says."""
+        """Return the predicted seconds of one launch, from the config and the facts of its binary."""
         return cost_model.predict(artifact.config, problem, self.target, artifact).seconds
 
     def _interpret(self, problem: Problem, config: Config) -> Trial:
-        """The trial of one config on a reduced problem."""
+        """Return the trial of one config on a reduced problem."""
         small = reduced(problem, config)
         few, target = with_fewer_programs(config, problem, small, self.target)
         searched: SearchedBackend = registry.get(SearchedBackend, config.backend)
@@ -126,7 +126,7 @@ class OfflineEvaluator(Evaluator):
         return trial
 
     def _answers(self, job: InterpreterJob) -> list[Any]:
-        """What the interpreter answers; a process that is killed from outside gets a second chance.
+        """Return the interpreter's answers; a process that is killed from outside gets a second chance.
 
         Raises:
             WorkerDied, WorkerError, WorkerTimeout: it gives no answer.

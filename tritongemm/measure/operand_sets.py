@@ -79,7 +79,7 @@ class PreparedCandidate:
 
 
 class LeadInKernel:
-    """The kernel that runs before each sample: it reads memory on the whole device.
+    """The kernel that runs before each sample: it reads memory on the entire device.
 
     It hides the host's launch latency from the sample. Also, some of cuBLAS's kernels have two speeds up to a tenth
     apart, and keep one of them until other kernels run in between: with a lead-in kernel before each sample, more gains
@@ -103,7 +103,7 @@ class LeadInKernel:
 
 
 def _wanted_copies(setup: MeasureSetup) -> int:
-    """Copies that it takes to rotate through as much memory as the protocol says."""
+    """Return the number of copies needed to rotate through as much memory as the protocol requires."""
     wanted = math.ceil(setup.protocol.rotation_bytes(setup.target) / setup.problem.bytes) + 1
     return max(1, min(wanted, OperandSets.MAX_COPIES))
 
@@ -168,7 +168,7 @@ class OperandSets:
         return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
 
     def _new_sets(self, device: int) -> list[Operands]:
-        """New random operands, in `copies` copies."""
+        """Return new random operands, in `copies` copies."""
         import torch
 
         problem, place = self.problem, f"cuda:{device}"
@@ -205,7 +205,7 @@ class OperandSets:
 
     @property
     def reference(self) -> Tensor:
-        """The float64 result, computed once."""
+        """Return the float64 result, computed once."""
         if self._reference is None:
             self._reference = self.family.reference(self.problem, self.sets[0])
         return self._reference
@@ -228,12 +228,12 @@ class OperandSets:
 
         wanted = {(b.bytes, b.name) for launch in launches if launch for b in launch.buffers}
         for nbytes, name in sorted(wanted, reverse=True):
-            # A launch that wants more than there is is refused when its turn comes.
+            # A launch that needs more than there is is refused in its turn.
             with suppress(torch.cuda.OutOfMemoryError):
                 self.buffer_address(name, nbytes)
 
     def _addresses(self, launch: Launch | HostLaunch, copy: int) -> dict[str, int]:
-        """Device addresses of a launch's buffers, with the operands of one copy."""
+        """Return the device addresses of a launch's buffers, with the operands of one copy."""
         operands = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
         return operands | {buffer.name: self.buffer_address(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
@@ -246,7 +246,7 @@ class OperandSets:
             LibraryRefusal: the library has no kernel for the problem.
         """
         if "semaphore" in self._buffers:
-            self._buffers["semaphore"].zero_()  # Counters that a faulty candidate left must not meet the next.
+            self._buffers["semaphore"].zero_()  # counters that a faulty candidate left must not affect the next
         config, launch = candidate.config, candidate.launch
         if launch is None:
             calls = self.library_calls(config.backend, copies, config)
@@ -267,7 +267,7 @@ class OperandSets:
         return self._prepared(candidate.launch, [addresses]) if addresses else None
 
     def _prepared(self, launch: Launch | HostLaunch, places: list[dict[str, int]]) -> PreparedCandidate:
-        """A launch with its code loaded, once for each dictionary of the addresses of its buffers."""
+        """Return a launch with its code loaded, once for each dictionary of the addresses of its buffers."""
         if isinstance(launch, HostLaunch):
             host_calls = [PreparedCall(launch, addresses) for addresses in places]
             return PreparedCandidate([partial(call.launch, self.stream) for call in host_calls])
@@ -283,7 +283,7 @@ class OperandSets:
         return PreparedCandidate([partial(start, self.stream) for start in starts], module, symbol)
 
     def _zeroed(self, launch: Launch, addresses: dict[str, int], start: Callable[[int], None]) -> Callable[[int], None]:
-        """A launch that begins by setting the buffers to zero that the kernel adds into."""
+        """Return a launch that begins by setting the buffers to zero that the kernel adds into."""
         if not launch.zeroed:
             return start
         zeroed = ZeroedLaunch(self.device, launch.zeroed, start)

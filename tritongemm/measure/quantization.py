@@ -37,7 +37,7 @@ def time_quantization(operands: OperandSets, launches: tuple[Launch, ...]) -> li
     x = torch.randn((problem.m, problem.k), device=place).to(torch.bfloat16)
     q, scale = operands.sets[0]["a"], operands.sets[0]["scale_a"]
     each = sum(tensor.numel() * tensor.element_size() for tensor in (x, q, scale))
-    symbol = launches[0].symbol if len(launches) == 1 else ""  # several dispatches are learned from the graph
+    symbol = launches[0].symbol if len(launches) == 1 else ""  # several dispatches are found in the graph
     rotated = ceil(operands.rotation_bytes / each) + 1
     copies = max(1, min(rotated, OperandSets.MAX_COPIES, device.memory()[0] // (4 * each)))
     part = torch.empty(PARTS, dtype=torch.float32, device=place)
@@ -59,7 +59,7 @@ def time_quantization(operands: OperandSets, launches: tuple[Launch, ...]) -> li
 
 
 def _load(device: Device, launch: Launch, loaded: ExitStack) -> Function:
-    """A kernel on the device until `loaded` is closed."""
+    """Return a kernel on the device until `loaded` is closed."""
     module = device.load(launch.read_code())
     loaded.callback(module.unload)
     return module.function(launch.symbol)
@@ -68,7 +68,7 @@ def _load(device: Device, launch: Launch, loaded: ExitStack) -> Function:
 def _start(
     device: Device, functions: list[Function], launches: tuple[Launch, ...], tensors: Mapping[str, Tensor]
 ) -> Callable[[int], None]:
-    """What queues the kernels in order, on addresses of these tensors, on the stream of a handle."""
+    """Return a function that queues the kernels in order, on addresses of these tensors and the stream of a handle."""
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     return call_all(
         [

@@ -18,12 +18,12 @@ from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, PreparedC
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Timer
 
-GRAPH_SECONDS = 4e-4  # One replay of an entry's graph takes at least this, at the roofline.
-LIMIT_SECONDS = 0.4  # A race ends after this time once every entry has run `FEWEST_ROUNDS` times.
+GRAPH_SECONDS = 4e-4  # seconds that one replay of an entry's graph takes at least, at the roofline
+LIMIT_SECONDS = 0.4  # seconds after which a race ends, once every entry has run `FEWEST_ROUNDS` times
 FEWEST_ROUNDS = 10
-BRIEF_ROUNDS = 6  # The same of a brief race.
-ROUNDS_PER_DECISION = 5  # Whether the race is decided is tested so often; a test takes as long as a round.
-MOST_TIMES_AS_MANY_ROUNDS = 4  # A race that is not decided goes on to so many times the rounds that the protocol asks.
+BRIEF_ROUNDS = 6  # the same of a brief race
+ROUNDS_PER_DECISION = 5  # rounds between two tests of whether the race is decided; a test takes as long as a round
+MOST_TIMES_AS_MANY_ROUNDS = 4  # how many times the protocol's rounds an undecided race may take
 
 
 @dataclass
@@ -118,7 +118,7 @@ def run_race(
 
 
 def _after_round(done: int, running: list[RaceEntry], brief: bool) -> tuple[list[RaceEntry], bool]:
-    """The entries that stay in the race after so many rounds, and whether it is decided.
+    """Return the entries that stay in the race after a number of rounds, and whether it is decided.
 
     Tests take as long as a round: they are made every few rounds, and not at all in a brief race.
     """

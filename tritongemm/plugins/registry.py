@@ -29,7 +29,7 @@ def names(kind: type[Plugin]) -> list[str]:
 
 @cache
 def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the plug-ins in folders, cached: listing takes 0.1 ms, and each row of a results file asks."""
+    """Return the names of the plug-ins in folders, cached: listing takes 0.1 ms, and each row of a file asks."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")))
 
 

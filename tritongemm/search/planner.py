@@ -1,4 +1,4 @@
-"""The planning of a search, without a GPU: a problem's space is pruned, ranked and written as a module."""
+"""Plans a search without a GPU: a problem's space is pruned, ranked and written as a module."""
 
 from __future__ import annotations
 

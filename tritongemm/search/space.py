@@ -13,7 +13,7 @@ from tritongemm.core.target import Target
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces import schema as space_schema
 
-# The copy engine wants rows to start at multiples of so many bytes.
+# bytes at whose multiples rows must start for the copy engine
 ROW_ALIGN_BYTES = 16
 
 
@@ -31,14 +31,14 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
         return False
     if problem.a.name in section.get("along_k", ()) and (not problem.row_major_a or problem.row_major_b):
-        return False  # matrix units read these types along K alone
+        return False  # matrix units read these types only along K
     if "results" in section and problem.c.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])
 
 
 def computes(template: str, problem: Problem, target: Target) -> bool:
-    """Say whether a template of ours computes a problem's kind (product, batch, groups), scales and layout of B.
+    """Say whether a generated template computes a problem's kind (product, batch, groups), scales and layout of B.
 
     Args:
         template: its name.
@@ -54,7 +54,7 @@ def computes(template: str, problem: Problem, target: Target) -> bool:
 
 
 def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
-    """Whether a problem has the number of rows that a template is for; with others it is right, but slow."""
+    """Return whether a template is for this number of rows of a problem; for others it is correct, but slow."""
     low, high = section.get("m", (1, problem.m))
     return bool(low <= problem.m <= high)
 

@@ -14,7 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 
-# The winners of so many problems, the nearest in size, are tried first.
+# The winners of this number of problems, the nearest in size, are tried first.
 NEAREST_PROBLEMS = 3
 
 
@@ -22,7 +22,7 @@ class ResultsView(Protocol):
     """A read-only view of the results."""
 
     def records(self) -> Sequence[Record]:
-        """The result of each problem that has been tuned."""
+        """Return the result of each problem that has been tuned."""
 
     def trials(self, problem: Problem) -> Mapping[tuple[str, str], Trial]:
         """Return the known trials of a problem's candidates, by config name and stage."""
@@ -41,7 +41,7 @@ class WarmStart:
     def __init__(self, turns: Sequence[Problem], results: ResultsView) -> None:
         self._turns, self._own, self._results = turns, frozenset(turns), results
         self._first_batches: dict[Problem, Sequence[Config]] = {}
-        self._kernels: defaultdict[Problem, set[str]] = defaultdict(set)  # by what problems have in common
+        self._kernels: defaultdict[Problem, set[str]] = defaultdict(set)  # by what problems share
         self._passed = 0  # problems whose kernels are among these
         self._built: defaultdict[Problem, set[str]] = defaultdict(set)  # likewise
 

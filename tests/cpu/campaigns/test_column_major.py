@@ -17,7 +17,7 @@ from tritongemm.plugins.contracts.call_logs import LoggedCall
 
 
 def call(**changes: object) -> LoggedCall:
-    """The call that a row of a profile tells."""
+    """The call of a row of a profile."""
     (row,) = registry.get(CallLog, "hipblaslt_profile").read(line(**changes)).rows  # type: ignore[arg-type]
     return row.call
 
@@ -80,7 +80,7 @@ def test_what_else_a_problem_holds() -> None:
         ({"m": 64, "n": 16, "k": 32, "batch": 2, "stride_d": 0}, "one D"),
         ({"m": 64, "n": 16, "k": 32, "batch": 2, "stride_a": 0, "stride_b": 0}, "products of the batch are one"),
         ({"a": "f64_r", "d": "f64_r", "compute": "f64_r"}, "type f64_r"),
-        ({"a": "f32_r", "d": "f32_r"}, "whole float32"),
+        ({"a": "f32_r", "d": "f32_r"}, "full float32"),
         ({"a": "f4_r", "scale": 3}, "scales by block"),
         ({"a": "f32_c", "d": "f32_c"}, "type f32_c"),
         ({"scale": 1}, "a8w8"),

@@ -82,7 +82,7 @@ def test_containers_lines_of_bench_and_rocblas_are_read(log: Path) -> None:
 
 
 def test_containers_lines_may_be_cut_or_continued(log: Path) -> None:
-    """A line of more than 16 KiB lies in several; one that a killed container cut counts nothing."""
+    """A line of more than 16 KiB is split; one that a killed container cut counts nothing."""
     whole = line("bench", n=32)
     halves = in_container(whole[:40]) + in_container(whole[40:])
     assert counts(read(log, halves.encode())) == {32: 1}

@@ -147,7 +147,7 @@ def test_what_a_race_does_not_tell_stays(raced: Any) -> None:
 
 
 def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
-    """Each of the two by a device of its own, which waits for the other; nobody has more devices than conflicts."""
+    """Each of the two by a device of its own, which waits for the other; no devices without a conflict."""
     both = threading.Barrier(2, timeout=20)
 
     class Waiting(FakeEvaluator):
@@ -214,7 +214,7 @@ def _hold(path: Path, held: object, done: object) -> None:
 
 
 def test_two_merges_at_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    """The second is told who holds the file, and nothing is written."""
+    """The second gets an error that names who holds the file, and nothing is written."""
     spawn = multiprocessing.get_context("fork")
     held, done = spawn.Event(), spawn.Event()
     other = spawn.Process(target=_hold, args=(tmp_path / "out.yaml", held, done))

@@ -47,13 +47,13 @@ def test_rows_that_differ_in_what_changes_nothing_are_one(log: Path) -> None:
 
 
 def test_two_kinds_of_lines_tell_a_call_once(log: Path) -> None:
-    """With masks 32 and 64 together the library tells each call twice."""
+    """With masks 32 and 64 together the library states each call twice."""
     found = read(log, line("bench") * 5 + line(count=5) + extended(count=5, n=113) + line("rocblas_bench", n=7))
     assert counts(found) == {
         "109x16032x16384_bf16_TN": 5, "113x16032x16384_bf16_TN": 5, "7x16032x16384_bf16_TN": 1,
     }  # fmt: skip
     (remark,) = found.remarks
-    assert "hipblaslt-bench and hipBLASLt's profile tell the same calls" in remark
+    assert "hipblaslt-bench and hipBLASLt's profile state the same calls" in remark
 
 
 def test_cut_lines_are_named(log: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_a_command_leaves_out_is_at_its_benchmarks_default(log: Path) -> No
         "rocblas-bench -f gemm_ex -m 64 -n 32 -k 16\nhipblaslt-bench -m 64 -n 32 -k 16"
     )
     found = read(log, text)
-    whole = "it multiplies whole float32; here their products are of tf32"
+    whole = "it multiplies full float32; here their products are of tf32"
     assert counts(found) == {"32x64x16_bf16_TT": 1, "32x64x16_fp16_TN": 1, whole: 1}
     faults, cut, assumed = found.remarks
     assert "line 3: it has no M" in faults and "line 5: the command is cut" in cut
@@ -109,7 +109,7 @@ def test_what_a_command_leaves_out_is_at_its_benchmarks_default(log: Path) -> No
 
 
 def test_functions_without_a_d_write_into_c(log: Path) -> None:
-    """Batches too: rocBLAS's gemm and gemm_strided_batched have no D to tell of."""
+    """Batches too: rocBLAS's gemm and gemm_strided_batched have no D."""
     where = "lda: 128, stride_a: 4096, ldb: 64, stride_b: 2048, beta: 0, ldc: 128, stride_c: 8192, batch_count: 12"
     profile = f"transA: 'N', transB: 'T', M: 128, N: 64, K: 32, alpha: 1, {where}, call_count: 7 }}\n"
     command = "--transposeA N --transposeB T -m 64 -n 64 -k 32 --lda 64 --stride_a 2048 --ldb 64 --stride_b 2048"
@@ -134,12 +134,12 @@ def test_grouped_products_have_their_share(log: Path, form: str, count: int) -> 
     assert others == {(32, 16, 64): 2 * count, (32, 7, 64): count, (8, 9, 64): count} and not found.remarks
     assert {p.reason for p in found.products} == {"", "it asks for grouped_gemm true"}
     (cut,) = read(log, grouped(form, (32, 16), (8, 9)).replace("lda", "bias", 1) + line(n=5)).remarks
-    assert "line 1: the " in cut and "does not tell as many sizes of each kind for its groups" in cut
+    assert "line 1: the " in cut and "does not say as many sizes of each kind for its groups" in cut
 
 
 def test_formats_of_scales_that_are_newer(log: Path) -> None:
     assert counts(read(log, line(a="f4_r", scale=4))) == {
-        "it scales by the format 4, and does not say how the factors lie": 1
+        "it scales by the format 4, and does not say how the factors are stored": 1
     }
 
 
@@ -196,12 +196,12 @@ def test_cublaslt_s_trace(log: Path) -> None:
         "109x16032x16384_bf16_TN_biasn",
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor",
         "it applies gelu_bias",
-        "it scales by block, and does not say how the factors lie",
+        "it scales by block, and does not say how the factors are stored",
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale",
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_group",
         "it scales A by 1x128 and B by 128x128",
         "it asks for A: order=ORDER_ROW",
-        "its beta lies on the device",
+        "its beta is on the device",
         "it asks for newField=4",
     ]
     assert not found.remarks

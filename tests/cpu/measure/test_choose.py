@@ -48,7 +48,7 @@ def test_identical_samples_are_a_tie() -> None:
 
 
 def test_a_gain_within_the_margin_is_not_worth_it() -> None:
-    """Told from the noise without doubt, but by less than the margin: kept with the library, as a tie."""
+    """Faster without doubt, but by less than the margin: kept with the library, as a tie."""
     samples = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))
     assert faster(samples["ours"], samples[BASELINE_ENTRY])
     assert choose(samples) == Choice("ours", library_won=True, tie=True)
@@ -61,7 +61,7 @@ def test_without_a_library_the_fastest_wins() -> None:
 
 
 def test_the_margin_protects_the_librarys_best_algorithm() -> None:
-    """A kernel told from it without doubt, but by less than the margin, is not worth leaving the library for."""
+    """A kernel that is faster without doubt, but by less than the margin, is not worth leaving the library for."""
     samples = race(noise=1e-6, kernel=1e-5, algorithm=1e-5 * (1 + MARGIN / 2), library=2e-5)
     assert faster(samples["kernel"], samples["algorithm"]) and faster(samples["algorithm"], samples[BASELINE_ENTRY])
     kept = Choice("algorithm", library_won=False, tie=False)
@@ -121,7 +121,7 @@ def test_drift_meets_both() -> None:
     assert max(samples["ours"]) > 1.4 * min(samples[BASELINE_ENTRY])
     assert choose(samples) == Choice("ours", library_won=False, tie=False)
     shuffled = {**samples, BASELINE_ENTRY: samples[BASELINE_ENTRY][::-1]}
-    assert choose(shuffled).tie, "the same samples in other rounds tell nothing"
+    assert choose(shuffled).tie, "the same samples in other rounds decide nothing"
 
 
 def test_false_wins_are_rare() -> None:
@@ -152,11 +152,11 @@ def test_who_stays_in_the_race() -> None:
 
 def test_when_more_rounds_change_nothing() -> None:
     assert decided(race(best=1e-5, next=1.2e-5, library=2e-5))
-    assert decided(race(best=1e-5, next=1.2e-5, library=5e-6)), "told from the library on either side"
+    assert decided(race(best=1e-5, next=1.2e-5, library=5e-6)), "distinct from the library on either side"
     assert not decided(race(1, best=1e-5, next=1e-5, library=2e-5))
     assert not decided(race(best=1e-5, next=1.2e-5, library=1e-5))
     assert decided(race(best=1e-5)) and decided({BASELINE_ENTRY: [1e-5] * 9})
-    assert not decided(race(rounds=3, best=1e-5, next=2e-5)), "too early to tell"
+    assert not decided(race(rounds=3, best=1e-5, next=2e-5)), "too early to decide"
 
 
 @given(

@@ -38,7 +38,7 @@ ROLES = (f"{__name__}:Gpu", f"{__name__}:Survey")
 
 
 class Survey:
-    """Tells of the next host."""
+    """Reports of the next host."""
 
     facts: ClassVar[list[HostFacts]] = []
 
@@ -173,7 +173,7 @@ def test_code_objects_are_sent_once(monkeypatch: pytest.MonkeyPatch, said: list[
 
 
 def lose_at(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, losses: dict[int, str]) -> None:
-    """Lose hosts when so many launches have been made before."""
+    """Lose hosts once `launches` launches have been made."""
 
     def before(launch: Launch) -> None:
         ray.lost |= {host for count, host in losses.items() if count <= len(Gpu.launches)}

@@ -114,7 +114,7 @@ def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device,
     samples = answer.samples
     assert [t.status for t in trials] == ["ok", "wrong", "wrong", "ok"]
     assert all(t.error is not None and t.error <= t.tolerance for t in trials if t.status == "ok")
-    assert trials[2].error == float("inf"), "what nobody wrote is poison"
+    assert trials[2].error == float("inf"), "what was not written is poison"
     names = {c.config.template: c.config.name for c in given}
     assert samples.keys() == {names["right"], names["faster"], BASELINE_ENTRY}
     assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)

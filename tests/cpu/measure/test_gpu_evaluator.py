@@ -156,7 +156,7 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
 def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
     gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again afresh, more often where somebody else killed it; then the size fails, not its candidates."""
+    """It is tried in a new process, more often if a program killed it; then the size fails, not its candidates."""
     faults: list[Exception] = [WorkerDied("signal SIGKILL")]
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -179,7 +179,7 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
 
 
 def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First calls, library algorithms, sizes of which nothing is timed and slow sizes have the whole limit."""
+    """First calls, library algorithms, sizes of which nothing is timed and slow sizes have the complete limit."""
     gpu = GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 60)
     launch = Launch("k.cubin", "k", (1, 1, 1), (128, 1, 1), 0, (), ())
     limits: list[float] = []
@@ -212,7 +212,7 @@ def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: 
 
 
 def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process names who warms up; after that nobody is to blame, and the race is tried again."""
+    """The process names the entry that warms up; after that none is to blame, and the race is tried again."""
     late = [WorkerTimeout("no answer")] * 2
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -235,7 +235,7 @@ def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pyte
 
 
 def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naming each sample's runner costs time, so it begins after a death that nobody can be blamed for."""
+    """Naming each sample's runner costs time, so it begins after a death that no one can be blamed for."""
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         assert isinstance(job, RaceJob)

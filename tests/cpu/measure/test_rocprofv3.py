@@ -73,7 +73,7 @@ def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="1 kernel traces were written, 0 of them with marked launches"):
         rocprofv3.read_trace(tmp_path)
     path.write_text((HEADER + row(1, "next_launch", 1, 2) * 3)[:-60])
-    with pytest.raises(TraceError, match=r"1_kernel_trace\.csv is not a whole kernel trace"):
+    with pytest.raises(TraceError, match=r"1_kernel_trace\.csv is not a complete kernel trace"):
         rocprofv3.read_trace(tmp_path)
 
 

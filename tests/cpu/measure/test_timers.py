@@ -118,7 +118,7 @@ def test_a_spoiled_trace_is_taken_anew(clock: Profiled) -> None:
     graph, launch = PlayedGraph(gpu, [("gemm", 100, 50)] * 4), PlayedGraph.launch
 
     def flaky(stream: int) -> None:
-        dropped.value = 1  # CUPTI tells what it dropped since it was asked, the SDK what it ever dropped
+        dropped.value = 1  # CUPTI says what it dropped since it was asked, the SDK what it ever dropped
         launch(graph, stream)
         if graph.replays > 2 and gpu.kind == "cupti":
             dropped.value = 0

@@ -101,7 +101,7 @@ def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:
     even, less = Problem(256 * 19, 4096, 4096), Problem(256 * 8, 4096, 4096)  # 304 and 128 tiles
     assert seconds(304, even) == predict(TILE, even, GFX942).seconds  # nothing is left over
     assert seconds(608, less) > seconds(304, less)  # one such program fits on a CU: no more work at once
-    assert seconds(304, less, share_more=1) == seconds(304, less)  # there is no whole round to share
+    assert seconds(304, less, share_more=1) == seconds(304, less)  # there is no full round to share
 
 
 def test_stream_k_is_ranked_by_what_it_cuts() -> None:

@@ -26,7 +26,7 @@ def test_without_a_gpu_kernels_that_only_one_can_check_are_not_tried(tmp_path: P
 
 
 def test_where_nothing_else_is_left_they_are_tried(tmp_path: Path) -> None:
-    """So that the reason is told."""
+    """The reason is reported."""
     assert templates(SearchLimits(templates=("ws_tma",), interpreted=True), tmp_path) == {"ws_tma"}
 
 

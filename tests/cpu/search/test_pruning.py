@@ -25,7 +25,7 @@ ODD = [(4097, 4097, 4096), (2050, 2050, 512), (1, 8192, 28672), (64, 64, 70), (1
 
 @pytest.fixture(scope="module")
 def wide() -> Space:
-    """The whole tune_gemm space, which is the same for every problem."""
+    """The complete tune_gemm space, which is the same for every problem."""
     return space(Problem(1, 1, 1), GFX942, "tune_gemm", ("tile",))
 
 

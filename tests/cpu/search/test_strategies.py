@@ -47,7 +47,7 @@ class Case:
         return self.expected.configs
 
     def without_model(self) -> Case:
-        """The same configs in an order that tells nothing."""
+        """The same configs in an arbitrary order."""
         shuffled = np.random.default_rng(1).permutation(len(self.expected))
         return Case(self.space, self.expected.select(tuple(self.order[i] for i in shuffled)))
 
@@ -325,7 +325,7 @@ def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h
 
 
 def test_a_population_is_taken_where_a_search_has_one(hopper: Case) -> None:
-    """The first generation is as large as the user says, and the budget pays for so many of them."""
+    """The first generation is as large as the user says, and the budget pays for the same number."""
     genetic = registry.get(Strategy, "genetic")
     assert genetic.population and not registry.get(Strategy, "guided").population
     search = genetic.search(SearchPlan(hopper.space, hopper.expected, population=10), 25)

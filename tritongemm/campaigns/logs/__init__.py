@@ -1,1 +1,1 @@
-"""Logs of libraries: a file for each kind of line that says what a library was asked for."""
+"""Logs of libraries: a file for each kind of line that names a product."""

@@ -1,4 +1,4 @@
-"""What the lines of several logs have in common: the fields of a call by the names that hipBLASLt and rocBLAS use."""
+"""Holds what lines of several logs share: the fields of a call, named as hipBLASLt and rocBLAS name them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TYPE = re.compile(r"[a-z]+[0-9]*\w*_r", re.ASCII)
 _COMPLEX_TYPE = re.compile(r"[a-z0-9]+_c", re.ASCII)
 _COMPUTE = re.compile(r"(c_)?[a-z]+[0-9]+(_\w+)?_[rc]", re.ASCII)
 _OFF = ("", "0", "false", "none", "strided")
-_BLOCKS = {"vec128_32f": "1x128", "blk128x128_32f": "128x128"}  # cuBLASLt's names, which tell how the factors lie too
-GROUPED = "grouped_gemm"  # of a call of several products; behind it the sizes of each come one after the other
-OTHERS = "others"  # A reader's own field: what a line asks for in words that no field has.
-# What a call may ask for beside what a `LoggedCall` has fields for; each makes it another product.
+_BLOCKS = {"vec128_32f": "1x128", "blk128x128_32f": "128x128"}  # cuBLASLt's names, which fix the layout too
+GROUPED = "grouped_gemm"  # of a call of several products; the sizes of each follow one after another
+OTHERS = "others"  # a reader's own field: requests that have no field
+# Requests beyond the fields of a `LoggedCall`; each makes another product.
 _MORE = ("gradient", "use_e", "swizzleA", "swizzleB", "scaleAlpha_vector", "batch_mode", GROUPED)
 _SIZES = ("M", "N", "K")
 _OF_A_PRODUCT = {
@@ -53,8 +53,8 @@ class Fields(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def whole(self, name: str, default: int | None = None, least: int = 0) -> int:
-        """A whole number.
+    def integer(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """Return a whole number.
 
         Raises:
             InputError: it is none, is too small, or is not there and has no default.
@@ -69,7 +69,7 @@ class Fields(Mapping[str, str]):
         return int(text)
 
     def real(self, name: str, default: float) -> float:
-        """A number; NaN where the log could not read it, as it lies on the device.
+        """Return a number; NaN where the log could not read it from the device.
 
         Raises:
             InputError: it is none.
@@ -84,7 +84,7 @@ class Fields(Mapping[str, str]):
         return float(text)
 
     def word(self, name: str, is_one: Callable[[str], object], what: str) -> str:
-        """A text of a kind.
+        """Return a text of a kind.
 
         Raises:
             InputError: it is not of the kind, or not there.
@@ -95,7 +95,7 @@ class Fields(Mapping[str, str]):
         return text
 
     def is_on(self, name: str) -> bool:
-        """Whether a field asks for something: its value is not among those that mean no."""
+        """Return whether a field asks for something: its value is not among those that mean no."""
         return self.get(name, "").lower() not in _OFF
 
     def _required(self, name: str, default: object) -> str | None:
@@ -107,12 +107,12 @@ class Fields(Mapping[str, str]):
 
 
 def is_type(text: str) -> bool:
-    """Whether a text is the name of a type of numbers, known here or not."""
+    """Return whether a text is the name of a type of numbers, known here or not."""
     return bool(_TYPE.fullmatch(text) or _COMPLEX_TYPE.fullmatch(text))
 
 
 def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str:
-    """The fields of each product of a line, which most often has one; or what is wrong with the line.
+    """Return the fields of each product of a line, which most often has one; or what is wrong with the line.
 
     A product of a group that has no rows, or no columns, takes no time and is left out.
 
@@ -133,20 +133,20 @@ def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str
         return [values]
     counts = {len(several) for several in of_groups.values()}
     if len(counts) != 1 or not of_groups.keys() >= set(_SIZES):
-        return "does not tell as many sizes of each kind for its groups"
+        return "does not say as many sizes of each kind for its groups"
     of_each = zip(*of_groups.values(), strict=True)
     products = [values | dict(zip(of_groups, own, strict=True)) for own in of_each]
     return [one for one in products if "0" not in [one[name] for name in _SIZES]]
 
 
 def write_into_c(values: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a call; where none says how D lies, it is written into C, as by functions that have no D."""
-    lies = {d: values[c] for c, d in (("ldc", "ldd"), ("stride_c", "stride_d")) if c in values}
-    return {**lies, **values}
+    """Return the fields of a call; where D has none of its own, it is written into C."""
+    strides_of_c = {d: values[c] for c, d in (("ldc", "ldd"), ("stride_c", "stride_d")) if c in values}
+    return {**strides_of_c, **values}
 
 
 def read_call(fields: Fields) -> LoggedCall:
-    """The call whose fields have the names of hipBLASLt's profile.
+    """Return the call whose fields have the names of hipBLASLt's profile.
 
     Raises:
         InputError: a field lacks, or can't be.
@@ -156,17 +156,17 @@ def read_call(fields: Fields) -> LoggedCall:
         fields.word(name, is_type, "the name of a type")
         for name in ("a_type", "b_type", "c_type" if c else "d_type", "d_type" if d else "c_type")
     ]
-    batch = fields.whole("batch_count", 1, least=1)
+    batch = fields.integer("batch_count", 1, least=1)
     return LoggedCall(
-        m=fields.whole("M", least=1),
-        n=fields.whole("N", least=1),
-        k=fields.whole("K", least=1),
+        m=fields.integer("M", least=1),
+        n=fields.integer("N", least=1),
+        k=fields.integer("K", least=1),
         transposes="".join(fields.word(name, _TRANSPOSE.__contains__, "N, T or C") for name in ("transA", "transB")),
         types=(types[0], types[1], types[2], types[3]),
         compute=fields.word("compute_type", _COMPUTE.fullmatch, "the name of a type of sums").removeprefix("c_"),
-        leads=_four(fields.whole(f"ld{which}", 0) for which in "abcd"),
+        leads=_four(fields.integer(f"ld{which}", 0) for which in "abcd"),
         batch=batch,
-        strides=_four((fields.whole(f"stride_{which}", 0) if batch > 1 else 0) for which in "abcd"),
+        strides=_four((fields.integer(f"stride_{which}", 0) if batch > 1 else 0) for which in "abcd"),
         alpha=fields.real("alpha", 1.0),
         beta=fields.real("beta", 0.0),
         bias=_bias(fields),
@@ -188,14 +188,14 @@ def _four(values: Iterable[int]) -> tuple[int, int, int, int]:
 
 
 def _bias(fields: Fields) -> str:
-    """The type of the bias; "" where there is none. One that is summed up from an operand's gradient is another."""
+    """Return the type of the bias; "" where there is none. A sum of an operand's gradient is another kind."""
     if not fields.is_on("bias_vector"):
         return ""
     return fields.get("bias_type", "") or fields.get("d_type", "")
 
 
 def _scales(fields: Fields) -> tuple[str, str, str, str]:
-    """How each operand is scaled; older versions write true for a single factor."""
+    """Return how each operand is scaled; older versions write true for a single factor."""
     a, b, c, d = (_scale(fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
     return a, b, c, d
 
@@ -221,12 +221,12 @@ def _activation(fields: Fields) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _known_call(pairs: tuple[tuple[str, str], ...]) -> LoggedCall:
-    """As `read_call`; of a log with a line for each call most lines are equal, and checking one takes 0.2 ms."""
+    """Return `read_call`, cached: most lines of a log are equal, and checking one takes 0.2 ms."""
     return read_call(Fields(dict(pairs)))
 
 
 def add_row(contents: LogContents, fields: Fields, line: int, kind: str, count: float = 1.0) -> bool:
-    """Add the call that a line is of, or a fault where it can't be one; whether it is one."""
+    """Add a line's call, or a fault where it has none; return whether it has one."""
     try:
         call = _known_call(fields.pairs)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Lines that hold a map in braces, as the profiles of rocBLAS and hipBLASLt write them: close to YAML, and not YAML.
+"""Parses maps in braces, as the profiles of rocBLAS and hipBLASLt write them: close to YAML, and not YAML.
 
 Some versions leave a key or a value out (``scaleB: 0, : , : , scaleAlpha_vector: false``), which no YAML reader takes.
 Lines of several processes may be mixed, so that a map begins in the middle of a line, or another one's beginning stands
@@ -21,7 +21,7 @@ _END = re.compile(r"call_count\s*:\s*[0-9]+\s*\}", re.ASCII)
 
 
 def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[tuple[int, Fields, int]]:
-    """The maps of a profile, each with the number of its line and how often it was called.
+    """Yield the maps of a profile, each with the number of its line and how often it was called.
 
     Args:
         text: of a log.
@@ -33,7 +33,7 @@ def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[t
             contents.faults.append(LogFault(line, fields))
             continue
         try:
-            count = fields.whole("call_count", 1)
+            count = fields.integer("call_count", 1)
         except InputError as error:
             contents.faults.append(LogFault(line, str(error)))
             continue
@@ -44,7 +44,7 @@ def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[t
 
 
 def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
-    """The maps that begin with a key, each with the number of its line; in place of one that can't be read, why.
+    """Yield the maps that begin with a key, each with its line number; instead of one that can't be read, the reason.
 
     Args:
         text: of a log.
@@ -65,7 +65,7 @@ def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
 
 
 def _read(text: str) -> list[Fields] | str:
-    """The fields of a map, from behind its brace; of one of several products those of each."""
+    """Return the fields of a map's text from behind its brace; of several products those of each."""
     inside, brace, _ = text.partition("}")
     if not brace:
         return "the row is cut: its closing brace is not there"
@@ -83,5 +83,5 @@ def _read(text: str) -> list[Fields] | str:
 
 
 def _pair(match: re.Match[str]) -> tuple[str, str]:
-    """A name, as that of a product which stands alone, and its value."""
+    """Return a name and its value; a name that stands alone is a product's."""
     return _LOWER.get(match["key"], match["key"]), match["value"].strip("'\"")

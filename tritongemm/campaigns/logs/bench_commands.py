@@ -31,11 +31,11 @@ _LETTERS = {
     "h": "f16_r", "s": "f32_r", "d": "f64_r", "c": "f32_c", "z": "f64_c", "i8": "i8_r",
     "f16": "f16_r", "bf16": "bf16_r", "f32": "f32_r", "f64": "f64_r",
 }  # fmt: skip
-_CUT = "the command is cut: its line does not end; if it is whole, end the file with a new line"
-_OF_RESULT = "c_type", "d_type"  # either stands for the other
+_CUT = "the command is cut: its line does not end; if it is complete, end the file with a new line"
+_OF_RESULT = "c_type", "d_type"  # each defaults to the other
 _TYPES = ("a_type", "b_type", *_OF_RESULT, "compute_type")
-_PRECISIONS = {"hipblaslt": "f16_r", "rocblas": "f32_r"}  # of what has no type, where -r says none
-_SUMS = "f32_r"  # the compute_type of hipblaslt-bench, whatever -r says
+_PRECISIONS = {"hipblaslt": "f16_r", "rocblas": "f32_r"}  # the type where -r gives none
+_SUMS = "f32_r"  # the compute_type of hipblaslt-bench, whatever -r is
 
 
 class BenchCommands(CallLog):
@@ -44,7 +44,7 @@ class BenchCommands(CallLog):
     title: ClassVar[str] = "command lines of hipblaslt-bench (HIPBLASLT_LOG_MASK=32) or rocblas-bench (ROCBLAS_LAYER=2)"
 
     def read(self, text: str) -> LogContents:
-        """A call for each command of a GEMM."""
+        """Return a call for each command of a GEMM."""
         contents = LogContents()
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
             places = list(_COMMAND.finditer(line)) if "-bench" in line else []
@@ -75,7 +75,7 @@ def _add(contents: LogContents, program: str, text: str, line: int) -> None:
 
 @lru_cache(maxsize=1 << 14)
 def _read_command(program: str, text: str) -> tuple[tuple[Fields, tuple[str, ...]], ...] | LogFault | str:
-    """The fields of each product of a command, with the defaults among them that no word says.
+    """Return the fields of each product of a command, with the defaults that no word gives.
 
     Or what is wrong with the command, or the function that it is of if no product. Of a log with a line for each call
     most lines are equal.
@@ -95,7 +95,7 @@ def _read_command(program: str, text: str) -> tuple[tuple[Fields, tuple[str, ...
 
 
 def _completed(program: str, values: dict[str, str], by_pointers: bool) -> tuple[Fields, tuple[str, ...]]:
-    """The fields of a product, with what the command leaves out, and what of that is a default."""
+    """Return the fields of a product, with defaults for what the command leaves out, and which those are."""
     if by_pointers:
         values[OTHERS] = "a batch by pointers"
     own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
@@ -111,7 +111,7 @@ def _completed(program: str, values: dict[str, str], by_pointers: bool) -> tuple
 
 
 def _read_words(words: list[str]) -> list[tuple[str, str]] | str:
-    """The values of options by the names of the profile's fields, in their order, or what is wrong."""
+    """Return the values of options by the names of the profile's fields, in their order, or what is wrong."""
     pairs: list[tuple[str, str]] = []
     awaits_value = False
     for word in words:

@@ -23,7 +23,7 @@ class HipblasltProfile(CallLog):
     title: ClassVar[str] = "hipBLASLt's profile (HIPBLASLT_LOG_MASK=64 or 128)"
 
     def read(self, text: str) -> LogContents:
-        """A call for each row, with its count."""
+        """Return a call for each row, with its count."""
         contents = LogContents()
         for line, fields, count in read_counted(text, "function", contents):
             if fields["function"] != "matmul":

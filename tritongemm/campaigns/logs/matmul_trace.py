@@ -37,11 +37,11 @@ _SUMS = {
     "COMPUTE_64F_PEDANTIC": "f64_r", "COMPUTE_32XF": "xf32_r", "COMPUTE_32F_16F": "f32_f16_r",
     "COMPUTE_32F_16BF": "f32_bf16_r",
 }  # fmt: skip
-# What hipBLASLt calls otherwise than cuBLASLt.
+# hipBLASLt's names that differ from cuBLASLt's.
 _OWN_NAMES = {"batch_count": "batchCount", "batch_stride": "stridedBatchOffset", "biasType": "biasDataType"}
 _LAYOUT = {"type", "rows", "cols", "ld", "batchCount", "stridedBatchOffset", "order"}
 _PLAIN_ORDERS = ("", "ORDER_COL", "col")
-_PASSED = {  # what changes nothing of what is computed
+_PASSED = {  # fields that do not change what is computed
     "computeType", "scaleType", "smCountTarget", "fastAccum", "pointerMode", "biasPointer", "biasDataType", "epilogue",
     "transa", "transb", "transA", "transB", "amaxDPointer", "aScalePointer", "bScalePointer", "cScalePointer",
     "dScalePointer", "aScaleMode", "bScaleMode", "cScaleMode", "dScaleMode",
@@ -57,7 +57,7 @@ class MatmulTrace(CallLog):
     title: ClassVar[str] = "the trace of cuBLASLt (CUBLASLT_LOG_LEVEL=2 or more) or hipBLASLt (HIPBLASLT_LOG_MASK=2)"
 
     def read(self, text: str) -> LogContents:
-        """A call for each line that traces a product."""
+        """Return a call for each line that traces a product."""
         contents = LogContents()
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
             for head in _HEAD.finditer(line) if "Trace" in line else ():
@@ -76,7 +76,7 @@ class MatmulTrace(CallLog):
 
 @lru_cache(maxsize=1 << 14)
 def _known_fields(text: str) -> Fields | str:
-    """As `_fields`, or what is wrong; but for pointers most lines of a log are equal."""
+    """Return `_fields` or the fault, cached: but for pointers most lines of a log are equal."""
     try:
         return _fields(text)
     except InputError as error:
@@ -84,7 +84,7 @@ def _known_fields(text: str) -> Fields | str:
 
 
 def _fields(text: str) -> Fields:
-    """The fields of a call by the names of hipBLASLt's profile.
+    """Return the fields of a call by the names of hipBLASLt's profile.
 
     Raises:
         InputError: a descriptor lacks or can't be.
@@ -98,7 +98,7 @@ def _fields(text: str) -> Fields:
     compute = groups["computeDesc"]
     values = {f"trans{w}": _operation(compute.get(f"trans{w.lower()}") or compute.get(f"trans{w}")) for w in "AB"}
     a, b, d = (Fields(layouts[which]) for which in "ABD")
-    sizes = [(layout.whole("rows", least=1), layout.whole("cols", least=1)) for layout in (a, b, d)]
+    sizes = [(layout.integer("rows", least=1), layout.integer("cols", least=1)) for layout in (a, b, d)]
     (m, k), (inner, n) = (
         size if trans == "N" else size[::-1] for size, trans in zip(sizes, values.values(), strict=False)
     )
@@ -136,7 +136,7 @@ def _epilogue(compute: Mapping[str, str], d_type: str) -> dict[str, str]:
 
 
 def _scales(compute: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """The factors of the operands; those of C and D count only where they are of 8 bits, as the library says."""
+    """Return the factors of the operands; those of C and D count only where they are of 8 bits, as for the library."""
     found = {}
     for which in "abcd":
         given = not _NO_POINTER.fullmatch(compute.get(f"{which}ScalePointer", "0"))
@@ -148,7 +148,7 @@ def _scales(compute: Mapping[str, str], values: Mapping[str, str]) -> dict[str, 
 
 
 def _strange(layouts: Mapping[str, Mapping[str, str]], compute: Mapping[str, str], outside: Mapping[str, str]) -> str:
-    """What a call asks for that has no other name here."""
+    """Return a request of a call that has no other name here."""
     found = [f"{which}: {name}={value}" for which, layout in layouts.items() for name, value in layout.items()
              if name not in _LAYOUT or (name == "order" and value not in _PLAIN_ORDERS)]  # fmt: skip
     found += [f"{name}={value}" for name, value in compute.items() if name not in _PASSED]

@@ -25,7 +25,7 @@ class RocblasProfile(CallLog):
     title: ClassVar[str] = "rocBLAS's profile (ROCBLAS_LAYER=4)"
 
     def read(self, text: str) -> LogContents:
-        """A call for each row of a GEMM, with its count."""
+        """Return a call for each row of a GEMM, with its count."""
         contents = LogContents()
         for line, fields, count in read_counted(text, "rocblas_function", contents):
             name = fields["rocblas_function"]
@@ -38,7 +38,7 @@ class RocblasProfile(CallLog):
 
 
 def _typed(fields: Fields, function: re.Match[str]) -> Fields:
-    """The fields with the types that the function's name contains."""
+    """Return the fields with the types that the function's name contains."""
     values = dict(fields)
     if function["type"]:
         own = _TYPES[function["type"]]

@@ -1,1 +1,1 @@
-"""The stages of a campaign, a file each: `run` does one on its folder, `why_again` says why it is done once more."""
+"""The stages of a campaign, a file each: `run` runs one on its folder, `why_again` returns why it runs once more."""

@@ -1,4 +1,4 @@
-"""Stage: merged results → times of reference and tuned kernels, in fresh processes that take turns."""
+"""Stage: merged results → times of reference and tuned kernels, in new processes that take turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritongemm.core.errors import InputError
 
 
 class MeasuredCampaign(Protocol):
-    """What the stages that measure need of a `Campaign`."""
+    """The parts of a `Campaign` that measuring stages use."""
 
     @property
     def folder(self) -> Path:
@@ -21,14 +21,14 @@ class MeasuredCampaign(Protocol):
 
     @property
     def open_tools(self) -> OpenTools:
-        """What opens the tools that measure."""
+        """A function that opens the tools that measure."""
 
     @property
     def say(self) -> Callable[[str], None]:
-        """What prints a line."""
+        """A function that prints a line."""
 
     def fail(self, text: str) -> None:
-        """Print and note what went wrong with one product; the others go on."""
+        """Report a fault of one product; the others go on."""
 
 
 def run(campaign: MeasuredCampaign) -> None:
@@ -39,7 +39,7 @@ def run(campaign: MeasuredCampaign) -> None:
 
 
 def why_again(campaign: MeasuredCampaign) -> str:
-    """Why the stage is done again; "" where it is not: what a lost GPU left is measured, and nothing else."""
+    """Return why the stage runs again; "" where it does not: only what a lost GPU left is measured."""
     try:
         failed = sum(bool(product.failure) for product in read_products(campaign.folder / RAW))
     except InputError as error:

@@ -23,8 +23,8 @@ from tritongemm.system import files
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _ELSEWHERE = "choose another folder with -o"
-_LARGE_BYTES = 64 << 20  # A log of so many takes many seconds to be read, which is said.
-_MOST_PRINTED = 20  # Products that can't be computed here, of which each has a line.
+_LARGE_BYTES = 64 << 20  # a log of this size takes many seconds to read, which is reported
+_MOST_PRINTED = 20  # products that can't be computed here and have a line each
 _SCRIPT = """#!/bin/sh
 # {about}
 # Tunes this GEMM alone; --only merge takes the result in. Options are those of tritongemm tune.
@@ -34,7 +34,7 @@ cd "$(dirname "$0")" && exec "${{PYTHON:-python3}}" -m tritongemm.tune \\
 
 
 def run(campaign: Campaign) -> None:
-    """Write what the log asks for.
+    """Write tables, configs and scripts for a log.
 
     Raises:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
@@ -61,7 +61,7 @@ def run(campaign: Campaign) -> None:
 
 
 def why_again(campaign: Campaign) -> str:
-    """Why the stage is done again; "" where it is not: shares are measured where they can be, tables are whole."""
+    """Return why the stage runs again; "" where it does not: measured shares are possible, or tables are incomplete."""
     try:
         tables.read_gemms(campaign.folder)
         count = _count_unmeasured(campaign)
@@ -79,7 +79,7 @@ def why_again(campaign: Campaign) -> str:
 
 
 def _count_unmeasured(campaign: Campaign) -> int:
-    """How many GEMMs have a predicted time, though a GPU that is here may measure them."""
+    """Return how many GEMMs have a predicted time, though a GPU that is here may measure them."""
     rows = [row for _, row in read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
     predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
     if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
@@ -89,7 +89,7 @@ def _count_unmeasured(campaign: Campaign) -> int:
 
 
 def _name_configs(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
-    """A name for each product that is tuned, by its place."""
+    """Return a name for each product that is tuned, by its place."""
     numbers: Counter[str] = Counter()
     names = {}
     for place, one in enumerate(products):
@@ -102,14 +102,14 @@ def _name_configs(products: Sequence[WeighedProduct], threshold: float) -> dict[
 
 def _print_shares(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[int, str]) -> None:
     """Print what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
-    whole = sum(one.total_seconds for one in products)
+    total = sum(one.total_seconds for one in products)
     computed = [one for one in products if one.product.problem is not None]
     measured = sum(one.how == MEASURED for one in computed)
     some = f"{measured} of them measured" if measured else "predicted" if computed else "as the data sheet says"
     how = "measured" if computed and measured == len(computed) else some
     campaign.say(
         f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
-        f"{whole * 1e3:.4g} ms, {how}"
+        f"{total * 1e3:.4g} ms, {how}"
     )
     cut = [one for place, one in enumerate(products) if place not in configs and one.product.problem is not None]
     share, lost = (sum(products[place].share for place in configs), sum(one.share for one in cut))
@@ -119,7 +119,7 @@ def _print_shares(campaign: Campaign, products: Sequence[WeighedProduct], config
 
 
 def _print_uncomputed(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
-    """Print what can't be computed here and why, a line for each of the largest; `SUMMARY` has all."""
+    """Print what can't be computed here and why, a line for each of the largest; `SUMMARY` lists all."""
     for one in others[:_MOST_PRINTED]:
         where = f"{campaign.log}: line {one.product.line}: {one.product.call.words}"
         campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.product.reason}")
@@ -131,7 +131,7 @@ def _print_uncomputed(campaign: Campaign, others: Sequence[WeighedProduct]) -> N
 
 
 def _why_none(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
-    """Why no GEMM of the log is tuned, for an error."""
+    """Return why no GEMM of the log is tuned, for an error."""
     computed = [one for one in products if one.product.problem is not None]
     if not computed:
         first = products[0].product
@@ -156,17 +156,17 @@ def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
     script = campaign.folder / f"{name}.sh"
     _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
     mode = script.stat().st_mode
-    script.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it, as the umask says, may run it
+    script.chmod(mode | (mode & 0o444) >> 2)  # users who may read it, by the umask, may run it
 
 
 def _check_places(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that holds tables and configs of others, as hipBLASLt's TuningDriver gives its own these names.
+    """Refuse a folder that holds tables and configs of other programs, as hipBLASLt's TuningDriver uses these names.
 
     Raises:
         OutputError: names the file.
     """
     for table in (tables.SUMMARY, tables.GEMMS):
-        files.check_place(folder / table, tables.is_ours, "a table of a campaign", _ELSEWHERE)
+        files.check_place(folder / table, tables.is_table, "a table of a campaign", _ELSEWHERE)
     for name in names:
         for suffix in (".yaml", ".sh"):
             is_ours = partial(_is_config, f"# {name}: ".encode())
@@ -174,7 +174,7 @@ def _check_places(folder: Path, names: Iterable[str]) -> None:
 
 
 def _is_config(remark: bytes, start: bytes) -> bool:
-    """Whether a file that begins so has the remark that each config of ours and its script begin with."""
+    """Return whether a file begins with the remark at the head of every config and script."""
     return not start or remark in start
 
 

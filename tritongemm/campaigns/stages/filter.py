@@ -12,5 +12,5 @@ def run(campaign: MeasuredCampaign) -> None:
 
 
 def why_again(campaign: MeasuredCampaign) -> str:
-    """Why the stage is done again; "" where it is not."""
+    """Return why the stage is done again; "" where it is not."""
     return "" if (campaign.folder / KEPT).exists() else f"{KEPT} is not there: done again"

@@ -31,7 +31,7 @@ def run(campaign: Campaign) -> None:
         InputError: a file of results can't be read, or there are none.
         OutputError: the results can't be written.
     """
-    others = _take_in(campaign)  # first, as one that can't be read leaves all as it was
+    others = _take_in(campaign)  # first, as a file that can't be read leaves all as it was
     order = {gemm.problem: place for place, gemm in enumerate(tables.read_gemms(campaign.folder))}
     best: dict[tuple[str, int], Record] = {}
     for path, record in _records(campaign):
@@ -57,11 +57,11 @@ def run(campaign: Campaign) -> None:
         campaign.say(f"no result: {problem}")
     for other in others:
         merge_campaign(campaign.folder, other, campaign.open_tools if campaign.devices else None, campaign.say)
-    (campaign.folder / RACES).unlink(missing_ok=True)  # it has served: who does the stage again measures again
+    (campaign.folder / RACES).unlink(missing_ok=True)  # done: running the stage again measures again
 
 
 def why_again(campaign: Campaign) -> str:
-    """Why the stage is done again; "" where it is not: results of other campaigns are merged in once."""
+    """Return why the stage runs again; "" where it does not: results of other campaigns are merged in once."""
     if not campaign.merged.exists():
         return f"{campaign.merged} is not there: done again"
     new = [str(other) for other in campaign.others if not _copy_of(campaign, other, _read_checked(other)).exists()]
@@ -69,7 +69,7 @@ def why_again(campaign: Campaign) -> str:
 
 
 def _take_in(campaign: Campaign) -> list[Path]:
-    """Copies of other campaigns' results, also of those that were named before: doing the stage again loses none.
+    """Copy other campaigns' results, and return all copies, also earlier ones, so that no run of the stage loses any.
 
     Raises:
         InputError: one can't be read, or has no results.
@@ -82,7 +82,7 @@ def _take_in(campaign: Campaign) -> list[Path]:
 
 
 def _read_checked(other: Path) -> str:
-    """The text of another campaign's results, which can be merged.
+    """Return the text of another campaign's results, which can be merged.
 
     Raises:
         InputError: they can't be.
@@ -93,7 +93,7 @@ def _read_checked(other: Path) -> str:
 
 
 def _copy_of(campaign: Campaign, other: Path, text: str) -> Path:
-    """Where a copy of results lies: those of one name that are equal have one."""
+    """Return the path of a copy of results: equal files of one name share one."""
     return campaign.taken_in / f"{other.stem[:80]}.{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
 
 
@@ -102,7 +102,7 @@ def _rank(record: Record) -> tuple[bool, float]:
 
 
 def _records(campaign: Campaign) -> Iterator[tuple[Path, Record]]:
-    """The results of the stage before, and those that the configs' own scripts wrote."""
+    """Yield the results of the stage before, and those of the configs' own scripts."""
     alone = [campaign.alone / f"{gemm.config}.yaml" for gemm in tables.read_gemms(campaign.folder)]
     for path in (campaign.tuned, *alone):
         if path.exists():

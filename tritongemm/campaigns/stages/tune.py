@@ -1,4 +1,4 @@
-"""Stage: the configs → tuned results, on all devices at once; each draws the next work of any GEMM when it is free."""
+"""Stage: the configs → tuned results, on all devices at once; a free device takes the next work of any GEMM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(campaign: Campaign) -> None:
 
 
 def why_again(campaign: Campaign) -> str:
-    """Why the stage is done again; "" where it is not: who has a GPU has no use for predictions."""
+    """Return why the stage runs again; "" where it does not: with a GPU, predictions are measured."""
     if not campaign.resume:
         return "done again, as --no-resume asks"
     if _are_predictions(campaign):
@@ -55,12 +55,12 @@ def why_again(campaign: Campaign) -> str:
 
 
 def _are_predictions(campaign: Campaign) -> bool:
-    """Whether what is tuned was never measured, though it can be now."""
+    """Return whether the tuned results are predictions that can be measured now."""
     return bool(campaign.devices) and any(record.predicted for record in _read_tuned(campaign))
 
 
 def _read_tuned(campaign: Campaign) -> list[Record]:
-    """The results of earlier runs of the stage; none before the first."""
+    """Return the results of earlier runs of the stage; none before the first."""
     if not campaign.tuned.exists():
         return []
     rows = sizes.from_file(campaign.tuned, Defaults(fp8_encoding=campaign.target.fp8))
@@ -68,7 +68,7 @@ def _read_tuned(campaign: Campaign) -> list[Record]:
 
 
 def _set_aside(campaign: Campaign) -> None:
-    """Keep what was tuned under another name, and begin anew."""
+    """Rename what was tuned, and begin anew."""
     files = RunFiles(campaign.tuned)
     files.hold()
     try:
@@ -79,7 +79,7 @@ def _set_aside(campaign: Campaign) -> None:
 
 
 def _read_configs(campaign: Campaign) -> list[Problem]:
-    """The problems of the configs; one whose file was deleted is left out."""
+    """Return the problems of the configs; one whose file was deleted is left out."""
     found: dict[Problem, None] = {}
     for gemm in tables.read_gemms(campaign.folder):
         path = campaign.folder / f"{gemm.config}.yaml"
@@ -93,11 +93,11 @@ def _read_configs(campaign: Campaign) -> list[Problem]:
 
 
 def _tune(tuning: TuningRun, problems: Sequence[Problem]) -> dict[Problem, str]:
-    """Tune, and merge what is done whatever happens; the journal keeps it where even that fails."""
+    """Tune, and merge what is done whatever happens; it stays in the journal where even that fails."""
     try:
         failures = tuning.tune(problems)
     except BaseException:
-        with suppress(TritonGemmError):  # the first fault is the one that is raised
+        with suppress(TritonGemmError):  # the first fault is raised
             tuning.store.merge(problems)
         raise
     tuning.store.merge(problems)

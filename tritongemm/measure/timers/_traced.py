@@ -23,8 +23,8 @@ class TracedClock:
         stream: handle of the stream the graphs run on.
     """
 
-    ATTEMPTS = 3  # A trace that is refused is taken anew, so many times in all.
-    RECORDS_TIMEOUT_SECONDS = 1.0  # A late record is waited for so long.
+    ATTEMPTS = 3  # traces that are taken at most, if each is refused
+    RECORDS_TIMEOUT_SECONDS = 1.0  # how long a late record is waited for
 
     def __init__(self, tracer: KernelTracer, wait: Callable[[], object], stream: int) -> None:
         self._tracer, self._wait, self._stream = tracer, wait, stream
@@ -55,7 +55,7 @@ class TracedClock:
         return busy_seconds(records) / launches
 
     def _replay(self, graph: Graph, launches: int, symbol: str) -> Sequence[KernelRecord]:
-        """The records of the timed replay in the order of launching."""
+        """Return the records of the timed replay in the order of launching."""
         known = (symbol,) * launches if symbol else self._kernels.get(graph)
         with KernelTrace(self._tracer, self._wait) as trace:
             for _ in range(2):

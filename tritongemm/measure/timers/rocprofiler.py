@@ -13,7 +13,7 @@ from tritongemm.measure.timers._traced import TracedClock
 from tritongemm.plugins.contracts import Timer
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-_PROBE_TIMEOUT_SECONDS = 60.0  # The process that tries the SDK may take so long.
+_PROBE_TIMEOUT_SECONDS = 60.0  # limit of the process that tries the SDK
 
 
 class RocprofilerTimer(Timer):

@@ -1,7 +1,7 @@
 """The timer that runs rocprofv3 on a generated module in the final race, and reads its kernel-trace CSV.
 
 The module launches the finalists in turn with a mark before each launch, so the rows between two marks belong to one
-launch: a kernel of ours is exactly one row with its own name, a library's operation may be several rows, the same each
+launch: our kernel is exactly one row with its own name, a library's operation may be several rows, the same each
 time. Rows that are missing or of other kernels are an error. Candidates are screened with events, as the tool starts a
 process.
 """
@@ -25,7 +25,7 @@ from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer
 from tritongemm.system.temporary_folder import TemporaryFolder
 
 TOOL = "rocprofv3"
-MARK = "next_launch"  # The kernel of the generated module that runs before each launch.
+MARK = "next_launch"  # the kernel of the generated module that runs before each launch
 
 
 class Rocprofv3Timer(ExternalTimer):
@@ -50,7 +50,7 @@ class Rocprofv3Timer(ExternalTimer):
         return Support(f"{TOOL} watches the generated module, which has no kernels of {backend}")
 
     def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:
-        """Seconds of each launch by config name, the baseline's under `BASELINE_ENTRY`.
+        """Return the seconds of each launch by config name, the baseline's under `BASELINE_ENTRY`.
 
         Raises:
             InputError: a config of a backend whose kernels are not in the generated module.
@@ -83,11 +83,11 @@ class Rocprofv3Timer(ExternalTimer):
 
 def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
     """Run a command under the tool, which writes its trace into the folder `output`."""
-    whole = [tool(), "--kernel-trace", "-f", "csv", "-d", str(output), "--", *command]
+    traced = [tool(), "--kernel-trace", "-f", "csv", "-d", str(output), "--", *command]
     key = job.problem.key
     try:
         done = subprocess.run(
-            whole,
+            traced,
             cwd=output.parent,
             capture_output=True,
             encoding="utf-8",
@@ -97,7 +97,7 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
     except subprocess.TimeoutExpired:
         raise TraceError(f"{TOOL}: {key} took more than {job.timeout_s:g} s") from None
     except OSError as error:
-        raise TraceError(f"{TOOL}: {whole[0]} can't be run: {error}") from error
+        raise TraceError(f"{TOOL}: {traced[0]} can't be run: {error}") from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()[-3:]
         raise TraceError(f"{TOOL}: exit status {done.returncode} for {key}: {' | '.join(said)}")
@@ -138,7 +138,7 @@ def read_trace(folder: Path) -> list[KernelRecord]:
 
 
 def _rows(path: Path) -> list[KernelRecord]:
-    """The records of a trace file, from columns of all versions: Kernel_Name, Start_Timestamp, End_Timestamp."""
+    """Return the records of a trace file, from columns of all versions: Kernel_Name, Start_Timestamp, End_Timestamp."""
     found: list[tuple[int, KernelRecord]] = []
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         for row in csv.DictReader(lines):
@@ -147,7 +147,7 @@ def _rows(path: Path) -> list[KernelRecord]:
                 name = row["Kernel_Name"].removesuffix(".kd")
                 found.append((int(row.get("Dispatch_Id") or start), KernelRecord(name, start, end)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise TraceError(f"{TOOL}: {path.name} is not a whole kernel trace: {error!r} in {row}") from error
+                raise TraceError(f"{TOOL}: {path.name} is not a complete kernel trace: {error!r} in {row}") from error
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -13,12 +13,7 @@ from typing import ClassVar
 
 from tritongemm.plugins.contracts.plugin import Plugin
 
-SCALES = (
-    "none",
-    "tensor",
-    "row",
-    "block",
-)  # how factors are stored over an operand, in the order of hipBLASLt's numbers
+SCALES = ("none", "tensor", "row", "block")  # layouts of factors, in the order of hipBLASLt's numbers
 
 
 @dataclass(frozen=True)

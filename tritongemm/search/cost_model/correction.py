@@ -178,7 +178,7 @@ def features(
 
 
 def _settings(configs: Sequence[Config], templates: Sequence[str]) -> Floats:
-    """Options of each config, 0 where it has none of a name, and 1 for its template, else 0."""
+    """Return the options of each config, 0 where it has none of a name, and 1 for its template, else 0."""
     places: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
     which = [places.setdefault((c.template, c.options), len(places)) for c in configs]
     rows = []

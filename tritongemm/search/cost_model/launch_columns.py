@@ -57,7 +57,7 @@ class ProgramColumns:
     def gather(
         cls, memo: ConfigMemo, problem: Problem, target: Target, built: Sequence[Artifact | None]
     ) -> ProgramColumns:
-        """The programs of a memo's configs."""
+        """Return the programs of a memo's configs."""
 
         def column(function: Callable[..., float], *more: Sequence[Any]) -> Floats:
             return np.array(memo.map(function, *more), np.float64)
@@ -78,7 +78,7 @@ class ProgramColumns:
         )
 
     def repeated(self, count: int) -> ProgramColumns:
-        """All of these again and again."""
+        """Return all of these, repeated."""
 
         def again(columns: Floats) -> Floats:
             return np.tile(columns, count)
@@ -87,12 +87,12 @@ class ProgramColumns:
         return ProgramColumns(iteration=IterationCost(*map(again, vars(self.iteration).values())), **values)
 
     def axis(self, name: str) -> Floats:
-        """The values of one of `core.config.AXES`, [n]."""
+        """Return the values of one of `core.config.AXES`, [n]."""
         return np.asarray(self.axes[AXES.index(name)])
 
     @property
     def warps(self) -> Floats:
-        """Warps of a program."""
+        """The warps of a program."""
         return self.axis("num_warps")
 
 
@@ -103,7 +103,7 @@ class LaunchColumns:
     Attributes:
         programs: that are launched.
         rows, columns: tiles of one C along M and along N.
-        tiles: of C over the whole batch.
+        tiles: of C over the entire batch.
         loop: K iterations of a tile.
         waves: first and last waves; last ones that do not differ have a count of 0.
         reduce: seconds to add up shared tiles.
@@ -121,7 +121,7 @@ class LaunchColumns:
     def gather(
         cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Artifact | None]
     ) -> LaunchColumns:
-        """Launches of configs for one problem."""
+        """Return the launches of configs for one problem."""
         memo = ConfigMemo(configs)
         programs = ProgramColumns.gather(memo, problem, target, built)
         fits = programs.fits.astype(int).tolist()
@@ -132,7 +132,7 @@ class LaunchColumns:
     def of_sizes(
         cls, programs: ProgramColumns, sizes: Floats, target: Target, persistent: Sequence[tuple[Wave[int], ...]] = ()
     ) -> LaunchColumns:
-        """Launches for problems of which M, N, K and the batch are columns of `sizes`, [4, 1] for one that all compute.
+        """Return launches for problems whose M, N, K and batch are columns of `sizes`, [4, 1] for one that all compute.
 
         Args:
             programs: one for each problem.
@@ -159,7 +159,7 @@ class LaunchColumns:
         )  # fmt: skip
 
     def demand(self, terms: Floats, seconds: Floats) -> Demand:
-        """What features need, given the seconds of each of `TERMS` and of a launch."""
+        """Return what features need, given the seconds of each of `TERMS` and of a launch."""
         p = self.programs
         return Demand(
             p.axes, terms, seconds, self.waves[0].resident, p.registers, p.from_lds, p.iteration.traffic, p.stages,
@@ -168,14 +168,14 @@ class LaunchColumns:
 
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:
-    """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
+    """Return the memory latencies hidden by the last kernel's end; programs that stage rows of A pay them anyway."""
     if occupancy.without_matrix_units(config) and not occupancy.has_single_row(config):
         return 0
     return min(1, config.option("ahead")) + config.option("early")
 
 
 def _late(config: Config, problem: Problem, target: Target) -> bool:
-    """Whether an iteration asks for its next block of B after its matrix instructions, which then hide no latency.
+    """Return whether an iteration requests its next block of B after its matrix instructions.
 
     So Triton 3.9 orders the loop where loads pass through registers and scales change along K (seen on gfx942); without
     such scales all loads come first.
@@ -185,7 +185,7 @@ def _late(config: Config, problem: Problem, target: Target) -> bool:
 
 
 def _columns(rows: Sequence[object]) -> Iterator[Floats]:
-    """A column for each attribute of the dataclass that all `rows` are of."""
+    """Yield a column for each attribute of the dataclass of `rows`."""
     known = {id(r): i for i, r in enumerate(rows)}
     distinct = np.array([list(vars(rows[i]).values()) for i in known.values()], np.float64)
     places = dict(zip(known, range(len(known)), strict=True))
@@ -193,5 +193,5 @@ def _columns(rows: Sequence[object]) -> Iterator[Floats]:
 
 
 def cu_rate(target: Target) -> float:
-    """Bytes per second that one compute unit can draw from its L2."""
+    """Return the bytes per second that one compute unit can draw from its L2."""
     return CU_BYTES_PER_CLOCK * target.clock_ghz * 1e9

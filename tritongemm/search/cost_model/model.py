@@ -1,4 +1,4 @@
-"""The analytical model of a compute unit and the memories behind it, which ranks kept configs.
+"""Models a compute unit and the memories behind it analytically, and ranks kept configs.
 
 The model prunes and seeds; its times do not replace measurements. Every figure is a fact of the `Target` or one of the
 constants below, none is fitted per size; where tables of a target were recorded, `correction` adds a fitted factor.
@@ -26,7 +26,7 @@ from tritongemm.search.cost_model.tile_cost import alignments
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave
 from tritongemm.search.typical import typical
 
-# The barrier, the waits and the branch of one K iteration take so many clocks.
+# clocks of the barrier, the waits and the branch of one K iteration
 SYNC_CLOCKS = 200
 # A load that hits in L2, or in the last-level cache, takes this share of the latency of one that misses both: rounded
 # guesses, used only for operands that stay in caches.
@@ -36,7 +36,7 @@ L2_LATENCY, LLC_LATENCY = 0.3, 0.8
 # more warps on a SIMD to take turns: the least, the gain of each warp, and the most.
 QUEUE_OVERLAP, PIPELINE_OVERLAP = 3.0, 5.0
 LEAST_OVERLAP, WARP_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
-# So many problems are predicted at once: few enough for their columns to stay in a core's caches.
+# problems that are predicted at once: few enough for their columns to stay in a core's caches
 _AT_ONCE = 128
 _SIZES = attrgetter("m", "n", "k", "batch")
 _KIND = attrgetter(*(f.name for f in fields(Problem) if f.name not in ("m", "n", "k", "batch")))
@@ -69,14 +69,14 @@ def rank(
 
     block_m, block_n = (launches.programs.axis(name) for name in ("block_m", "block_n"))
     areas, heights = -block_m * block_n, -block_m
-    # The attributes of configs in their order order them as configs are ordered, and sooner.
+    # The attributes of configs in this order sort them as configs sort, and faster.
     keys = list(zip(seconds, areas.tolist(), heights.tolist(), (tuple(vars(c).values()) for c in given), strict=True))
     places = sorted(range(len(given)), key=keys.__getitem__)
     return Predictions(tuple(given[i] for i in places), np.array(seconds)[places], terms[places])
 
 
 def best_seconds(
-    configs: Sequence[Config], problems: Sequence[Problem], target: Target, tell: Callable[[int], None]
+    configs: Sequence[Config], problems: Sequence[Problem], target: Target, report: Callable[[int], None]
 ) -> Floats:
     """Return the predicted seconds of the fastest of a few configs for each of many problems, [problems].
 
@@ -87,7 +87,7 @@ def best_seconds(
         configs: which launch a program for each tile.
         problems: what they compute, in any order.
         target: the GPU's architecture.
-        tell: gets the number of problems that are done, many times a second.
+        report: called with the number of problems that are done, many times a second.
     """
     found, usual = np.empty(len(problems)), [typical(problem) for problem in problems]
     depths = {c.block_k for c in configs}
@@ -106,7 +106,7 @@ def best_seconds(
             _, seconds = _seconds(launches, configs, sample, target, warm=False)
             found[some] = seconds.reshape(len(some), -1).min(axis=1).round(12)
             done += len(some)
-            tell(done)
+            report(done)
     return found
 
 
@@ -136,7 +136,7 @@ def predict(
 def _seconds(
     launches: LaunchColumns, configs: Sequence[Config], problem: Problem, target: Target, warm: bool
 ) -> tuple[Floats, Floats]:
-    """As `_times`, with seconds that are corrected where tables of such problems were recorded."""
+    """Return `_times`, with seconds that are corrected where tables of such problems were recorded."""
     terms, seconds = _times(launches, problem, target, warm)
     fitted = None if warm else correction.fitted(target.name)
     if fitted and fitted.covers(problem):
@@ -146,7 +146,7 @@ def _seconds(
 
 
 def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats]:
-    """Seconds of each of `TERMS`, [n, len(TERMS)], and of a launch, [n]."""
+    """Return the seconds of each of `TERMS`, [n, len(TERMS)], and of a launch, [n]."""
     clock, rate = target.clock_ghz * 1e9, cu_rate(target)
     programs, warps = launches.programs, launches.programs.warps
     iteration, scratch = programs.iteration, 2 * programs.spilled * warps * target.wave_size / rate
@@ -191,7 +191,7 @@ def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool
 
 
 def _reach(launches: LaunchColumns, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats, Floats]:
-    """Seconds until a load arrives, and what share of their traffic last-level cache and memory feel."""
+    """Return the seconds until a load arrives, and the shares of the traffic that last-level cache and memory carry."""
     ones = np.ones(len(launches.tiles))
     latency = target.memory_ns * 1e-9 * ones
     if not warm:
@@ -205,13 +205,13 @@ def _reach(launches: LaunchColumns, problem: Problem, target: Target, warm: bool
 
 
 def _overlap(power: Floats | float, one: Floats, other: Floats) -> Floats:
-    """Between the sum (power 1) and the maximum (power infinite) of work that partly runs at once."""
+    """Return the time of work that partly runs at once, between the sum (power 1) and the maximum (power infinite)."""
     longest = np.maximum(one, other)
     return np.asarray(longest * ((one / longest) ** power + (other / longest) ** power) ** (1 / power))
 
 
 def _drawn(launches: LaunchColumns, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
-    """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once.
+    """Return the bytes of blocks of A and B that `tiles` tiles, neighbours in launch order, need of one K iteration.
 
     Tiles of different products of a batch have only an operand in common that all products share.
     """
@@ -228,7 +228,7 @@ def _drawn(launches: LaunchColumns, problem: Problem, tiles: Floats, a: Floats, 
 def _shared_seconds(
     launches: LaunchColumns, problem: Problem, target: Target, wave: Wave[Floats]
 ) -> tuple[Floats, Floats]:
-    """Seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
+    """Return the seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
 
     Programs on one die, neighbours in launch order, share its L2; those of all dies share the last-level cache.
     """

@@ -15,19 +15,19 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 
-# One matrix instruction takes at least this many bytes along K from a row of A (fp16: 16 elements).
+# bytes along K that one matrix instruction takes at least from a row of A (fp16: 16 elements)
 MATRIX_K_BYTES = 32
-# Bytes of a number that was unpacked for matrix instructions of 16 bits.
+# bytes of a number that was unpacked for matrix instructions of 16 bits
 UNPACKED_BYTES = 2
-# Addresses, masks and loop counters take so many registers of a thread; 22 to 30 were seen on gfx942.
+# registers of a thread for addresses, masks and loop counters; 22 to 30 were seen on gfx942
 BOOKKEEPING_REGISTERS = 24
-# A compute unit has so many units that each issue the instructions of one warp at a time.
+# units of a compute unit that each issue the instructions of one warp at a time
 SIMDS = 4
-# A thread loads at most so many bytes at once.
+# bytes that a thread loads at most at once
 LOAD_BYTES = 16
 # Most registers of a thread for the sum of a block of K: a warp group whose rows need more multiplies them in halves.
 MOST_BLOCK_SUM = 64
-# The compiler loads so many iterations' operands together where one load is all that an iteration needs (seen on sm90).
+# iterations whose operands the compiler loads together if an iteration needs one load (seen on sm90)
 UNROLLED_ITERATIONS = 4
 
 

@@ -21,21 +21,21 @@ from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.occupancy import SIMDS
 
 Number = TypeVar("Number", float, NDArray[np.float64])  # of one candidate, or a column of many
-# One compute unit can draw so many bytes a clock from its L2.
+# bytes a clock that one compute unit can draw from its L2
 CU_BYTES_PER_CLOCK = 64
-# An L2 hands out so many bytes at once.
+# bytes that an L2 delivers at once
 LINE_BYTES = 128
-# Memory feels this share of the bytes of a line that a row's end wastes: neighbours soon want the rest of it.
+# share of the wasted bytes of a line at a row's end that memory carries: neighbours soon need the rest of it
 ROW_SHARE = 0.25
-# The widest load of a thread has so many bytes.
+# bytes of the widest load of a thread
 VECTOR_BYTES = 16
-# All banks of an LDS hand out so many bytes a clock, 4 each.
+# bytes a clock of all banks of an LDS, 4 each
 LDS_BANK_BYTES = 128
-# Reading an operand from shared memory across its rows takes so many times as long as along them.
+# cost of reading an operand from shared memory across its rows, relative to along them
 TRANSPOSE_COST = 2.0
-# From one product of a thread to its next pass so many clocks: operands are converted, then multiplied and added.
+# clocks from one product of a thread to its next: operands are converted, then multiplied and added
 PRODUCT_CLOCKS = 4.0
-# One SIMD multiplies and adds so many sums a clock.
+# sums that one SIMD multiplies and adds in a clock
 ADDED_A_CLOCK = 32
 # Matrix instructions fed from registers reach this share of the peak where warp groups are native.
 FALLBACK_RATE = 0.6
@@ -108,7 +108,7 @@ class IterationCost(Generic[Number]):
 
 
 def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int) -> float:
-    """Seconds in which a warp multiplies its part of a block's sum by scales along K and adds it.
+    """Return the seconds in which a warp multiplies its part of a block's sum by scales along K and adds it.
 
     Where warps have roles, two groups of them take turns with the matrix units, and half of it is hidden.
     """
@@ -119,7 +119,7 @@ def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int)
 
 
 def _matrix_flops(problem: Problem, target: Target) -> float:
-    """Peak rate for the operands; those without matrix instructions are converted and run at fp16's."""
+    """Return the peak rate for the operands; those without matrix instructions are converted and run at fp16's."""
     rates = target.peak_tflops
     if problem.microscaled and not target.has("scaled_matrix"):
         return 1e12 * rates.get("fp16", min(rates.values()))
@@ -128,13 +128,13 @@ def _matrix_flops(problem: Problem, target: Target) -> float:
 
 
 def alignments(problem: Problem) -> tuple[int, int]:
-    """Bytes, a line at most, of which the stored rows of A and of B are multiples; no cost depends on more of them."""
+    """Return the bytes, a line at most, of which the stored rows of A and of B are multiples."""
     lead_a, lead_b, _ = problem.leads
     return gcd(int(lead_a * problem.a.width), LINE_BYTES), gcd(int(lead_b * problem.b.width), LINE_BYTES)
 
 
 def _across(side: int, width: float, target: Target) -> float:
-    """Cost of reading elements of `width` bytes across the rows of an operand in LDS, relative to along them.
+    """Return the cost of reading elements of `width` bytes across the rows of an operand in LDS, relative to along.
 
     Where loads pass through registers, rows stay in LDS as they are in memory and every lane fetches single elements.
     The `side` lanes of a matrix instruction's row find theirs side by side; those of other rows fall into the same
@@ -144,7 +144,7 @@ def _across(side: int, width: float, target: Target) -> float:
 
 
 def _lines(row: int, run: int) -> float:
-    """Lines that `run` bytes touch on average: one starts at any multiple of what rows, runs and lines share."""
+    """Return the lines that `run` bytes touch on average: one starts at any common multiple of rows and lines."""
     return (run + LINE_BYTES - gcd(row, run)) / LINE_BYTES
 
 
@@ -161,7 +161,7 @@ def spilled_bytes(config: Config, problem: Problem, target: Target, built: Artif
 
 
 def _excess_registers(config: Config, problem: Problem, target: Target, need: int) -> int:
-    """Registers the K loop wants beyond those a thread may have; masks along K and narrow loads want more."""
+    """Return the registers the K loop needs beyond those a thread may have; masks and narrow loads need more."""
     limit, held = occupancy.register_limit(config, target), occupancy.accumulator_registers(config, target)
     if occupancy.async_matrix(config, target) and held >= limit and not target.has("tensor_memory"):
         return held  # an asynchronous instruction needs all of its accumulators at once, so all are spilled each time

@@ -17,7 +17,7 @@ from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.searching import Floats
 
 Number = TypeVar("Number", int, NDArray[np.float64])
-# A partial sum has so many bytes: split-K and stream-K add up in fp32.
+# bytes of a partial sum: split-K and stream-K add up in fp32
 PARTIAL_BYTES = 4
 
 
@@ -40,12 +40,12 @@ class Wave(Generic[Number]):
     shared: Number
 
     def where(self, condition: NDArray[np.bool_], other: Wave[Floats]) -> Wave[Floats]:
-        """The columns of this one where a condition holds, elsewhere those of another one."""
+        """Return the columns of this one where a condition holds, elsewhere those of another one."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Wave(*(np.where(condition, mine, theirs) for mine, theirs in pairs))
 
     def with_rows(self, places: Sequence[int], others: Wave[Floats]) -> Wave[Floats]:
-        """The columns of this one with those of another one at some places."""
+        """Return the columns of this one with those of another one at some places."""
         changed = {name: np.array(column, np.float64) for name, column in vars(self).items()}
         for name, column in changed.items():
             column[places] = vars(others)[name]
@@ -53,7 +53,7 @@ class Wave(Generic[Number]):
 
 
 def count_tiles(config: Config, problem: Problem) -> int:
-    """Return the number of tiles of C over the whole batch."""
+    """Return the number of tiles of C over the entire batch."""
     return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n) * problem.batch
 
 
@@ -67,7 +67,7 @@ def persistent_programs(config: Config, target: Target) -> int:
 def tile_waves(
     tiles: Floats, loop: Floats, split: Floats, fits: Floats, units: int, refilled: Floats
 ) -> tuple[Wave[Floats], Wave[Floats]]:
-    """Return the whole waves of launches with a program for each tile, and the last ones; those of no program count 0.
+    """Return the full waves of launches with a program for each tile, and the last ones; those of no program count 0.
 
     Args:
         tiles: of C.
@@ -78,9 +78,9 @@ def tile_waves(
         refilled: 1 where programs are small, and of many one begins as soon as another ends; else 0.
     """
     programs, loop, at_once = tiles * split, np.ceil(loop / split), units * fits
-    whole, rest = np.divmod(programs, at_once)
-    flows, alone = (refilled > 0) & (programs > at_once), whole == 0
-    full = Wave(np.where(flows, programs / at_once, whole), fits, at_once, loop, split)
+    complete, rest = np.divmod(programs, at_once)
+    flows, alone = (refilled > 0) & (programs > at_once), complete == 0
+    full = Wave(np.where(flows, programs / at_once, complete), fits, at_once, loop, split)
     part = Wave(np.ones(len(rest)), np.ceil(rest / units), rest, loop, split)
     last = part.where(rest > 0, full)
     return part.where(alone, full), replace(last, count=((rest > 0) & ~alone & ~flows).astype(np.float64))
@@ -93,12 +93,12 @@ def persistent_waves(config: Config, problem: Problem, target: Target, fits: int
     if not programs:
         return ()
     resident = max(1, min(fits, ceil(programs / units)))
-    whole, rest = divmod(tiles, programs)
-    if config.option("share_more") and whole and rest:
-        whole, rest = whole - 1, rest + programs
+    complete, rest = divmod(tiles, programs)
+    if config.option("share_more") and complete and rest:
+        complete, rest = complete - 1, rest + programs
     # Programs that do not fit at once wait until others have done all that is theirs.
     turns, under_way = ceil(programs / (units * resident)), min(programs, units * resident)
-    full = Wave(whole * turns, resident, under_way, loop, 1)
+    full = Wave(complete * turns, resident, under_way, loop, 1)
     if not rest:
         return (full,)
     if not search_facts(config.template).cuts(config):
@@ -110,11 +110,11 @@ def persistent_waves(config: Config, problem: Problem, target: Target, fits: int
         crossed = 1 if loop % each == 0 else ceil((each - 1) / loop) + 1
         shared = _programs_a_tile(rest, loop, programs)
         last = Wave(turns * crossed, resident, min(under_way, rest * loop), ceil(each / crossed), shared)
-    return (full,) * (whole > 0) + (last,)
+    return (full,) * (complete > 0) + (last,)
 
 
 def _programs_a_tile(tiles: int, loop: int, programs: int) -> int:
-    """Programs whose iterations meet in one of `tiles` tiles."""
+    """Return the programs whose iterations meet in one of `tiles` tiles."""
     return min(loop, ceil(programs / tiles))
 
 
@@ -123,7 +123,7 @@ def combine_seconds(
 ) -> Floats:
     """Return the seconds to add up the tiles that several programs of the `last` wave share; 0 where none is shared.
 
-    Each partial sum except the owner's goes out to memory and becomes visible to the whole device, which costs as much
+    Each partial sum except the owner's goes out to memory and becomes visible to the entire device, which costs as much
     as the end of a kernel, unless the partial sums themselves show that they have arrived; then one program reads them,
     waiting for each.
 
@@ -137,5 +137,5 @@ def combine_seconds(
     """
     each = target.memory_ns * 1e-9 + tile_seconds
     owned = np.where(split > 1, np.ceil(tiles / target.compute_units), 1.0)
-    told = np.where(polled > 0, 0.0, target.launch_us * 1e-6)
-    return np.where(last.shared <= 1, 0.0, told + owned * (each + last.shared * each))
+    start = np.where(polled > 0, 0.0, target.launch_us * 1e-6)
+    return np.where(last.shared <= 1, 0.0, start + owned * (each + last.shared * each))

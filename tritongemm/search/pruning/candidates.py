@@ -1,4 +1,4 @@
-"""The configs that pruning rules have not dropped yet: a list, or a product of axes whose configs are never listed.
+"""Holds the configs that pruning rules have not dropped yet: a list, or a product of axes that is never listed.
 
 A template's space is the product of a dozen axes, 40 million configs on Hopper, and a rule reads few of the axes. So
 they are kept in independent parts: an array for each part says which combinations of its axes' values are left, and
@@ -39,14 +39,14 @@ class ListedCandidates:
         return len(self.configs)
 
     def kept(self) -> list[Config]:
-        """The candidates that are left, in the order given."""
+        """Return the candidates that are left, in the order given."""
         return list(self.configs)
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ListedCandidates, str]:
         """Return the candidates that a rule keeps, and the first that it drops with the reason, or "" for none."""
         left, example = list[Config](), ""
         for config in self.configs:
-            reason = rule.check(config, problem, target) if _judges(rule, config.template) else None
+            reason = rule.check(config, problem, target) if _applies(rule, config.template) else None
             if reason is None:
                 left.append(config)
             else:
@@ -84,7 +84,7 @@ class _Part:
         return _Part(self.axes, tuple(values), left)
 
     def first(self) -> tuple[int, ...]:
-        """The place of the first combination that is left."""
+        """Return the place of the first combination that is left."""
         return _first(self.left)
 
     def write(self, place: Sequence[int], point: list[int]) -> None:
@@ -106,7 +106,7 @@ class _Part:
 
 _NO_AXES = _Part((), (), np.ones((), bool))
 _ALL = slice(None)
-PLACES_AT_ONCE = 4096  # that are looked up in an array; most are asked about with others before their turn comes
+PLACES_AT_ONCE = 4096  # places that are looked up in an array; most are settled with others before their turn comes
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ProductCandidates:
 
     @classmethod
     def of_space(cls, space: TemplateSpace) -> ProductCandidates:
-        """All configs of a template's space."""
+        """Return all configs of a template's space."""
         each = (_Part((i,), (values,), np.ones(len(values), bool)) for i, (_, values) in enumerate(space.values))
         return cls(space, tuple(each))
 
@@ -131,17 +131,17 @@ class ProductCandidates:
         return prod(int(np.count_nonzero(part.left)) for part in self.parts)
 
     def kept(self) -> list[Config]:
-        """The candidates that are left, in the order of the space."""
+        """Return the candidates that are left, in the order of the space."""
         if not len(self):
             return []
-        whole = reduce(_Part.joined, (part.shortened() for part in self.parts), _NO_AXES)
-        places = np.argwhere(whole.left).tolist()
-        return [self.space.config(tuple([v[i] for v, i in zip(whole.values, place, strict=True)])) for place in places]
+        joined = reduce(_Part.joined, (part.shortened() for part in self.parts), _NO_AXES)
+        places = np.argwhere(joined.left).tolist()
+        return [self.space.config(tuple([v[i] for v, i in zip(joined.values, place, strict=True)])) for place in places]
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ProductCandidates, str]:
-        """Do as `ListedCandidates.without`, asking once for all candidates that agree in what the rule reads."""
+        """Return what `ListedCandidates.without` would, checking all that agree in what the rule reads at once."""
         left, firsts = self, list[Dropped]()
-        if _judges(rule, self.space.template):
+        if _applies(rule, self.space.template):
             for check in rule.parts(self.space.template) if rule.parts else (rule.check,):
                 left, first = left._without(check, problem, target)
                 firsts += first
@@ -160,7 +160,7 @@ class ProductCandidates:
         others, joined = list(self.parts), _NO_AXES  # `joined` has all axes that the check has read
         unasked, dropped = joined.left.copy(), np.zeros((), bool)
         places = _places(unasked)
-        known, names = set[str](), list[str]()  # what the check has read, and what the axes joined are called
+        known, names = set[str](), list[str]()  # names that the check has read, and names of the joined axes
         while (place := next(places, None)) is not None:
             joined.write(place, point)
             config = RecordingConfig.watch(self.space.config(tuple(point)))
@@ -191,7 +191,7 @@ class ProductCandidates:
 
 
 def _first(mask: Mask) -> tuple[int, ...]:
-    """The first place of an array that is True."""
+    """Return the first place of an array that is True."""
     return tuple([int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape)])
 
 
@@ -213,6 +213,6 @@ def _take(parts: list[_Part], axes: Collection[int]) -> list[_Part]:
     return taken
 
 
-def _judges(rule: Rule, template: str) -> bool:
-    """Whether a rule looks at the configs of a template."""
+def _applies(rule: Rule, template: str) -> bool:
+    """Return whether a rule applies to the configs of a template."""
     return not rule.group or rule.group in search_facts(template).rules

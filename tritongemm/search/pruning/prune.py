@@ -1,4 +1,4 @@
-"""Stage: Space → kept configs, and a count per rule; a rule is asked once for all configs it can't tell apart."""
+"""Stage: Space → kept configs, and a count per rule; a rule checks configs that agree in what it reads once."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def prune(
     removed, reasons, skipped = dict[str, int](), dict[str, str](), list[str]()
     left = sum(map(len, candidates))
     for rule in rules:
-        judged = [c.without(rule, problem, target) for c in candidates]
-        dropped = left - sum(len(c) for c, _ in judged)
+        checked = [c.without(rule, problem, target) for c in candidates]
+        dropped = left - sum(len(c) for c, _ in checked)
         if left and dropped == left and never_zero:
             skipped.append(rule.name)
             dropped = 0
         removed[rule.name] = dropped
         if dropped:
-            reasons[rule.name] = next(example for _, example in judged if example)
-            candidates = [c for c, _ in judged]
+            reasons[rule.name] = next(example for _, example in checked if example)
+            candidates = [c for c, _ in checked]
             left -= dropped
     return Pruned(tuple(config for c in candidates for config in c.kept()), removed, reasons, tuple(skipped))

@@ -13,7 +13,7 @@ from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import AXES, Config
 
 Floats = NDArray[np.float64]
-# From one template to another it is as far as so many steps along axes.
+# steps along axes that count for a change of template
 TEMPLATE_STEPS = 8.0
 
 
@@ -104,7 +104,7 @@ class CandidateSet:
 
 
 def _fixed(config: Config) -> tuple[object, ...]:
-    """A config without its group of rows and its options of how programs are launched."""
+    """Return a config without its group of rows and its options of how programs are launched."""
     c = config
     axes = (c.block_m, c.block_n, c.block_k, c.split_k, c.num_warps, c.num_stages)
     return c.backend, c.template, *axes, _alone(c.template, c.options)
@@ -129,7 +129,7 @@ def _values(config: Config) -> list[tuple[str, str, int]]:
 
 
 def _rounds(order: Sequence[Config]) -> list[Config]:
-    """`order` with the first of each tile and split ahead of the second of any."""
+    """Return `order` with the first of each tile and split ahead of the second of any."""
     latest: dict[tuple[object, ...], int] = {}  # turn of the last config with a tile and split
     turns = []
     for config in order:

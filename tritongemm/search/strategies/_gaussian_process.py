@@ -22,7 +22,7 @@ Ints = NDArray[np.intp]
 LENGTHS = (0.7, 1.0, 1.5, 2.5)
 # The share of the variance that no feature explains is the likeliest of these.
 NOISES = (0.003, 0.02, 0.1)
-# A failure counts as a time whose logarithm (of seconds) lies at least so far above the predicted one's.
+# how far the logarithm of a failure's seconds is assumed to be above the predicted one's, at least
 FAILURE_LOG_SECONDS = 0.7
 
 

@@ -6,7 +6,7 @@ from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
 
 # The best predicted get this share of a limited budget, whether or not their kernels are compiled already.
 OWN_SHARE = 0.25
-# The rest of a limited budget prefers kernels that other problems have compiled, among the best predicted, so many
+# The rest of a limited budget prefers kernels that other problems have compiled, among the best predicted, up to this
 # times the budget.
 SHARED_BUDGETS = 2
 

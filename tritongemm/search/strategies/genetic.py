@@ -18,17 +18,17 @@ from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
 from tritongemm.search.strategies._candidates import CandidateSet
 
-# A generation has so many configs, and the default budget pays for so many generations.
+# configs of a generation, and generations that the default budget pays for
 POPULATION, GENERATIONS = 32, 8
-# A parent is the fastest of so many drawn at random.
+# random configs of which the fastest becomes a parent
 TOURNAMENT_CONFIGS = 2
-# This share of the children has two parents.
+# share of the children with two parents
 CROSSOVER_SHARE = 0.9
-# This share of the population lives on.
+# share of the population that survives
 ELITE_SHARE = 0.1
-# The search ends after so many generations in a row that each gain less than this share of the best time.
+# generations in a row, each with a smaller gain than this share of the best time, that end the search
 PATIENCE_GENERATIONS, LEAST_GAIN = 3, 8e-4
-# The random numbers begin here, so that equal trials give equal generations.
+# seed, so that equal trials give equal generations
 SEED = 0
 
 
@@ -49,18 +49,18 @@ class Genetic(Strategy):
         budget = self.most_configs(len(kept.order), budget, plan.population)
         size = min(plan.population, budget) or max(1, min(POPULATION, cdiv(budget, 4)))
         first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.pick_varied(size // 2 + 1)][:size])
-        strangers = [c for c in kept.order if c not in first]
-        batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]
+        unseen = [c for c in kept.order if c not in first]
+        batch = [*first, *rng.sample(unseen, min(len(unseen), size - len(first)))]
         tried: set[Config] = set()
         alive: list[Trial] = []
         stale = 0
         while batch and stale < PATIENCE_GENERATIONS:
             before = alive[0].seconds if alive else float("inf")
             tried.update(batch)
-            fresh = [t for t in (yield batch) if t.status == "ok"]
+            measured = [t for t in (yield batch) if t.status == "ok"]
             elites = alive[: max(1, round(ELITE_SHARE * size))]
-            # Everyone alive may breed once more, so that a weak generation does not lose its parents.
-            alive = sorted([*elites, *fresh], key=_fitness)[:size] if fresh else alive
+            # All that survive may breed once more, so that a weak generation does not lose its parents.
+            alive = sorted([*elites, *measured], key=_fitness)[:size] if measured else alive
             stale = 0 if alive and alive[0].seconds < before * (1 - LEAST_GAIN) else stale + 1
             batch = []
             while len(batch) < min(size, budget - len(tried)):
@@ -75,7 +75,7 @@ def _fitness(trial: Trial) -> tuple[float, Config]:
 
 
 def _breed(alive: Sequence[Trial], kept: CandidateSet, axes: dict[str, TemplateSpace], rng: random.Random) -> Config:
-    """A child of two winners of tournaments; a stranger while nobody is alive."""
+    """Return a child of two winners of tournaments; a random config while none is alive."""
     if not alive:
         return rng.choice(kept.order)
     mother, father = (min(rng.choices(alive, k=TOURNAMENT_CONFIGS), key=_fitness).config for _ in range(2))
@@ -84,7 +84,7 @@ def _breed(alive: Sequence[Trial], kept: CandidateSet, axes: dict[str, TemplateS
 
 
 def _cross(mother: Config, father: Config, rng: random.Random) -> Config:
-    """Each axis from either parent; the template, and the options that only it has, from the mother."""
+    """Return each axis from either parent; the template, and the options that only it has, from the mother."""
     values = {a: getattr(rng.choice((mother, father)), a) for a in AXES}
     theirs = dict(father.options)
     options = tuple((n, rng.choice((v, theirs.get(n, v)))) for n, v in mother.options)
@@ -92,7 +92,7 @@ def _cross(mother: Config, father: Config, rng: random.Random) -> Config:
 
 
 def _mutate(child: Config, axes: TemplateSpace, rng: random.Random) -> Config:
-    """Each axis redrawn with probability 1/n: one of them on average."""
+    """Return each axis redrawn with probability 1/n: one of them on average."""
     chance = 1 / len(axes.values)
     point = tuple(
         rng.choice(v) if rng.random() < chance else old

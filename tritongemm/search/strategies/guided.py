@@ -29,41 +29,41 @@ from tritongemm.search.strategies._candidates import CandidateSet
 from tritongemm.search.strategies._gaussian_process import Surrogate, features
 
 Ints = NDArray[np.intp]
-# The default budget tries this share of the kept configs, within the two bounds that follow.
+# share of the kept configs that the default budget tries, within the two bounds that follow
 BUDGET_SHARE = 0.03
-# The default budget is at least, and at most, so many configs; no search of few sizes ends before the least is tried.
+# bounds of the default budget; no search of few sizes ends before the least is tried
 FEWEST_CONFIGS, MOST_CONFIGS = 48, 128
-# The first batch takes this share of the budget.
+# share of the budget for the first batch
 FIRST_SHARE = 0.25
-# A search has so many batches; each is a barrier between compiling and timing.
+# batches of a search; each is a barrier between compiling and timing
 ROUNDS = 6
-# A batch adds up to so many configs whose kernels other sizes have had compiled. Where there are half as many, it has
+# A batch adds up to this number of configs whose kernels other sizes have had compiled. With half as many, it has
 # only this share of the configs that it would have had without them.
 MOST_BUILT, SHARE_BESIDE_BUILT = 8, 1 / 3
-# With so many sizes for each core that compiles the share is smaller: files of 56 sizes took a fifth less on 16 cores.
+# from this number of sizes per compiling core the share is smaller: files of 56 sizes took a fifth less on 16 cores
 MANY_PER_CORE, SHARE_OF_MANY = 3, 1 / 4
-# And it ends after so many trials and a last batch of launches: of 64 sizes all that followed 56 trials gained 0.1 to
+# A search also ends after these trials and a last batch of launches: of 64 sizes all after 56 trials gained 0.1 to
 # 0.3 %, and was an eighth of all compiles; from 44 to 56 trials 0.16 %, for 1 to 8 % of them.
 MOST_TRIALS_OF_MANY = 44
-# The search ends after so many batches in a row that each gain less than this share of the best time.
+# batches in a row, each with a smaller gain than this share of the best time, that end the search
 PATIENCE_BATCHES, LEAST_GAIN = 2, 0.003
-# The neighbours of so many of the fastest are looked at.
+# number of the fastest whose neighbours are looked at
 LEADERS = 4
-# These neighbours get this share of a batch.
+# share of a batch for these neighbours
 NEIGHBOUR_SHARE = 0.6
-# Other launches of the fastest get this share of the budget, at the end.
+# share of the budget for other launches of the fastest, at the end
 LAUNCH_VARIANT_SHARE = 0.125
 # Configs within this factor of the best time have their launches varied; templates within it get a place in a batch.
 CLOSE_FACTOR = 1.1
 # With as many sizes a launch that needs a kernel of its own is tried of configs within this factor only: of 500 such
 # launches of configs more than 3 % behind three were the fastest of their size.
 CLOSE_FACTOR_OF_MANY = 1.03
-# An unsure config is favoured by so many standard deviations, batch after batch.
+# standard deviations by which an unsure config is favoured, batch after batch
 EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 
 
 class Guided(Strategy):
-    """A few large batches where a learned correction of the model expects the fastest; and kernels of other sizes."""
+    """A few large batches where a fitted correction of the model expects the fastest, and kernels of other sizes."""
 
     independent = True
 
@@ -98,13 +98,13 @@ class Guided(Strategy):
                 break
             before = best_seconds(trials.values())
             if before == np.inf:
-                # Nothing to learn from yet: on along the order.
+                # Nothing to fit yet: go on in the given order.
                 batch = [c for c in kept.pick_varied(len(trials) + room) if c not in trials][:room]
                 paid += len(batch)
             else:
                 surrogate = surrogate or _surrogate(space, kept, plan.expected)
                 exploration = EXPLORATION_DEVIATIONS[min(number, len(EXPLORATION_DEVIATIONS) - 1)]
-                # Compilers hold the other cores, and threads that spin for them cost tenfold.
+                # Compilers use the other cores, and threads that spin for them cost tenfold.
                 with _blas().limit(limits=1):
                     built = _built(kept, trials, names)
                     room = ceil(share * room) if 2 * len(built) >= MOST_BUILT else room
@@ -132,7 +132,7 @@ def best_seconds(trials: Iterable[Trial]) -> float:
 
 @cache
 def _blas() -> ThreadpoolController:
-    """What limits the threads of linear algebra, whose libraries are loaded by now; finding them takes milliseconds."""
+    """Return the limiter of linear algebra's threads, of the loaded libraries, found once: it takes milliseconds."""
     return ThreadpoolController()
 
 
@@ -144,7 +144,7 @@ def _surrogate(space: Space, kept: CandidateSet, expected: Predictions) -> Surro
 def _refine(
     space: Space, kept: CandidateSet, surrogate: Surrogate, trials: dict[Config, Trial], room: int, exploration: float
 ) -> list[Config]:
-    """The next batch: neighbours of the leaders, one of each template close behind, then the most promising of all."""
+    """Return the next batch: neighbours of the leaders, one of each template close behind, then the most promising."""
     ok = [t.status == "ok" for t in trials.values()]
     logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
     surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
@@ -156,7 +156,7 @@ def _refine(
         untried = np.setdiff1d(rival, [*tried, *chosen])
         chosen += surrogate.choose(untried, 1, exploration) if len(untried) else []
     rest = np.setdiff1d(kept.first, [*tried, *chosen])
-    if not len(rest):  # nothing but other launches is left
+    if not len(rest):  # only other launches are left
         rest = np.setdiff1d(np.arange(len(kept.order)), [*(kept.place[c] for c in trials), *chosen])
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), exploration)
@@ -164,16 +164,16 @@ def _refine(
 
 
 def _built(kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str]) -> Ints:
-    """Places of the configs that have not been tried in any launch, and whose kernels are among those named."""
+    """Return the places of the configs not tried in any launch, whose kernels are among those named."""
     tried = {kept.first[kept.place[c]] for c in trials}
-    names = set(names)  # of this moment: the run adds to them in another thread
+    names = set(names)  # a copy: the run adds to them in another thread
     firsts = np.unique(kept.first).tolist() if names else ()
     found = [i for i in firsts if i not in tried and kept.order[i].kernel_name in names]
     return np.array(found, dtype=np.intp)
 
 
 def _rivals(kept: CandidateSet, trials: dict[Config, Trial]) -> list[Ints]:
-    """Places of the configs of each template that is close behind the best; the least tried template first."""
+    """Return the places of the configs of each template close behind the best; the least tried first."""
     first, *others = _fastest(trials)
     near = {t.config.template for t in others if t.seconds <= CLOSE_FACTOR * first.seconds} - {first.config.template}
     tried = Counter(c.template for c in trials)
@@ -188,7 +188,7 @@ def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
 def _launch_variants(
     kept: CandidateSet, trials: dict[Config, Trial], names: Collection[str], factor: float
 ) -> list[Config]:
-    """Configs that differ from one of the fastest only in their launch, the fastest's first.
+    """Return the configs that differ from one of the fastest only in their launch, the fastest's first.
 
     A launch whose kernel is compiled, for a trial or under one of `names`, is among them for configs up to
     `CLOSE_FACTOR` times as slow as the best; any other launch up to `factor` times.

@@ -1,4 +1,4 @@
-"""The rules of pruning: each looks at one config and answers None, or the reason to drop it with its numbers.
+"""The rules of pruning: each looks at one config and returns None, or the reason to drop it with its numbers.
 
 Kernels mask what does not divide, so no rule asks M, N or K to be a multiple of a block.
 """
@@ -23,9 +23,9 @@ class Rule:
     Attributes:
         name: key of the counts.
         check: gives the reason, or None to keep.
-        group: it judges the templates that name this group among their facts (`search.rules`); "" for all templates.
+        group: it applies to the templates with this group among their facts (`search.rules`); "" for all templates.
         parts: the checks that `check` consists of for a template. A space is pruned by one after the other: those that
-            read little of a config need be asked for few.
+            read little of a config are checked for few.
     """
 
     name: str

@@ -24,6 +24,6 @@ def gemv_prefetch(config: Config, problem: Problem, target: Target) -> str | Non
 
 
 def vector_registers(config: Config, problem: Problem, target: Target) -> str | None:
-    """Products of a whole block stay in registers until the end."""
+    """Products of an entire block stay in registers until the end."""
     held, limit = accumulator_registers(config, target), register_limit(config, target)
     return f"{held} products >= {limit} registers" if held >= limit else None

@@ -1,4 +1,4 @@
-"""Rules about products of groups of rows, whose tiles are shared out to so many programs of a compute unit."""
+"""Rules about grouped products, whose tiles are shared out to the programs of a compute unit."""
 
 from __future__ import annotations
 

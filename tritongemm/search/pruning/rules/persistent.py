@@ -37,12 +37,12 @@ MOST_BLOCK_BYTES = 256
 PADDED_SUMS_LIMIT = 224
 # Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
 PAIRED_ROWS, PAIRED_TILES = 128, 9
-# Bytes of LDS that hold barriers, and what warps are told at the start.
+# bytes of LDS for barriers, and for what warps read at the start
 RING_BARRIER_BYTES = 512
 
 
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
-    """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
+    """The ring between the warps that fetch and multiply has as many slots as fit beside the stored part of C."""
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
     rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
@@ -100,7 +100,7 @@ def long_blocks(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def factor_bytes(config: Config, problem: Problem) -> int:
-    """Bytes of the scale factors that change along K for one block of K of a tile."""
+    """Return the bytes of the scale factors that change along K for one block of K of a tile."""
     sides = ((problem.scale_a, config.block_m), (problem.scale_b, config.block_n))
     return sum(4 * (extent if e.rows == 1 else 2) for e, extent in sides if e is not None and e.depth)
 
@@ -118,17 +118,17 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def sides(config: Config, problem: Problem, target: Target) -> str | None:
-    """Sides that no tile of the kernel can have: of two powers of two, or padded to one."""
+    """No tile of the kernel can have these sides: of two powers of two, or padded to one."""
     return odd_block(config)
 
 
 def needs(config: Config, problem: Problem, target: Target) -> str | None:
-    """What the kernel itself asks for, such as columns that share scales."""
+    """The kernel itself has needs, such as columns that share scales."""
     return unmet_need(config, problem, target.compute_units)
 
 
 def each_need(template: str) -> Sequence[Check]:
-    """The checks that `needs` consists of for a template: each reads little of a config."""
+    """Return the checks of a template's `needs`, each of which reads little of a config."""
 
     def check(need: Need) -> Check:
         return lambda config, problem, target: need(config, problem, target.compute_units)

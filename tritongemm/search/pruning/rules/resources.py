@@ -28,7 +28,7 @@ def lds(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
-    """The tile of C and the loads under way live in registers through the whole K loop."""
+    """The tile of C and the loads under way live in registers through the entire K loop."""
     limit = register_limit(config, target)
     waiting = staging_registers(config, problem, target)
     held = accumulator_registers(config, target) + block_sum_registers(config, problem, target)
@@ -36,7 +36,7 @@ def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def unrolled(config: Config, problem: Problem, target: Target) -> str | None:
-    """A thread's loads of one block are written out one by one: so many spill, and the compiler takes a second."""
+    """A thread's loads of one block are written out one by one: too many spill, and the compiler takes a second."""
     each = config.block_k * max(config.block_m, config.block_n) // (config.num_warps * target.wave_size)
     return (
         f"{each} elements of a block for each thread >= {UNROLLED_ELEMENTS_LIMIT}"

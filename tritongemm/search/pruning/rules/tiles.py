@@ -14,7 +14,7 @@ LEAST_GROUP_ROWS = 4
 
 
 def _power_of_two_above(size: int, least: int) -> int:
-    """Smallest power of two that holds `size`, at least `least`."""
+    """Return the smallest power of two that holds `size`, at least `least`."""
     return max(least, 1 << (size - 1).bit_length())
 
 
@@ -45,7 +45,7 @@ def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
-    """A block along K has one scale a row, and as long a sum as may be until it is multiplied by it."""
+    """A block along K has one scale a row, and as long a sum as possible before it is multiplied by it."""
     depth, block = problem.scale_depth, config.block_k
     if without_matrix_units(config) or not config.is_generated or problem.microscaled:
         return None
@@ -54,7 +54,7 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def pieces(config: Config, problem: Problem, target: Target) -> str | None:
-    """A B whose columns are interleaved is read in whole groups of them."""
+    """A B whose columns are interleaved is read in complete groups."""
     return split_piece(config, problem) if config.is_generated else None
 
 
@@ -66,7 +66,7 @@ def offsets(config: Config, problem: Problem, target: Target) -> str | None:
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     """Loads of less than 64 bytes of a row waste most of each cache line.
 
-    Of 16-bit operands that both lie along K, Hopper's matrix units want 128: in the whole spaces of ten sizes on an
+    Of 16-bit operands that both have rows along K, Hopper's matrix units want 128: in the spaces of ten sizes on an
     H200 no shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not
     measured.
     """
@@ -100,12 +100,12 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
     group, rows, columns = config.group_m, cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     if min(rows, columns) == 1:
         return None if group == 1 else f"group_m {group} with {rows} x {columns} tiles"
-    whole = 1 << (rows - 1).bit_length()
-    if group > whole:
+    rounded = 1 << (rows - 1).bit_length()
+    if group > rounded:
         return f"group_m {group} > {rows} tiles along M"
     if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP_ROWS):
         return None
-    least = min(whole, LEAST_GROUP_ROWS)
+    least = min(rounded, LEAST_GROUP_ROWS)
     return f"group_m {group} of {rows} rows of tiles, {least} are faster" if group < least else None
 
 

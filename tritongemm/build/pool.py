@@ -235,8 +235,9 @@ class BuildPool:
     def stream(
         self, jobs: Iterable[CompileJob], until: float = inf, turn: Callable[[str], float] = lambda digest: 0.0
     ) -> Generator[Artifact, None, None]:
-        """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once. Of equal
-        jobs that are being built together one is, and its artifact, with the config of the first, yielded for all.
+        """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once.
+
+        Equal jobs under way are built once, and yielded once, with the config of the first.
 
         Args:
             jobs: what to build; they are made in a thread of their own.

@@ -46,7 +46,7 @@ class RecordingConfig(Config):
 
 
 def _axis(name: str) -> property:
-    """A property that gives a field's value and notes that it was read."""
+    """Return a property that gives a field's value and notes that it was read."""
 
     def get(config: RecordingConfig) -> Any:
         fields = config.__dict__
@@ -57,7 +57,7 @@ def _axis(name: str) -> property:
 
 
 def _options(config: RecordingConfig) -> Any:
-    """All options; each counts as read."""
+    """Return all options; each counts as read."""
     options: tuple[tuple[str, int], ...] = config.__dict__["options"]
     config.read.update(name for name, _ in options)
     return options

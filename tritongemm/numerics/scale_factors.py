@@ -63,7 +63,7 @@ def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
 
 
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | None = None) -> Tensor:
-    """Factors as [..., rows, K], one for each element of A, or of B by its columns.
+    """Return the factors as [..., rows, K], one for each element of A, or of B by its columns.
 
     Args:
         scaling: what they cover, and their layout.

@@ -26,7 +26,7 @@ class QualityCurve:
     points: tuple[tuple[float, float], ...]
 
     def reached(self, quality: float) -> float | None:
-        """Seconds that had passed when a quality was reached for good; None where it never was."""
+        """Return the seconds that had passed when a quality was reached for good; None where it never was."""
         found = None
         for passed, value in reversed(self.points):
             if value < quality:
@@ -43,7 +43,7 @@ class QualityCurve:
 
 
 def quality_over_time(history: History) -> QualityCurve:
-    """The time to quality of the runs of a journal; without points where no candidate was timed."""
+    """Return the time to quality of the runs of a journal; without points where no candidate was timed."""
     timed = list(_timed(history))
     problems = {problem for problem, _, _ in timed}
     library = {record.problem: record.library_seconds for record in history.records}

@@ -53,7 +53,7 @@ def test_two_kinds_of_lines_tell_a_call_once(log: Path) -> None:
         "109x16032x16384_bf16_TN": 5, "113x16032x16384_bf16_TN": 5, "7x16032x16384_bf16_TN": 1,
     }  # fmt: skip
     (remark,) = found.remarks
-    assert "hipblaslt-bench and hipBLASLt's profile state the same calls" in remark
+    assert "hipblaslt-bench and hipBLASLt's profile have the same calls" in remark
 
 
 def test_cut_lines_are_named(log: Path) -> None:

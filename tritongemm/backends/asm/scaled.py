@@ -33,7 +33,7 @@ class Scaled:
         scales: the scale factors of A and of B.
         step: elements along K of which a workgroup's share is a multiple.
         splits: numbers of workgroups along K that may share a tile.
-        may_be_fewer: whether such a number may exceed the number of shares that whole steps give: 8 of K = 7168 are
+        may_be_fewer: whether such a number may exceed the number of shares that full steps give: 8 of K = 7168 are
             then 7 of 1024.
     """
 
@@ -65,7 +65,7 @@ LAYOUTS = {
 
 
 def groups_along_k(layout: str, k: int, split: int) -> int:
-    """Return the workgroups along K of a launch: kernels with scales take whole steps of K, which may need fewer."""
+    """Return the workgroups along K of a launch: kernels with scales take full steps of K, which may need fewer."""
     if layout not in LAYOUTS:
         return split
     step = LAYOUTS[layout].step

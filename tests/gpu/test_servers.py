@@ -81,4 +81,4 @@ def test_a_table_is_written_of_its_own_kernels(
     row = json.loads(written.read_text(encoding="utf-8"))["16"]
     assert set(row) >= {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"}
     results = (tmp_path / name).with_suffix(results_format().suffixes[0]).read_text(encoding="utf-8")
-    assert f"'backend': '{server}'" in results and "'backend': 'triton'" not in results
+    assert f'"backend": "{server}"' in results and '"backend": "triton"' not in results

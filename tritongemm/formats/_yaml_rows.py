@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -16,7 +17,7 @@ import yaml
 from tritongemm.core.errors import InputError
 from tritongemm.core.values import SECONDS
 from tritongemm.formats._rows import EXAMPLE
-from tritongemm.formats._yaml_values import Other, Real, Value, Whole, YamlFault, YamlRow, describe, read_rows, shown
+from tritongemm.formats._yaml_values import Real, Value, Whole, YamlFault, YamlRow, describe, read_rows, shown
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)  # no octal 010
 _MOST = 2**63 - 1  # Whole numbers go to drivers and compilers, which have 64 bits for them.
@@ -252,7 +253,7 @@ def _plain(value: Value) -> Any:
 
 
 def flow(value: object) -> str:
-    """A value in YAML's flow style, quoted as Python prints it, which is how tune_gemm's files look."""
+    """A value in YAML's flow style; JSON as well, unless text is not printable or a number is not finite."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(str(k))}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -261,14 +262,15 @@ def flow(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Whole | Real | Other):
-        return str(value)
     if isinstance(value, str) and value.isprintable():
-        return "'" + value.replace("'", "''") + "'"
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Decimal):
         text = format(value.normalize(), "f")
         return text if "." in text else f"{text}.0"
-    if isinstance(value, str | float):
-        style = '"' if isinstance(value, str) else None
-        return yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True).splitlines()[0]
+    if isinstance(value, float):
+        text = repr(value)  # YAML takes 1e-05 for text
+        finite = text if "." in text else text.replace("e", ".0e")
+        return finite if math.isfinite(value) else text.replace("inf", ".inf").replace("nan", ".nan")
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', width=math.inf, allow_unicode=True).splitlines()[0]
     return str(value)

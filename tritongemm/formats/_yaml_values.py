@@ -1,8 +1,8 @@
 """The rows of a YAML list as values, one after the other.
 
 A file whose every row is one line, as in the files that we write, is read line by line: what is wrong in a line costs
-that row alone. A line that we write differs from JSON in its quotes only, and is read by `json`, which is written in C.
-Every other line, and every other file as a whole, is read from libyaml's events. Both give the same values.
+that row alone. A line that is JSON, as we write it, is read by `json`. Every other line, and every other file as a
+whole, is read from libyaml's events. Both give the same values.
 
 No value is nested so deeply, or repeated so often by aliases, that reading it takes the stack or the memory.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
@@ -90,7 +89,7 @@ def read_rows(text: str) -> Iterator[YamlRow]:
     anchors: _Anchors = {}
     for number, line in enumerate(lines, start=1):
         if line.startswith("- {"):
-            yield _read_own_line(number, line) or _read_line(number, line, anchors)
+            yield _read_json(number, line) or _read_line(number, line, anchors)
 
 
 def shown(text: str) -> str:
@@ -119,13 +118,11 @@ def _has_a_row_a_line(text: str, lines: list[str]) -> bool:
     return len(others) < len(lines) and all(line.startswith("#") or not line.strip(" ") for line in others)
 
 
-# --- lines that we wrote ----------------------------------------------------------------------------------------------
+# --- lines that are JSON ----------------------------------------------------------------------------------------------
 
 # A number with an exponent in JSON and in YAML; 1e5 and 1.5e5 are text in YAML.
 _WITH_EXPONENT = re.compile(r"-?\d+\.\d+e[+-]\d+", re.IGNORECASE)
-# A key or a value without quotes that YAML takes for text.
-_WORD = re.compile(r"(?<=[{ ])(?!(?:true|false|null|yes|no|on|off)\b)([a-z_]\w*)(?=: |[,}])", re.ASCII | re.IGNORECASE)
-
+_OTHER_ESCAPE = re.compile(r"""\\[^"\\nrtbf]""")  # of a character that YAML may write otherwise
 _BEHIND = re.compile(r" *| +#.*")  # what may stand behind a row
 
 
@@ -140,38 +137,27 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _map_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs) or max(map(len, found), default=0) > _LONGEST_KEY:
         raise ValueError
     return found
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_map, parse_int=Whole, parse_float=_real, parse_constant=_refuse)
+_JSON = json.JSONDecoder(object_pairs_hook=_map_of, parse_int=Whole, parse_float=_real, parse_constant=_refuse)
 
 
-def _read_own_line(number: int, line: str) -> YamlRow | None:
-    """The row of a line that begins with ``- {``, where JSON means the same as YAML; None where it may not.
-
-    With neither a double quote nor a backslash in the line, its single quotes can be made JSON's: a quote within a
-    text, which YAML doubles, becomes two of JSON's quotes side by side and is refused. Where there are no quotes, as in
-    sizes that were written by hand, words get JSON's; a word in a text of several is left, and is refused as well.
-    """
-    if '"' in line or "\\" in line or not line.isprintable():
+def _read_json(number: int, line: str) -> YamlRow | None:
+    """The row of a line that begins with ``- {``, if it is JSON that means the same in YAML; else None."""
+    if not line.isprintable() or _OTHER_ESCAPE.search(line):
         return None
     if len(line) > 2 * _MOST_VALUES or line.count("[") + line.count("{") > _DEEPEST:  # a value takes two characters
         return None
-    if "'" in line:
-        text = line[2:].replace("'", '"')
-    else:
-        text, blank, remark = line[2:].partition(" #")
-        text = _WORD.sub(r'"\1"', text) + blank + remark
     try:
-        found, end = _JSON.raw_decode(text)
+        found, end = _JSON.raw_decode(line, 2)
     except ValueError:
         return None
-    behind = line[len(line) - len(text) + end :]  # where both are the same but for quotes
-    return YamlRow(number, found, behind.strip()) if _BEHIND.fullmatch(behind) else None
+    return YamlRow(number, found, line[end:].strip()) if _BEHIND.fullmatch(line, end) else None
 
 
 # --- all other YAML ---------------------------------------------------------------------------------------------------
@@ -194,141 +180,128 @@ def _read_line(number: int, line: str, anchors: _Anchors) -> YamlRow:
 
 def _read_events(text: str, lines: list[str], anchors: _Anchors) -> Iterator[YamlRow]:
     """The rows of a list in any style; arguments as those of `read_rows` and `_read_line`."""
-    events = _events(text)
-    if not any(isinstance(event, yaml.DocumentStartEvent) for event in events):
+    events = _Events(text, anchors)
+    while not isinstance(root := events.take(), yaml.StreamEndEvent | yaml.DocumentStartEvent):
+        pass
+    if isinstance(root, yaml.StreamEndEvent):
         raise YamlFault(f"holds no rows; write one line a size, such as {EXAMPLE}")
-    root = next(events)
+    root = events.take()
     if not isinstance(root, yaml.SequenceStartEvent):
         what = describe(root.value) if isinstance(root, yaml.ScalarEvent) else "a map"
         raise YamlFault(f"must be a list of maps, one a size, such as {EXAMPLE}; it is {what}")
-    for event in events:
-        if isinstance(event, yaml.SequenceEndEvent):
-            break
-        yield _read_row(event, events, lines, anchors)
-    for event in events:
+    while not isinstance(event := events.take(), yaml.SequenceEndEvent):
+        yield _read_row(event, events, lines)
+    while not isinstance(event := events.take(), yaml.StreamEndEvent):
         if isinstance(event, yaml.DocumentStartEvent):
             raise YamlFault("holds more than one document", event.start_mark)
 
 
-def _events(text: str) -> Iterator[_Event]:
-    try:
-        yield from yaml.parse(text, Loader=_LOADER)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        # The libyaml of PyYAML 6.0.4 has a limit of its own, 1000, and reads ahead to it before it tells of any level.
-        what = _TOO_DEEP if "nesting depth" in problem else f"is not YAML: {problem}"
-        raise YamlFault(what, getattr(error, "problem_mark", None)) from None
-
-
-def _read_row(first: _Event, events: Iterator[_Event], lines: list[str], anchors: _Anchors) -> YamlRow:
+def _read_row(first: _Event, events: _Events, lines: list[str]) -> YamlRow:
     """The row that begins with an event; takes its other events."""
-    row, last = _RowBuilder(anchors), first
-    while not row.take(last):
-        last = next(events)
+    value, fault = None, ""
+    try:
+        value, _ = events.build(first)
+    except _RowFault as error:
+        fault = str(error)
+        while events.depth > 1:  # the rest of the row; the list of rows is one level
+            events.take()
     # A map in block style ends where the next row starts, so nothing can stand behind it.
-    end, flow = last.end_mark, isinstance(first, yaml.MappingStartEvent) and first.flow_style
+    end, flow = events.last.end_mark, isinstance(first, yaml.MappingStartEvent) and first.flow_style
     remark = lines[end.line][end.column :].strip() if flow and end.line < len(lines) else ""
-    return YamlRow(first.start_mark.line + 1, row.value, remark, row.fault)
+    return YamlRow(first.start_mark.line + 1, value, remark, fault)
 
 
 class _RowFault(Exception):
     """A row can't be used, though it is YAML; its text says why."""
 
 
-@dataclass
-class _Open:
-    """A list or map whose end has not come yet.
-
-    Attributes:
-        value: the list or map.
-        anchor: its name; None where it has none.
-        key: of a map, the key whose value comes next; None where a key comes next.
-        count: values in it, itself included.
-    """
-
-    value: list[Any] | dict[str, Any]
-    anchor: str | None
-    key: str | None = None
-    count: int = 1
-
-
-class _RowBuilder:
-    """Makes a row's value of its events. It does not call itself for what is nested.
+class _Events:
+    """libyaml's events of a text, and the values that they make.
 
     Args:
-        anchors: values that have names; those of the row are added.
+        text: YAML.
+        anchors: values that have names; those of the text are added.
 
     Attributes:
-        value: the row's; None until it is whole, or where it can't be used.
-        fault: why it can't be used.
+        last: the event that was taken last.
+        depth: of how many lists and maps the end has not come.
     """
 
-    def __init__(self, anchors: _Anchors) -> None:
-        self.value: Value = None
-        self.fault = ""
-        self._anchors = anchors
-        self._open: list[_Open] = []
-        self._depth = 0
+    def __init__(self, text: str, anchors: _Anchors) -> None:
+        self.last: _Event = None
+        self.depth = 0
+        self._events, self._anchors = yaml.parse(text, Loader=_LOADER), anchors
 
-    def take(self, event: _Event) -> bool:
-        """Take the row's next event; whether it was its last.
+    def take(self) -> _Event:
+        """The next event.
 
         Raises:
-            YamlFault: it is nested too deeply, where libyaml takes time as the square of the depth.
+            YamlFault: the text is not YAML, or nested too deeply, where libyaml takes time as the square of the depth.
         """
-        self._depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if self._depth > _DEEPEST:
-            raise YamlFault(_TOO_DEEP, event.start_mark)
-        if not self.fault:
-            try:
-                self._add(event)
-            except _RowFault as fault:
-                self.fault = str(fault)
-        return not self._depth
+        try:
+            self.last = next(self._events)
+        except yaml.YAMLError as error:
+            problem = getattr(error, "problem", None) or " ".join(str(error).split())
+            # PyYAML 6.0.4's libyaml has a limit of its own, 1000, and reads ahead to it before it tells of any level.
+            what = _TOO_DEEP if "nesting depth" in problem else f"is not YAML: {problem}"
+            raise YamlFault(what, getattr(error, "problem_mark", None)) from None
+        self.depth += isinstance(self.last, yaml.CollectionStartEvent) - isinstance(self.last, yaml.CollectionEndEvent)
+        if self.depth > _DEEPEST + 1:
+            raise YamlFault(_TOO_DEEP, self.last.start_mark)
+        return self.last
 
-    def _add(self, event: _Event) -> None:
-        if isinstance(event, yaml.CollectionStartEvent):
-            is_list = isinstance(event, yaml.SequenceStartEvent)
-            self._open.append(_Open([] if is_list else {}, event.anchor))
-            return
-        value, count, anchor = self._finished(event)
-        if anchor is not None:
-            self._anchors[anchor] = value, count
-        if not self._open:
-            self.value = value
-            return
-        self._put(value, count, event.value if isinstance(event, yaml.ScalarEvent) else value)
+    def build(self, event: _Event, path: str = "") -> tuple[Value, int]:
+        """The value that begins with an event, and how many values are in it, itself included.
 
-    def _finished(self, event: _Event) -> tuple[Value, int, str | None]:
-        """The value that an event ends, how many values it holds, and its name."""
-        if isinstance(event, yaml.CollectionEndEvent):
-            done = self._open.pop()
-            return done.value, done.count, done.anchor
-        if not isinstance(event, yaml.AliasEvent):
-            return _scalar(event), 1, event.anchor
-        if event.anchor not in self._anchors:
-            raise _RowFault(f"has *{event.anchor}, but nothing before it is called &{event.anchor}")
-        return *self._anchors[event.anchor], None
+        Args:
+            event: was taken last.
+            path: keys of the maps around it, for messages.
 
-    def _put(self, value: Value, count: int, key: Value) -> None:
-        """Put a value into the innermost list or map, where it may be a key."""
-        parent = self._open[-1]
-        parent.count += count
-        if parent.count > _MOST_VALUES:
-            raise _RowFault(f"has more than {_MOST_VALUES} values")
-        if isinstance(parent.value, list):
-            parent.value.append(value)
-        elif parent.key is not None:
-            parent.value[parent.key], parent.key = value, None
-        elif not isinstance(key, str):
-            raise _RowFault(f"has {describe(key)} as a key; a key is a name, such as M")
-        elif len(key) > _LONGEST_KEY:
-            raise _RowFault(f"has the key {shown(key)}, of {len(key)} characters; one has at most {_LONGEST_KEY}")
-        elif key in parent.value:
-            path = ": ".join([*(outer.key for outer in self._open[:-1] if outer.key), key])
-            raise _RowFault(f"has {shown(path)[1:-1]} twice; keep one of them")
+        Raises:
+            _RowFault: it can't be used.
+        """
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise _RowFault(f"has *{event.anchor}, but nothing before it is called &{event.anchor}")
+            return self._anchors[event.anchor]
+        if isinstance(event, yaml.ScalarEvent):
+            built: tuple[Value, int] = _scalar(event), 1
         else:
-            parent.key = str(key)
+            built = self._list(path) if isinstance(event, yaml.SequenceStartEvent) else self._map(path)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = built
+        return built
+
+    def _list(self, path: str) -> tuple[Value, int]:
+        found: list[Any] = []
+        count = 1
+        while not isinstance(event := self.take(), yaml.SequenceEndEvent):
+            value, held = self.build(event, path)
+            found.append(value)
+            count = _require_few(count + held)
+        return found, count
+
+    def _map(self, path: str) -> tuple[Value, int]:
+        found: dict[str, Any] = {}
+        count = 1
+        while not isinstance(event := self.take(), yaml.MappingEndEvent):
+            key, held = self.build(event)
+            key = str(event.value) if isinstance(event, yaml.ScalarEvent) else key
+            if not isinstance(key, str):
+                raise _RowFault(f"has {describe(key)} as a key; a key is a name, such as M")
+            if len(key) > _LONGEST_KEY:
+                raise _RowFault(f"has the key {shown(key)}, of {len(key)} characters; one has at most {_LONGEST_KEY}")
+            if key in found:
+                raise _RowFault(f"has {shown(path + key)[1:-1]} twice; keep one of them")
+            found[str(key)], more = self.build(self.take(), f"{path}{key}: ")
+            count = _require_few(count + held + more)
+        return found, count
+
+
+def _require_few(count: int) -> int:
+    if count > _MOST_VALUES:
+        raise _RowFault(f"has more than {_MOST_VALUES} values")
+    return count
 
 
 def _scalar(event: _Event) -> Value:

@@ -102,7 +102,7 @@ def test_repairs_replace_what_moved_and_nothing_else(
     assert f"repaired: 40x96x160_bf16_TN: {FASTER.name} 17.00 us (was 9.00 us)" in capsys.readouterr().out
     after = results.read_text().splitlines()
     assert after[3] == before[3] and after[1] != before[1] and len(after) == len(before)
-    assert "'M_from': 41" in after[2] and "'code': " in after[1] and "'code': " in after[2]
+    assert '"M_from": 41' in after[2] and '"code": ' in after[1] and '"code": ' in after[2]
     assert command.main([str(results)]) == 0
     assert "3 holds" in capsys.readouterr().out
 
@@ -207,7 +207,7 @@ def test_a_row_that_another_program_changed_stays_its_own(
     monkeypatch.setattr(checking, "check", changed)
     assert command.main([str(results), "--repair"]) == 1
     assert "40x96x160_bf16_TN: another program has changed it meanwhile" in capsys.readouterr().err
-    assert "8.5" in results.read_text().splitlines()[1] and "'code': " in results.read_text().splitlines()[2]
+    assert "8.5" in results.read_text().splitlines()[1] and '"code": ' in results.read_text().splitlines()[2]
 
 
 def test_entries_of_a_library_are_repaired_one_by_one(

@@ -106,7 +106,7 @@ def test_of_too_many_results_those_that_take_time_are_shown(
 def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "out.yaml", table(512, 512), "too slow")
     lines = run.read_text(encoding="utf-8").splitlines(keepends=True)
-    run.write_text("".join([lines[0], lines[1].replace("'time(us)': ", "'time(us)': -"), *lines[2:]]), encoding="utf-8")
+    run.write_text("".join([lines[0], lines[1].replace('"time(us)": ', '"time(us)": -'), *lines[2:]]), encoding="utf-8")
     beside = tmp_path / "out.yaml.journal"
     beside.write_bytes(beside.read_bytes().replace(b"too slow", b"too long", 1))
     assert report.main([str(run), "-o", str(tmp_path / "report.html")]) == 1

@@ -91,7 +91,7 @@ def test_a_table_of_the_servers_own_kernels(
     assert reported["16"]["BLOCK_SIZE_M"] == 16 and reported["16"]["BLOCK_SIZE_K"] == 128
     results = (tmp_path / name).with_suffix(".yaml").read_text(encoding="utf-8")
     assert (
-        "'backend': 'vllm'" in results
-        and "'backend': 'triton'" not in results
+        '"backend": "vllm"' in results
+        and '"backend": "triton"' not in results
         and not [*tmp_path.rglob("*kernels/*.py")]
     )

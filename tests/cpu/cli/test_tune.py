@@ -329,7 +329,7 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
     """Not writable, held by another run, or somebody else's: status 2, and the way out."""
     copy = tmp_path / "copy.yaml"
     shutil.copy(tuned.results, copy)
-    copy.write_text(copy.read_text().replace("'triton': '", "'triton': '0."))
+    copy.write_text(copy.read_text().replace('"triton": "', '"triton": "0.'))
     held = tmp_path / "held.yaml"
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")

@@ -76,9 +76,9 @@ def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
     head, line = text.splitlines()
     assert head.startswith("#")
     assert line.startswith(
-        "- {'M': 16, 'N': 32, 'K': 70, 'rowMajorA': 'N', 'rowMajorB': 'T', 'BLOCK_SIZE_M': 64, 'BLOCK_SIZE_N': 32, "
-        "'BLOCK_SIZE_K': 16, 'GROUP_SIZE_M': 8, 'SPLIT_K': 2, 'num_warps': 4, 'num_stages': 3, 'waves_per_eu': 0, "
-        "'kpack': 2, 'TFLOPS': 0.017418, 'time(us)': 12.345678901234568, "
+        '- {"M": 16, "N": 32, "K": 70, "rowMajorA": "N", "rowMajorB": "T", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, '
+        '"BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 8, "SPLIT_K": 2, "num_warps": 4, "num_stages": 3, "waves_per_eu": 0, '
+        '"kpack": 2, "TFLOPS": 0.017418, "time(us)": 12.345678901234568, '
     )
 
 
@@ -93,7 +93,7 @@ def test_what_a_plain_yaml_reader_sees() -> None:
 def test_stream_k_row_has_num_sms_for_split_k() -> None:
     stream = replace(RECORD, config=Config("stream_k", 64, 64, 64, options=(("num_sms", 304),)))
     both = replace(stream, config=replace(stream.config, split_k=4))
-    assert "'NUM_SMS': 304" in write_text(stream)
+    assert '"NUM_SMS": 304' in write_text(stream)
     assert "SPLIT_K" not in write_text(stream)
     for record in (stream, both):
         assert rows(write_text(record))[0].record == record
@@ -159,7 +159,7 @@ def test_orders_of_b_and_scales_come_back() -> None:
     assert plain.scale_a and plain.scale_b
     some = [replace(RECORD, problem=p) for p in (plain, shuffled)]
     first, second = write_text(*some).splitlines()[1:]
-    assert "order_b" not in first and "'family': 'a8w8', 'order_b': 'shuffled_16x16'" in second
+    assert "order_b" not in first and '"family": "a8w8", "order_b": "shuffled_16x16"' in second
     assert [r.record for r in rows(write_text(*some), Defaults(family="dense_bpreshuffle"))] == some
     odd = replace(RECORD, problem=replace(plain, scale_b=None))
     with pytest.raises(InputError, match="has scales that family a8w8 does not have"):

@@ -28,11 +28,11 @@ GOOD = [dataclasses.replace(record(p), config=dataclasses.replace(CONFIG, num_wa
 # What happens to the second of three rows, and what is told of it.
 DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "torn": (lambda row: row[:100], "is not YAML"),
-    "a quote lost": (lambda row: row.replace("'M': 32", "'M: 32"), "is not YAML"),
-    "a letter changed": (lambda row: row.replace("'K': 16", "'J': 16"), "has an unknown key 'J'"),
-    "a size of none": (lambda row: row.replace("'M': 32", "'M': 0"), "M must be at least 1, not 0"),
-    "a time of none": (lambda row: row.replace("'time(us)': 10.0", "'time(us)': .nan"), "time(us) must be a positive"),
-    "the first row again": (lambda row: row.replace("'M': 32", "'M': 16"), "repeats row 1 (line 2)"),
+    "a quote lost": (lambda row: row.replace('"M": 32', '"M: 32'), "is not YAML"),
+    "a letter changed": (lambda row: row.replace('"K": 16', '"J": 16'), "has an unknown key 'J'"),
+    "a size of none": (lambda row: row.replace('"M": 32', '"M": 0'), "M must be at least 1, not 0"),
+    "a time of none": (lambda row: row.replace('"time(us)": 10.0', '"time(us)": .nan'), "time(us) must be a positive"),
+    "the first row again": (lambda row: row.replace('"M": 32', '"M": 16'), "repeats row 1 (line 2)"),
     "another thing": (lambda row: "- {'I': 'am', 'no': 'row'}", "has an unknown key 'I'"),
     "nested": (lambda row: row[:-1] + ", 'x': " + "[" * 300_000 + "}", "nested more than 100 deep"),
 }
@@ -85,7 +85,7 @@ def three_of_five(tmp_path: Path) -> Path:
     """A file with a row that is no YAML, one with a wrong value, and others that are right."""
     first, second, third = write_text(*GOOD).splitlines()[1:]
     path = tmp_path / "tuned.yaml"
-    path.write_text("\n".join([first[:50], first, second.replace("'M': 32", "'M': -32"), second, third]) + "\n")
+    path.write_text("\n".join([first[:50], first, second.replace('"M": 32', '"M": -32'), second, third]) + "\n")
     return path
 
 

@@ -60,7 +60,7 @@ def test_a_range_is_of_its_product_target_and_compute_units() -> None:
 def test_a_range_that_can_not_be_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="m_from must be at most M, 16, not 17"):
         record(problem(16, 32, 64), m_from=17)
-    text = results_format().write([TABLE[1]]).replace("'M_from': 2", "'M_from': 99")
+    text = results_format().write([TABLE[1]]).replace('"M_from": 2', '"M_from": 99')
     with pytest.raises(InputError, match=r"x.yaml: row 1 \(line 2\).*m_from must be at most M, 16, not 99"):
         results_format().read(Path("x.yaml"), text, Defaults())
     text = results_format().write([replace(TABLE[1], held_out={"7": [0.01, 1.1]})]).replace("[0.01, 1.1]", "[0.01]")

@@ -32,7 +32,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
+from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 
@@ -132,7 +132,7 @@ def main() -> None:
             problem(n, bias), device.arch, config, winner, 1e-6, 0.0, "events", toolchain=toolchain, library="torch"
         )
 
-    libraries = [b for b in registry.every(Backend) if isinstance(b, LibraryBackend) and not b.baseline]
+    libraries = [b for b in registry.every(LibraryBackend) if not b.baseline]
 
     def algorithm(n: int, bias: str) -> Config:
         """An algorithm that the library would not take itself."""

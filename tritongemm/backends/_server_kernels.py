@@ -30,7 +30,7 @@ from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, Capabilities, Format, LibraryBackend, ServerFormat
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, LibraryBackend, ServerFormat
 from tritongemm.runtime.machine import find_machine
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning.prune import prune
@@ -190,8 +190,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     @cached_property
     def _formats(self) -> Mapping[str, ServerFormat]:
         """The formats of the server's tables, by the kind of problem."""
-        every = (format_ for format_ in registry.every(Format) if isinstance(format_, ServerFormat))
-        return {format_.computes: format_ for format_ in every if format_.backend == self.name}
+        return {found.computes: found for found in registry.every(ServerFormat) if found.backend == self.name}
 
 
 def load(path: str) -> ModuleType:

@@ -13,7 +13,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import format_of, plain_text, read_exactly, read_text, results_format
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import Format, ResultsFormat, WritableFormat
 from tritongemm.results import tuned_file
 from tritongemm.system import files
 
@@ -81,7 +81,7 @@ def parser() -> arguments.Parser:
     return p
 
 
-def _base(output: Path, format_: Format, paths: Iterable[Path]) -> list[tuple[Path, str]]:
+def _base(output: Path, format_: WritableFormat, paths: Iterable[Path]) -> list[tuple[Path, str]]:
     """The output as it stands, where its rows are kept.
 
     Raises:
@@ -93,7 +93,7 @@ def _base(output: Path, format_: Format, paths: Iterable[Path]) -> list[tuple[Pa
     text = read_exactly(output)
     if not text.strip():
         return []
-    if format_.can_write:
+    if isinstance(format_, ResultsFormat):
         if not any(_are_one(output, path) for path in paths):
             raise OutputError(
                 f"{output} holds results; name it among the files too, to keep them, or choose another -o"
@@ -106,7 +106,7 @@ def _are_one(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _read(paths: Sequence[Path], format_: Format, family: str) -> _Found:
+def _read(paths: Sequence[Path], format_: WritableFormat, family: str) -> _Found:
     """What the files hold; of results of one thing the fastest, and of equally fast ones the first."""
     found = _Found()
     for path in paths:
@@ -145,7 +145,7 @@ def _rank(record: Record) -> tuple[bool, float]:
 
 
 def _merge(
-    format_: Format, there: Sequence[tuple[Path, str]], sources: Sequence[tuple[Path, str]], family: str
+    format_: WritableFormat, there: Sequence[tuple[Path, str]], sources: Sequence[tuple[Path, str]], family: str
 ) -> tuple[str | None, tuple[str, ...]]:
     """The text that results are told in, and what merging decided; None where the format merges nothing."""
     known = [path for path, _ in there]

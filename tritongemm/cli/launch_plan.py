@@ -33,7 +33,7 @@ from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
 from tritongemm.export.selection import Selection, emptied, launches, planned_backends
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family, SearchedBackend
+from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import files, settings
 from tritongemm.workloads import sizes
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _searched_backend() -> str:
-    return next(b.name for b in registry.every(Backend) if isinstance(b, SearchedBackend))
+    return registry.every(SearchedBackend)[0].name
 
 
 def parser() -> arguments.Parser:

@@ -21,7 +21,7 @@ from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
 from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family, Format, Plugin, Strategy, Timer
+from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer, TunerFormat
 from tritongemm.results.run_files import check_output_name
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader as target_files
@@ -155,7 +155,7 @@ def family(text: str) -> str:
     try:
         registry.family_of(text)
     except InputError as error:
-        others = dict.fromkeys(name for format_ in registry.every(Format) for name in format_.families)
+        others = dict.fromkeys(name for format_ in registry.every(TunerFormat) for name in format_.families)
         if text not in others:
             more = ", ".join(name for name in others if name not in str(error))
             raise argparse.ArgumentTypeError(f"{error}; names from other tools' files: {more}") from None

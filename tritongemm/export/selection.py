@@ -17,13 +17,13 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.launch_plans import why_unplanned
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.plugins.validity import check_config
 
 
 def planned_backends() -> list[str]:
     """Return the backends whose launches can be written as plans."""
-    return [b.name for b in registry.every(Backend) if isinstance(b, KernelBackend) and b.has_plans]
+    return [backend.name for backend in registry.every(KernelBackend) if backend.has_plans]
 
 
 def emptied(folder: Path) -> None:

@@ -9,6 +9,7 @@ from tritongemm.formats._rows import (
     read_exactly,
     read_text,
     results_format,
+    why_unrecognised,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "read_exactly",
     "read_text",
     "results_format",
+    "why_unrecognised",
 ]

@@ -87,7 +87,6 @@ class ExpertTables(ServerFormat, abstract=True):
     """
 
     suffixes = (".json",)
-    keeps_folder = True
     computes = "grouped"
     kinds: ClassVar[Mapping[str, ExpertKind]]
     shape: ClassVar[str]

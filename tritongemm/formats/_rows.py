@@ -12,7 +12,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ResultsFormat
+from tritongemm.plugins.contracts import Format, ResultsFormat, TunerFormat
 from tritongemm.system.reading import read_bytes
 
 EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
@@ -68,7 +68,7 @@ def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def results_format() -> ResultsFormat:
     """The format in which our own results are kept."""
-    return next(f for f in registry.every(Format) if isinstance(f, ResultsFormat))
+    return registry.every(ResultsFormat)[0]
 
 
 def format_of(path: Path, text: str) -> Format:
@@ -81,16 +81,21 @@ def format_of(path: Path, text: str) -> Format:
     Raises:
         InputError: no format claims it; says what is wrong if one seems meant, else lists those there are.
     """
-    formats = registry.every(Format)
-    for format_ in formats:
+    for format_ in registry.every(Format):
         if format_.recognises(path, text):
             return format_
     missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
-    fault = next((fault for format_ in formats if (fault := format_.why_unrecognised(path, text))), "")
+    fault = why_unrecognised(path, text)
     if fault and not missing:  # the file may be right for a format that is missing
         raise InputError(fault)
     sizes = f"a file of sizes has a line for each, such as {EXAMPLE}, or is a CSV that begins with the line M,N,K"
     raise InputError("; ".join([f"{path} is in no known format (docs/formats.md lists them)", sizes, *missing]))
+
+
+def why_unrecognised(path: Path, text: str) -> str:
+    """What to change in a file that seems meant as another tuner's table; "" of any other."""
+    faults = (format_.why_unrecognised(path, text) for format_ in registry.every(TunerFormat))
+    return next(filter(None, faults), "")
 
 
 def _loads(name: str) -> Support:

@@ -69,7 +69,6 @@ class TileTables(ServerFormat, abstract=True):
     """
 
     suffixes = (".json",)
-    keeps_folder = True
     kinds: ClassVar[Mapping[str, Kind]]
     name_of_table: ClassVar[re.Pattern[str]]
     blanks: ClassVar[re.Pattern[str]]

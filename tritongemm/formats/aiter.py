@@ -31,7 +31,7 @@ from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cell
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Backend, TunerFormat
 from tritongemm.system.printable import printable
 
 _OUTPUT = Path("the output")
@@ -39,7 +39,7 @@ _SHOWN = 200  # characters of the names of columns
 _Timed = tuple[NamedKernel, float]
 
 
-class AiterCsv(Format):
+class AiterCsv(TunerFormat):
     """A file of one of AITER's families, with sizes or with results."""
 
     title = "AITER's CSV of sizes or tuned configs"

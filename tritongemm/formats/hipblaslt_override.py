@@ -28,7 +28,7 @@ from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
 from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Backend, WritableFormat
 from tritongemm.system.printable import printable
 
 _VERSION = "Git Version: "
@@ -63,7 +63,7 @@ class _Pair:
     fault: str = ""
 
 
-class HipblasltOverride(Format):
+class HipblasltOverride(WritableFormat):
     """hipBLASLt's file of solutions that go before its own choice."""
 
     title = "hipBLASLt's override file of tuned solutions"

@@ -29,7 +29,7 @@ from tritongemm.formats._json_members import Member, read_members, with_members
 from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.search_spaces.loader import target_of_device
 from tritongemm.system.printable import printable
 
@@ -50,7 +50,7 @@ _ORDERS = ((True, False), (True, True), (False, False), (False, True))  # where 
 _OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
-class InductorLookup(Format):
+class InductorLookup(WritableFormat):
     """Inductor's lookup table of matrix products."""
 
     title = "a lookup table of PyTorch's Inductor as JSON"

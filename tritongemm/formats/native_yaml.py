@@ -29,7 +29,6 @@ class NativeYaml(ResultsFormat):
 
     title = "the YAML of our results, a list of maps"
     suffixes = (".yaml", ".yml")
-    can_write = True
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list that has our first line or a key of ours."""

@@ -19,7 +19,7 @@ from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major,
 from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Backend, WritableFormat
 from tritongemm.system.printable import printable
 
 # Numbers of types, as far as all versions of Tensile agree on them.
@@ -28,7 +28,7 @@ _UNMEASURED = 0.0  # the efficiency of a size that we tell, as TensileMergeLibra
 _MOST_NAMED = 20  # sizes in a note
 
 
-class TensileLogic(Format):
+class TensileLogic(WritableFormat):
     """Tensile's library logic of exact sizes."""
 
     title = "Tensile's library logic of exact sizes (Equality)"

@@ -27,7 +27,7 @@ from tritongemm.core.support import Support
 from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.search_spaces.loader import target_of_device
 from tritongemm.system.printable import printable
 
@@ -77,7 +77,7 @@ class _Line:
         return self.text.startswith(f"{_VALIDATOR},")
 
 
-class TunableOpCsv(Format):
+class TunableOpCsv(WritableFormat):
     """TunableOp's files of recorded and of tuned products."""
 
     title = "a CSV of PyTorch's TunableOp, op,params or op,params,solution,ms"

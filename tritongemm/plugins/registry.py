@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import Support
-from tritongemm.plugins.contracts import Backend, Family, FamilyDefaults, LibraryBackend, Plugin
+from tritongemm.plugins.contracts import Family, FamilyDefaults, LibraryBackend, Plugin
 
 P = TypeVar("P", bound=Plugin)
 _LOADING: Final = threading.RLock()  # re-entrant, as plug-ins ask for others when they are made
@@ -44,12 +44,17 @@ def get(kind: type[P], name: str) -> P:
         InputError: no such plug-in; lists those there are. Or its file holds none.
         UnavailableError: the plug-in's own imports failed.
     """
-    root = next(c for c in reversed(kind.__mro__) if issubclass(c, Plugin) and c.package == kind.package)
-    with _LOADING:
-        plugin = _load(root, name)
+    plugin = _loaded(kind, name)
     if not isinstance(plugin, kind):
         raise InputError(f"{kind.kind} {name} is no {kind.__name__}")
     return plugin
+
+
+def _loaded(kind: type[Plugin], name: str) -> Plugin:
+    """Return the plug-in called `name` of the kind that a class belongs to, of that class or not."""
+    root = next(c for c in reversed(kind.__mro__) if issubclass(c, Plugin) and c.package == kind.package)
+    with _LOADING:
+        return _load(root, name)
 
 
 @cache
@@ -88,8 +93,7 @@ def _plugin_class(kind: type[Plugin], module: ModuleType) -> type[Plugin]:
 
 def baseline() -> LibraryBackend:
     """Return the backend that every race is measured against."""
-    libraries = (b for b in every(Backend) if isinstance(b, LibraryBackend))
-    return next(b for b in libraries if b.baseline)
+    return next(backend for backend in every(LibraryBackend) if backend.baseline)
 
 
 def forget() -> None:
@@ -99,7 +103,7 @@ def forget() -> None:
 
 
 def every(kind: type[P]) -> list[P]:
-    """Return all plug-ins of one kind that can be loaded, in the order of their names.
+    """Return all plug-ins of a class of contracts that can be loaded, in the order of their names.
 
     One whose package is missing is passed over; one whose file is broken is passed over with a warning, as serving and
     the other plug-ins do not depend on it.
@@ -107,7 +111,8 @@ def every(kind: type[P]) -> list[P]:
     found = []
     for name in names(kind):
         try:
-            found.append(get(kind, name))
+            if isinstance(plugin := _loaded(kind, name), kind):
+                found.append(plugin)
         except UnavailableError:
             continue
         except Exception as error:

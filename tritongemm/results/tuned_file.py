@@ -16,9 +16,9 @@ from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translat
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.formats import read_exactly, results_format
+from tritongemm.formats import read_exactly, results_format, why_unrecognised
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Backend, Format, ServerFormat, TunerFormat, WritableFormat
 from tritongemm.results.store import Store
 from tritongemm.system import files, locks
 
@@ -26,7 +26,7 @@ _MOST_FILES = 10_000  # of a folder that is told in
 _ADVICE = "choose another file with -o"
 
 
-def output_format(path: Path, name: str = "") -> Format:
+def output_format(path: Path, name: str = "") -> WritableFormat:
     """The format in which results are told in a file.
 
     Args:
@@ -36,12 +36,12 @@ def output_format(path: Path, name: str = "") -> Format:
     Raises:
         InputError: none, or several, can be meant; lists those there are.
     """
-    translating = [f for f in registry.every(Format) if f.translates_results]
+    translating = registry.every(WritableFormat)
     if name:
-        found = [registry.get(Format, name)]
-        if found[0] not in translating:
-            raise InputError(f"--to {name}: {found[0].title} can't tell results; these can: {_names(translating)}")
-        return found[0]
+        named = registry.get(Format, name)
+        if not isinstance(named, WritableFormat):
+            raise InputError(f"--to {name}: {named.title} can't tell results; these can: {_names(translating)}")
+        return named
     text = read_exactly(path) if os.path.isfile(path) else ""
     claimed = [f for f in translating if f.recognises(path, text)]
     suffixed = [] if text.strip() else [f for f in translating if path.suffix in f.suffixes]
@@ -70,7 +70,7 @@ def held(path: Path) -> AbstractContextManager[None]:
 
 def write(
     path: Path,
-    format_: Format,
+    format_: WritableFormat,
     records: Iterable[Record],
     base: str | None = None,
     rows: Sequence[FormatRow] = (),
@@ -91,9 +91,12 @@ def write(
         OutputError: a file can't be written.
     """
     before = dict(_texts(path, format_)) if base is None else {"": base}
-    judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
-    others = tuple((record, reason) for record, reason in judged if reason)
-    translation = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
+    asked, others = list(records), []
+    if isinstance(format_, TunerFormat):
+        reasons = [format_.why_not_in(path, before.get("", ""), family, record) for record in asked]
+        others = [(record, reason) for record, reason in zip(asked, reasons, strict=True) if reason]
+        asked = [record for record, reason in zip(asked, reasons, strict=True) if not reason]
+    translation = format_.translate_rows(rows, asked, before)
     translation = replace(translation, omitted=(*translation.omitted, *others))
     for name, text in translation.files.items():
         if name and PurePath(name).name != name:
@@ -128,9 +131,9 @@ class TunedFile:
         results: our own results, in the YAML file beside it.
     """
 
-    def __init__(self, path: Path, format_: Format) -> None:
+    def __init__(self, path: Path, format_: WritableFormat) -> None:
         self.path, self._format = path, format_
-        self.place = path.parent if format_.keeps_folder else path
+        self.place = path.parent if isinstance(format_, ServerFormat) else path
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod
@@ -152,15 +155,14 @@ class TunedFile:
         if name:
             format_ = output_format(path, name)
             if text and not format_.recognises(path, text):
-                fault = format_.why_unrecognised(path, text) or f"{path} is there and is not {format_.title}"
+                fault = why_unrecognised(path, text) or f"{path} is there and is not {format_.title}"
                 raise InputError(f"{fault}; or {_ADVICE}")
             return cls(path, format_)
-        translating = [f for f in registry.every(Format) if f is not ours and f.translates_results]
+        translating = [f for f in registry.every(WritableFormat) if f is not ours]
         claimed = next((f for f in translating if f.recognises(path, text)), None)
-        if claimed is None and text and path.suffix in {suffix for f in translating for suffix in f.suffixes}:
-            fault = next((fault for f in translating if (fault := f.why_unrecognised(path, text))), "")
-            if fault:
-                raise InputError(f"{fault}; or {_ADVICE}")
+        is_other = claimed is None and text and path.suffix in {suffix for f in translating for suffix in f.suffixes}
+        if is_other and (fault := why_unrecognised(path, text)):
+            raise InputError(f"{fault}; or {_ADVICE}")
         return cls(path, claimed) if claimed else None
 
     def check(self) -> None:
@@ -209,7 +211,7 @@ class TunedFile:
         """
         with held(self.place):
             text = read_exactly(self.path)
-            arranged = self._format.arrange(text) if text else text
+            arranged = self._format.arrange(text) if text and isinstance(self._format, TunerFormat) else text
             if arranged != text:
                 files.atomic_write(self.path, arranged)
 
@@ -232,7 +234,7 @@ class TunedFile:
             return write(self.place, self._format, records, rows=rows, family=family)
 
 
-def _records_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:
+def _records_of(store: Store, problem: Problem, format_: WritableFormat) -> Iterator[Record]:
     """A problem's result, then those of its finalists that other tools know, or that the format tells by itself."""
     best = store.record(problem)
     if best is None:
@@ -243,7 +245,8 @@ def _records_of(store: Store, problem: Problem, format_: Format) -> Iterator[Rec
         if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_told:
             continue
         backend = registry.get(Backend, trial.config.backend)
-        if backend.named_kernel(trial.config) is not None or format_.can_express(trial.config):
+        is_servers = isinstance(format_, ServerFormat) and format_.can_express(trial.config)
+        if is_servers or backend.named_kernel(trial.config) is not None:
             yield replace(
                 best, config=trial.config, winner=trial.config.backend, seconds=trial.seconds, spread=trial.spread,
                 error=trial.error, tolerance=trial.tolerance, library="", library_seconds=None, tie=False,

@@ -23,7 +23,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving import calls
 from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
@@ -242,6 +242,6 @@ def open_tuner(device: ServingDevice) -> OnlineTuner:
         InputError: TRITONGEMM_ONLINE_SECONDS is no budget.
         UnavailableError: there is no folder to keep results in.
     """
-    libraries = [b for b in registry.every(Backend) if isinstance(b, LibraryBackend) and not b.baseline]
+    libraries = [backend for backend in registry.every(LibraryBackend) if not backend.baseline]
     store = OnlineStore(settings.cache_folder() / FILE, Path.cwd() / CSV_FILE)
     return OnlineTuner(device, store, process_budget(), next((b for b in libraries if b.available()), None))

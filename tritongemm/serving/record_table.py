@@ -195,13 +195,15 @@ def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceR
         InputError: the file can't be read as a whole, or holds no tuned result.
     """
     from tritongemm.formats import Defaults, format_of, read_text
+    from tritongemm.plugins.contracts import TunerFormat
 
     text = read_text(path)
     format_ = format_of(path, text)
-    defaults = Defaults(family=family) if family in format_.families else Defaults()
+    table = format_ if isinstance(format_, TunerFormat) else None
+    defaults = Defaults(family=family) if table and family in table.families else Defaults()
     found = format_.read_usable(path, text, defaults)
     rows = [
-        SourceRow(row.record, str(path), row.where(str(path)), format_.padded_m)
+        SourceRow(row.record, str(path), row.where(str(path)), bool(table and table.padded_m))
         for row in found.rows
         if row.record is not None
     ]

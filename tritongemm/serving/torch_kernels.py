@@ -11,7 +11,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving.serving_device import ServingDevice
 
 _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.
@@ -26,7 +26,7 @@ class TorchKernels:
 
     def __init__(self, device: ServingDevice) -> None:
         self._device = device
-        self._libraries = [backend for backend in registry.every(Backend) if isinstance(backend, LibraryBackend)]
+        self._libraries = registry.every(LibraryBackend)
         self._kernels: dict[tuple[Problem, str], LoadedKernel | None] = {}
         self._lock = threading.Lock()
 

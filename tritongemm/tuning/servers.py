@@ -11,7 +11,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format, LibraryBackend, SearchedBackend, ServerFormat
+from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBackend, ServerFormat
 from tritongemm.runtime.machine import Machine
 from tritongemm.tuning.request import TuneRequest
 
@@ -27,8 +27,7 @@ def server_format(server: str, groups: int = 1) -> ServerFormat:
         InputError: there is none; lists those there are.
     """
     kind = "grouped" if groups > 1 else "one"
-    every = (f for f in registry.every(Format) if isinstance(f, ServerFormat) and f.computes == kind)
-    found = {f.server.lower(): f for f in every}
+    found = {f.server.lower(): f for f in registry.every(ServerFormat) if f.computes == kind}
     if server.lower() not in found:
         raise InputError(f"no format writes tables for server {server!r}; known servers: {', '.join(sorted(found))}")
     return found[server.lower()]

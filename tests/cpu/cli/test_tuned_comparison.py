@@ -14,7 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
@@ -48,7 +48,7 @@ def result(m: int, config: Config, us: float) -> Record:
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of tuned configs, sizes beside it, and a run that tunes them as `TIMES` says."""
-    path, aiter = tmp_path / "bf16_tuned_gemm.csv", registry.get(Format, "aiter")
+    path, aiter = tmp_path / "bf16_tuned_gemm.csv", registry.get(TunerFormat, "aiter")
     tuned_file.write(path, aiter, [result(m, OLD, 10) for m, (old, *_) in TIMES.items() if old != 0])
     untuned = "".join(f"{m},64,128,False,torch.bfloat16,torch.bfloat16,False,False\n" for m in TIMES)
     (tmp_path / "bf16_untuned_gemm.csv").write_text(f"{HEADER}\n{untuned}")
@@ -100,14 +100,14 @@ def test_only_better_rows_are_taken_over(output: Path, capsys: pytest.CaptureFix
     assert output.read_text() == before and "which --update_improved takes over" in said.err
     assert gradlib.main([*words, "--update_improved"]) == 0
     assert "3 of 5 new rows are 3 % faster or more" in capsys.readouterr().err
-    rows = registry.get(Format, "aiter").read(output, output.read_text(), Defaults())
+    rows = registry.get(TunerFormat, "aiter").read(output, output.read_text(), Defaults())
     assert {row.problem.m: row.config for row in rows} == {m: NEW if m in BETTER else OLD for m in TIMES}
     kept = [line for line in before.splitlines() if line.split(",")[2] in ("17", "19")]
     assert set(kept) <= set(output.read_text().splitlines())
     ours = sizes.from_results(output.with_suffix(".yaml"), Defaults())
     assert sorted(row.problem.m for row in ours.rows) == BETTER
     assert gradlib.main([*words, "--update_improved", "--min_improvement_pct", "0.5"]) == 0
-    rows = registry.get(Format, "aiter").read(output, output.read_text(), Defaults())
+    rows = registry.get(TunerFormat, "aiter").read(output, output.read_text(), Defaults())
     assert {row.problem.m for row in rows if row.config == NEW} == {*BETTER, 17}
 
 

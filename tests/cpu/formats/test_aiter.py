@@ -16,7 +16,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Backend, TunerFormat
 from tritongemm.search_spaces import loader
 
 BF16 = (
@@ -69,8 +69,8 @@ BEST = Record(
 )  # fmt: skip
 
 
-def plugin() -> Format:
-    return registry.get(Format, "aiter")
+def plugin() -> TunerFormat:
+    return registry.get(TunerFormat, "aiter")
 
 
 def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:

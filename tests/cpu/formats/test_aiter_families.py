@@ -14,7 +14,7 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import TunerFormat
 
 BEST = Record(
     Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False), "sm90", Config("tile", 16, 16, 16), "triton",
@@ -23,12 +23,12 @@ BEST = Record(
 
 
 def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
-    return registry.get(Format, "aiter").read(Path(name), text, Defaults(family=family))
+    return registry.get(TunerFormat, "aiter").read(Path(name), text, Defaults(family=family))
 
 
 def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     """The lines of a file after results were told in it, and what was lost."""
-    found = registry.get(Format, "aiter").translate(records, {"": text})
+    found = registry.get(TunerFormat, "aiter").translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
@@ -89,7 +89,7 @@ def test_batched_sizes_are_told_apart_by_the_name_of_their_file() -> None:
 
 def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
     head, kind = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle", "torch.float8_e4m3fn,torch.bfloat16,True,False"
-    found = registry.get(Format, "aiter").read_usable(
+    found = registry.get(TunerFormat, "aiter").read_usable(
         Path("bf16_untuned_gemm.csv"), f"{head}\n16,256,512,False,{kind}\n", Defaults()
     )
     assert [d.reason for d in found.damaged if "scaleAB is True" not in d.reason] == []
@@ -142,5 +142,5 @@ def test_batches_with_scales_in_powers_of_two_are_sizes_of_ours() -> None:
         (row,) = read("dsv4_batched_gemm_a8w8_blockscale_mxscale_tuned.csv", text)
     assert row.problem.key == "4x1024x4096_fp8e4m3fn-fp8e4m3fn-bf16_TN_batch2_a8w8_blockscale_block_rows"
     assert (row.target, row.compute_units, row.config) == ("gfx950", 0, None)
-    merged = registry.get(Format, "aiter").merge([(Path("a8w8_blockscale_mxscale.csv"), text)] * 2)
+    merged = registry.get(TunerFormat, "aiter").merge([(Path("a8w8_blockscale_mxscale.csv"), text)] * 2)
     assert merged and merged.text == text

@@ -13,7 +13,7 @@ from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, Format
+from tritongemm.plugins.contracts import Family, TunerFormat
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces.loader import load_target
 
@@ -27,7 +27,7 @@ TILE = Config("tile", 16, 64, 128)
 
 
 def read(text: str, name: str = "untuned_fmoe.csv") -> list[FormatRow]:
-    return registry.get(Format, "aiter").read(Path(name), text, Defaults())
+    return registry.get(TunerFormat, "aiter").read(Path(name), text, Defaults())
 
 
 def result(row: FormatRow, seconds: float = 5e-6, **more: object) -> Record:
@@ -80,7 +80,7 @@ def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) ->
     ],
 )
 def test_a_wrong_cell_costs_its_row(cell: str, wrong: str, complaint: str) -> None:
-    found = registry.get(Format, "aiter").read_usable(
+    found = registry.get(TunerFormat, "aiter").read_usable(
         Path("untuned_fmoe.csv"), UNTUNED.replace(cell, wrong), Defaults()
     )
     assert len(found.rows) == 4 and [row.line for row in found.damaged] == [4]
@@ -91,7 +91,7 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
     """AITER's own files have such lines (glm5_fp4_tuned_fmoe.csv); they stay byte for byte where others are merged."""
     text = f"gfx,cu_num,{KEYS},us,_tag\ngfx950,256,{BLOCKS},9.5\ngfx950,256,{ROWS},7,\n"
     assert [row.line for row in read(text, "tuned_fmoe.csv")] == [2, 2, 3, 3]
-    plugin, path = registry.get(Format, "aiter"), Path("tuned_fmoe.csv")
+    plugin, path = registry.get(TunerFormat, "aiter"), Path("tuned_fmoe.csv")
     faster = text.replace("9.5", "8.5,").replace(ROWS, BF16)
     merged = plugin.merge([(path, text), (path, faster)])
     assert merged is not None and merged.text.splitlines()[1:] == [
@@ -134,5 +134,5 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
 def test_what_can_not_be_told_is_named(other: dict[str, str], reason: str) -> None:
     rows = read(UNTUNED)[:2]
     records = [replace(result(row), **other) for row in rows]  # type: ignore[arg-type]
-    found = registry.get(Format, "aiter").translate_rows(rows, records, {"": ""})
+    found = registry.get(TunerFormat, "aiter").translate_rows(rows, records, {"": ""})
     assert not found.count and reason in found.omitted[0][1]

@@ -16,7 +16,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, KernelBackend, ServerFormat
+from tritongemm.plugins.contracts import KernelBackend, ServerFormat
 from tritongemm.search_spaces.loader import load_target
 
 NAME = "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -26,8 +26,7 @@ SHARED, WIDE, UP = (Config("grouped_tile", 16, n, 128, 1, num_warps=4, num_stage
 
 
 def table_format(server: str) -> ServerFormat:
-    found = registry.get(Format, f"{server}_moe_json")
-    assert isinstance(found, ServerFormat)
+    found = registry.get(ServerFormat, f"{server}_moe_json")
     return found
 
 

@@ -16,9 +16,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import WritableFormat
 
-FORMAT = registry.get(Format, "hipblaslt_override")
+FORMAT = registry.get(WritableFormat, "hipblaslt_override")
 PATH = Path("tuning.txt")
 KEY = "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,compute_type"
 HEAD = f"    {KEY},solution_index"

@@ -17,9 +17,9 @@ from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.formats.inductor_lookup import key_of
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import WritableFormat
 
-TABLE = registry.get(Format, "inductor_lookup")
+TABLE = registry.get(WritableFormat, "inductor_lookup")
 PATH = Path("table.json")
 
 MM = "((torch.bfloat16, [16, 4096], [4096, 1]), (torch.bfloat16, [4096, 6144], [1, 4096]))+mm"

@@ -18,9 +18,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import WritableFormat
 
-FORMAT = registry.get(Format, "tensile_logic")
+FORMAT = registry.get(WritableFormat, "tensile_logic")
 KIND: dict[str, Any] = {
     "Batched": True, "DataType": 7, "DataTypeA": 7, "DataTypeB": 7, "DestDataType": 7, "IndexAssignmentsA": [3, 0, 2],
     "TransposeA": True, "TransposeB": False, "UseScaleAB": "",

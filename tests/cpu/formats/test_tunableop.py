@@ -15,9 +15,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import Format, WritableFormat
 
-CSV = registry.get(Format, "tunableop_csv")
+CSV = registry.get(WritableFormat, "tunableop_csv")
 PATH = Path("tunableop_results0.csv")
 
 HEAD = (

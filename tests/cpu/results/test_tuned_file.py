@@ -13,6 +13,7 @@ from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
+from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.results import tuned_file
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader
@@ -93,6 +94,6 @@ def test_a_place_is_checked_before_hours_are_spent(tmp_path: Path) -> None:
 def test_a_format_is_found_by_name_contents_or_word(tmp_path: Path) -> None:
     (tmp_path / "mine.dat").write_text(HEADER + "\n")
     for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
-        assert tuned_file.output_format(tmp_path / name, word).translates_results
+        assert isinstance(tuned_file.output_format(tmp_path / name, word), WritableFormat)
     with pytest.raises(InputError, match="name one by --to: aiter, "):
         tuned_file.output_format(tmp_path / "x.dat")

@@ -15,20 +15,19 @@ from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ServerFormat
+from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces.loader import load_target
 
-VLLM, SGLANG = (registry.get(Format, name) for name in ("vllm_dense_json", "sglang_dense_json"))
+VLLM, SGLANG = (registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json"))
 NAME = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 TOOLS = {"triton": "3.6.0", "torch": "2.13.0", "device": "NVIDIA H200"}
 BLOCKS = Defaults(family="a8w8_blockscale")
-SIZES = [row.problem for row in VLLM.list_sizes(6144, 4096, BLOCKS)] if isinstance(VLLM, ServerFormat) else []
+SIZES = [row.problem for row in VLLM.list_sizes(6144, 4096, BLOCKS)]
 TODAY = Config("tile", 64, 128, 128, 32, num_warps=4, num_stages=2)  # what vLLM runs without a table
 
 
 def test_the_sizes_are_those_that_the_server_looks_up() -> None:
-    assert isinstance(VLLM, ServerFormat) and isinstance(SGLANG, ServerFormat)
     assert [p.m for p in SIZES[:3]] == [1, 2, 4] and {p.layout for p in SIZES} == {"TN"}
     channels = SGLANG.list_sizes(6144, 4096, Defaults(family="a8w8", dtype_a="fp8"))
     assert 33 in [row.problem.m for row in channels] and channels[0].problem.family == "a8w8"
@@ -37,7 +36,6 @@ def test_the_sizes_are_those_that_the_server_looks_up() -> None:
 
 
 def test_what_the_servers_kernel_takes() -> None:
-    assert isinstance(VLLM, ServerFormat) and isinstance(SGLANG, ServerFormat)
     limits = VLLM.limits("a8w8_blockscale", load_target("sm90"))
     assert (limits.most_splits, limits.templates, limits.first) == (1, ("tile",), (TODAY,))
     assert dict(limits.axes) == {"block_k": (16, 32, 64, 128)}
@@ -70,7 +68,7 @@ def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> No
     """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
     place = tmp_path / NAME.replace("128,128", "128, 128")
     written = TunedFile.find(place)
-    assert written is not None and isinstance(SGLANG, ServerFormat)
+    assert written is not None
     ours = Config("tile", 16, 64, 128, 8)
     slow, swapped = (replace(ours, backend="sglang", num_stages=s) for s in (2, 3))
     swapped = replace(swapped, split_k=4, options=(("swap_ab", 1),))
@@ -83,9 +81,7 @@ def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> No
         and not SGLANG.can_express(replace(swapped, backend="vllm"))
     )
     assert not SGLANG.can_express(replace(ours, split_k=4)), "ours adds splits up in another way"
-    assert isinstance(VLLM, ServerFormat) and not VLLM.can_express(replace(swapped, backend="vllm")), (
-        "vLLM's does not split"
-    )
+    assert not VLLM.can_express(replace(swapped, backend="vllm")), "vLLM's does not split"
     with take(written.results, target="sm90", toolchain=TOOLS) as store:
         store.add_trials(SIZES[3], trials, record)
         found = written.write(store, [SIZES[3]])

@@ -20,7 +20,7 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ServerFormat
+from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime.machine import Machine
@@ -58,8 +58,7 @@ class Judge(FakeEvaluator):
 def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path) -> None:
     """Of template `grouped_tile`, or of the server's own kernel, which has the same tiles."""
     tiles = [replace(config, backend=backend) for config in TILES]
-    server = registry.get(Format, "vllm_moe_json")
-    assert isinstance(server, ServerFormat)
+    server = registry.get(ServerFormat, "vllm_moe_json")
     rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=8), 2, (16,))
     judge = Judge("sm90")
     judge.target = TARGET

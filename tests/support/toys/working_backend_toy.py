@@ -14,11 +14,11 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, Capabilities, KernelBackend, SearchedBackend
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend, SearchedBackend
 
 
 def _source() -> SearchedBackend:
-    return next(b for b in registry.every(Backend) if isinstance(b, SearchedBackend))
+    return registry.every(SearchedBackend)[0]
 
 
 def _theirs(config: Config) -> Config:

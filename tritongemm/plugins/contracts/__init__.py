@@ -16,7 +16,10 @@ Plugin
 ├── Timer                   takes samples of kernel times
 ├── Strategy                a search over configs
 ├── Format                  a file format
-│   └── ResultsFormat           the format of our own results
+│   └── WritableFormat          a format that results can be written in
+│       ├── ResultsFormat           the format of our own results
+│       ├── ServerFormat            tables that configure a server's kernels
+│       └── TunerFormat             tables of another tuner
 ├── CallLog                 lines of a library's log that name the GEMMs it was called for
 └── KernelSource            a source of kernels for a call at run time
 Evaluator                   times and verifies candidates on a GPU, or on a stand-in for one
@@ -32,7 +35,7 @@ from tritongemm.plugins.contracts.backends import (
 )
 from tritongemm.plugins.contracts.call_logs import CallLog
 from tritongemm.plugins.contracts.capabilities import NO_INPUTS, BuildInputs, Capabilities
-from tritongemm.plugins.contracts.formats import Format, ResultsFormat, ServerFormat
+from tritongemm.plugins.contracts.formats import Format, ResultsFormat, ServerFormat, TunerFormat, WritableFormat
 from tritongemm.plugins.contracts.measuring import Clock, Evaluator, ExternalRaceJob, ExternalTimer, Timer
 from tritongemm.plugins.contracts.numerics import Family, FamilyDefaults, Pieces, ScaleLayout, WeightLayout
 from tritongemm.plugins.contracts.plugin import Plugin
@@ -65,6 +68,8 @@ __all__ = [
     "ServerFormat",
     "Strategy",
     "Timer",
+    "TunerFormat",
     "Watcher",
     "WeightLayout",
+    "WritableFormat",
 ]

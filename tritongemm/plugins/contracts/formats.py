@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, ResultsFile, Translation
 from tritongemm.core.record import Record
 from tritongemm.core.search_limits import SearchLimits
@@ -23,33 +22,16 @@ class Format(Plugin, abstract=True):
     Attributes:
         title: a description of a few words, for messages.
         suffixes: endings of its file names.
-        can_write: whether it can express our results.
-        padded_m: whether a call without a row of its own M is served by the row of AITER's padded M.
-        families: its files' names for families, which a user may give instead of ours.
-        keeps_folder: whether results are written to several files of a folder, with names that identify the contents.
     """
 
     package = "tritongemm.formats"
     kind = "format"
     title: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    can_write: ClassVar[bool] = False
-    padded_m: ClassVar[bool] = False
-    families: ClassVar[tuple[str, ...]] = ()
-    keeps_folder: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
         """Say whether a file is in this format, by its name or contents."""
-
-    def why_unrecognised(self, path: Path, text: str) -> str:
-        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise.
-
-        Args:
-            path: for the message, which names it and the line.
-            text: contents.
-        """
-        return ""
 
     @abstractmethod
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
@@ -73,14 +55,11 @@ class Format(Plugin, abstract=True):
         rows = self.read(path, text, defaults)
         return ResultsFile(rows=tuple(replace(row, number=number) for number, row in enumerate(rows, start=1)))
 
-    def write(self, records: Iterable[Record]) -> str:
-        """Return the text of a file with these records; `read` returns equal records.
 
-        Raises:
-            InputError: the format can't express results.
-        """
-        raise InputError(f"{self.title} can't hold our results")
+class WritableFormat(Format, abstract=True):
+    """A format that results can be written in, completely or in part."""
 
+    @abstractmethod
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Convert records to this format, merged with the existing contents of its files.
 
@@ -92,10 +71,8 @@ class Format(Plugin, abstract=True):
             before: text of each existing file, by its name; "" is the output itself.
 
         Raises:
-            InputError: the format can't be written, or an existing file is in another format.
+            InputError: an existing file is in another format.
         """
-        results = list(records)
-        return Translation({"": self.write(results)}, len(results))
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
@@ -109,21 +86,6 @@ class Format(Plugin, abstract=True):
         """
         return self.translate(records, before)
 
-    def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
-        """Say why a file of this format, by its name and contents, can't hold a result; "" if it can.
-
-        Args:
-            path: of the file.
-            text: its contents, "" if it does not exist yet.
-            family: the user's statement of what files compute.
-            record: the result.
-        """
-        return ""
-
-    def can_express(self, config: Config) -> bool:
-        """Say whether `translate` may write a generated kernel of this config, for a result that another kernel won."""
-        return False
-
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Merge files of this format, with rows that can't be interpreted here; None if the format has no such rows.
 
@@ -136,18 +98,47 @@ class Format(Plugin, abstract=True):
         """
         return None
 
+
+class TunerFormat(WritableFormat, abstract=True):
+    """The tables of another tuner, each of one family, which that tuner's users also edit.
+
+    Attributes:
+        families: the tables' names for families, which a user may give instead of ours.
+        padded_m: whether a call without a row of its own M is served by the row of AITER's padded M.
+    """
+
+    families: ClassVar[tuple[str, ...]]
+    padded_m: ClassVar[bool] = False
+
+    @abstractmethod
+    def why_unrecognised(self, path: Path, text: str) -> str:
+        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise.
+
+        Args:
+            path: for the message, which names it and the line.
+            text: contents.
+        """
+
+    @abstractmethod
+    def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
+        """Say why a file, by its name and contents, can't hold a result; "" if it can.
+
+        Args:
+            path: of the file.
+            text: its contents, "" if it does not exist yet.
+            family: the user's statement of what files compute.
+            record: the result.
+        """
+
+    @abstractmethod
     def arrange(self, text: str) -> str:
-        """Return the text of a file with its rows sorted, if the format defines an order."""
-        return text
-
-    @property
-    def translates_results(self) -> bool:
-        """Whether `translate` can write results, completely or in part."""
-        return self.can_write or type(self).translate is not Format.translate
+        """Return the text of a file with its rows in the tuner's order."""
 
 
-class ServerFormat(Format, abstract=True):
-    """A format that configures a server's own kernels, which can be raced within the values that they accept.
+class ServerFormat(WritableFormat, abstract=True):
+    """Tables that configure a server's own kernels, which can be raced within the values that they accept.
+
+    Results are written to several files of a folder, whose names say what they hold.
 
     Attributes:
         server: its name.
@@ -188,9 +179,22 @@ class ServerFormat(Format, abstract=True):
             InputError: the server has no such table for the family.
         """
 
+    @abstractmethod
+    def can_express(self, config: Config) -> bool:
+        """Say whether `translate` may write a generated kernel of this config, for a result that another kernel won."""
 
-class ResultsFormat(Format, abstract=True):
+
+class ResultsFormat(WritableFormat, abstract=True):
     """The format of our own results."""
+
+    @abstractmethod
+    def write(self, records: Iterable[Record]) -> str:
+        """Return the text of a file with these records; `read` returns equal records."""
+
+    def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
+        """Convert records to a file of their own."""
+        results = list(records)
+        return Translation({"": self.write(results)}, len(results))
 
     @abstractmethod
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:

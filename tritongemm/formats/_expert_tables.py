@@ -9,37 +9,34 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.problem import MAX_DIM, Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.formats._json_members import read_members
 from tritongemm.formats._rows import make_problem
 from tritongemm.formats._tile_rows import (
-    DEVICE,
     OPTIONS,
     Kind,
+    ServerTable,
+    ServerTables,
     find_kind,
-    merged,
     read_config,
-    read_m,
+    read_rows,
     row_of,
-    tells,
 )
-from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.search_spaces.loader import load_target
-from tritongemm.system.printable import printable
 
-BLOCK = (128, 128)  # columns and depth that share a scale of a weight
+BLOCK = (SCALED_BLOCK, SCALED_BLOCK)  # columns and depth that share a scale of a weight
 KINDS = ("fp8_w8a8",)
 TEMPLATE = "grouped_tile"  # the template of ours that is the servers' kernel: a program for each tile of every group
 
@@ -54,7 +51,7 @@ class ExpertKind(Kind):
 
     steps: Mapping[str, tuple[tuple[int, Mapping[str, int]], ...]] = field(default_factory=dict)
 
-    def today(self, tokens: int, vendor: str) -> dict[str, int]:
+    def today(self, tokens: int, vendor: str) -> Mapping[str, int]:
         """What the server runs for so many tokens without a table."""
         return next(dict(row) for most, row in self.steps[vendor] if tokens <= most)
 
@@ -71,31 +68,19 @@ def expert_kind(dtype: str, steps: Mapping[str, tuple[tuple[int, Mapping[str, in
 def table_row(m: int, n: int, group: int, stages: int) -> dict[str, int]:
     """A row of four warps that takes 128 of K at once."""
     return {
-        "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": group, "num_warps": 4,
+        "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": SCALED_BLOCK, "GROUP_SIZE_M": group, "num_warps": 4,
         "num_stages": stages,
     }  # fmt: skip
 
 
-class ExpertTables(ServerFormat, abstract=True):
-    """Tables of experts of one server.
+class ExpertTables(ServerTables, abstract=True):
+    """Tables of experts of one server."""
 
-    Attributes:
-        kinds: by the word behind ``dtype=`` in a file's name.
-        shape: how a file's name tells the block of a weight that shares a scale.
-        blanks: what of a device's name a file's name has a ``_`` for.
-        device_words: devices whose names have such a word are all called so.
-    """
-
-    suffixes = (".json",)
     computes = "grouped"
     kinds: ClassVar[Mapping[str, ExpertKind]]
-    shape: ClassVar[str]
-    blanks: ClassVar[re.Pattern[str]]
-    device_words: ClassVar[Mapping[str, str]] = {}
 
-    def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file has the name of a table, and holds a JSON object, or nothing yet."""
-        return claims(path.name, self.shape) and (not text or text.lstrip().startswith("{"))
+    def _is_name(self, name: str) -> bool:
+        return claims(name, self.shape)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
         """None of its rows is a size.
@@ -108,17 +93,7 @@ class ExpertTables(ServerFormat, abstract=True):
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """The damaged rows; the others are no sizes."""
-        damaged = list[DamagedRow]()
-        kind = next(iter(self.kinds.values()))
-        for number, member in enumerate(read_members(path, text), start=1):
-            try:
-                if member.key not in kind.remarks:
-                    read_m(member)
-                    read_config(member.value, kind)
-            except InputError as error:
-                where = f"{path}: row {number} (line {member.line}) M {printable(member.key)!r}"
-                damaged.append(DamagedRow(number, member.line, f"{where}: {error}"))
-        return ResultsFile(damaged=tuple(damaged))
+        return read_rows(path, text, next(iter(self.kinds.values())), lambda m, config: None)
 
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
@@ -146,15 +121,9 @@ class ExpertTables(ServerFormat, abstract=True):
     def limits(self, family: str, target: Target) -> SearchLimits:
         """The one template that is the server's kernel, without options of our own."""
         kind = find_kind(self.kinds.values(), self.server, family)
-        assert isinstance(kind, ExpertKind)
         today = (read_config(dict(row), kind) for _, row in kind.steps[target.vendor])
         first = tuple(dict.fromkeys(config for config in today if config is not None))
         return SearchLimits(1, (TEMPLATE,), (), OPTIONS, first)
-
-    def can_express(self, config: Config) -> bool:
-        """Whether the server's kernel may be launched so."""
-        kind = next(iter(self.kinds.values()))
-        return tells(row_of(config, kind), config, kind, self.backend)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Nothing: results do not say of which layers they are."""
@@ -168,13 +137,10 @@ class ExpertTables(ServerFormat, abstract=True):
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
         """The tables in which something changed: of each layer the config that is fastest at both products together."""
-        if before.get(""):
-            raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
         known: dict[Problem, list[Record]] = defaultdict(list)
         for record in records:
             known[record.problem].append(record)
-        tables: dict[str, dict[int, Mapping[str, int]]] = defaultdict(dict)
-        facts: dict[str, tuple[ExpertKind, str]] = {}
+        tables: dict[ServerTable, dict[int, Mapping[str, int]]] = defaultdict(dict)
         written, omitted = 0, list[tuple[Record, str]]()
         asked = [row for row in rows if row.subject]
         for _, layer in groupby(asked, key=lambda row: row.number):
@@ -184,14 +150,13 @@ class ExpertTables(ServerFormat, abstract=True):
             if best is None:
                 omitted += [(of_one[0], self._why_not(of_one[0])) for of_one in found if of_one]
                 continue
-            subject, kind = stages[0].subject, self.kinds[stages[0].subject["dtype"]]
-            name = self._file_name(subject, best[0])
-            tables[name][int(subject["M"])] = row_of(best[0].config, kind)
-            facts[name] = kind, load_target(best[0].target).vendor
+            subject = stages[0].subject
+            table = self._table_of(subject, best[0])
+            tables[table][int(subject["M"])] = row_of(best[0].config, table.kind)
             written += len(stages)
         if not asked:
             return self.translate([record for group in known.values() for record in group[:1]], before)
-        return Translation(dict(_texts(tables, facts, before)), written, tuple(omitted))
+        return Translation(self._changed(tables, before), written, tuple(omitted))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
         """The results of the config that takes the least time for all products of a layer; None where none ran all.
@@ -209,38 +174,17 @@ class ExpertTables(ServerFormat, abstract=True):
 
     def _why_not(self, record: Record) -> str:
         """Why a result can't be told, whatever its layer; "" where it can."""
-        if record.predicted:
-            return "its time is a prediction, which no timer measured"
-        if not DEVICE.fullmatch(self._device(record)):
-            return "it does not say on which device it was measured, which the name of a table tells"
+        if isinstance(device := self._device(record), Support):
+            return str(device)
         if not self.can_express(record.config):
             return f"{record.config.short_name} won, and none of the server's kernels ran both products of its layer"
         return ""
 
-    def _device(self, record: Record) -> str:
-        name = self.blanks.sub("_", record.toolchain.get("device", ""))
-        return next((known for word, known in self.device_words.items() if word in name.split("_")), name)
-
-    def _file_name(self, subject: Mapping[str, str], record: Record) -> str:
+    def _table_of(self, subject: Mapping[str, str], record: Record) -> ServerTable:
+        """Return the table of a layer of which a result is."""
         where = f"E={subject['E']},N={subject['N']},device_name={self._device(record)}"
-        return f"{where},dtype={subject['dtype']}{self.shape.format(*BLOCK)}.json"
-
-
-def _texts(
-    tables: Mapping[str, Mapping[int, Mapping[str, int]]],
-    facts: Mapping[str, tuple[ExpertKind, str]],
-    before: Mapping[str, str],
-) -> Iterator[tuple[str, str]]:
-    """The tables that change, by their names."""
-    for name, rows in tables.items():
-        (kind, vendor), text = facts[name], before.get(name, "")
-
-        def today(m: int, kind: ExpertKind = kind, vendor: str = vendor) -> dict[str, int]:
-            return kind.today(m, vendor)
-
-        new = merged(Path(name), text, rows, {*kind.ladder, *rows}, kind, today)
-        if new != text:
-            yield name, new
+        name = f"{where},dtype={subject['dtype']}{self.shape.format(*BLOCK)}.json"
+        return ServerTable(name, self.kinds[subject["dtype"]], load_target(record.target).vendor)
 
 
 def claims(name: str, shape: str) -> bool:

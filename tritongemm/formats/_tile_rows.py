@@ -1,4 +1,4 @@
-"""Rows of the tables of tiles that vLLM and SGLang ship: an M each, with the config of the server's Triton kernel.
+"""What all tables of tiles of vLLM and SGLang share: rows of an M each, with the config of the server's Triton kernel.
 
 A row may be null, where another kernel of the server is to run. The servers take the row of the M that is nearest to
 the call's, so a table that tells few M changes what runs at all others. What is written here is therefore dense: where
@@ -8,26 +8,31 @@ an M of the servers' usual ladder has no result, the table tells what the server
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.dtypes import BY_ENCODING
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 from tritongemm.core.problem import MAX_DIM, PLAIN
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
 from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.system.printable import printable
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 DIVISORS = (16, 32, 64, 128)  # of the depth that shares a scale
 ENCODINGS = ("fp8e4m3fn", "fp8e4m3fnuz")
 OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-DEVICE = re.compile(r"[\w()+.-]+", re.ASCII)  # a device's name as a part of a file's
+_DEVICE = re.compile(r"[\w()+.-]+", re.ASCII)  # a device's name as a part of a file's
 
 _BLOCKS = {"BLOCK_SIZE_M": "block_m", "BLOCK_SIZE_N": "block_n", "BLOCK_SIZE_K": "block_k"}
 _COUNTS = {"GROUP_SIZE_M": "group_m", "num_warps": "num_warps", "num_stages": "num_stages", "SPLIT_K": "split_k"}
@@ -69,6 +74,10 @@ class Kind:
         """What a row holds: those of the default, or all but the order of the tiles, which the kernel then chooses."""
         return tuple(self.default or (*_BLOCKS, "num_warps", "num_stages"))
 
+    def today(self, m: int, vendor: str) -> Mapping[str, int] | None:
+        """Return what the server runs for M on a vendor's GPUs without a table; None for another kernel of its own."""
+        return self.default
+
     @property
     def given(self) -> dict[str, Any]:
         """What all problems of the kind have in common, as fields of `Problem`."""
@@ -77,7 +86,25 @@ class Kind:
         return {**given, "row_major_a": True, "row_major_b": False, "bias": "none"}
 
 
-def find_kind(kinds: Iterable[Kind], server: str, family: str, dtype: str | None = None) -> Kind:
+K = TypeVar("K", bound=Kind)
+
+
+@dataclass(frozen=True)
+class ServerTable:
+    """A table to be written.
+
+    Attributes:
+        name: of its file.
+        kind: of its rows.
+        vendor: of the GPU.
+    """
+
+    name: str
+    kind: Kind = field(compare=False)
+    vendor: str = field(compare=False)
+
+
+def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = None) -> K:
     """What a server's table of a family's products of some dtype is of.
 
     Raises:
@@ -150,51 +177,6 @@ def row_of(config: Config, kind: Kind) -> dict[str, int]:
     return row
 
 
-def tells(row: Mapping[str, int], config: Config, kind: Kind, server: str) -> bool:
-    """Whether a row tells a config whole, which is then one of the server's kernel.
-
-    Args:
-        row: of the config.
-        config: of a template of ours, or of the server's own kernel.
-        kind: of the table.
-        server: name of its backend.
-    """
-    known = (config.is_generated or config.backend == server) and all(row[key] for key in _BLOCKS)
-    return known and read_config(row, kind) == replace(config, backend=DEFAULT_BACKEND)
-
-
-def merged(
-    path: Path,
-    text: str,
-    values: Mapping[int, Any],
-    needed: Iterable[int],
-    kind: Kind,
-    today: Callable[[int], Any],
-) -> str:
-    """A table's text with these rows, and one for each M that is needed.
-
-    Args:
-        path: for messages.
-        text: of the table that is there; "" of none.
-        values: rows by M.
-        needed: every M that must have a row: what the server runs there today, where it has none of these.
-        kind: of the table.
-        today: what the server runs at an M without a table.
-
-    Raises:
-        InputError: the text is no such table.
-    """
-    members = read_members(path, text) if text else []
-    config_members = [member for member in members if member.key not in kind.remarks]
-    now = {_checked_m(path, member): member.value for member in config_members}
-    if len(now) < len(config_members):
-        raise InputError(f"{path} tells an M twice; keep one of its rows")
-
-    rows = {m: now[min(now, key=lambda known: abs(known - m))] if now else today(m) for m in {*needed} - {*now}}
-    rows |= {m: row for m, row in values.items() if m not in now or not _means(now[m], row, kind)}
-    return with_members(text, members, {str(m): row for m, row in rows.items()}, partial(_rank, kind))
-
-
 def _rank(kind: Kind, key: str) -> int:
     """The place of a row among others; what is no row stays in front."""
     return 0 if key in kind.remarks else int(key)
@@ -213,3 +195,114 @@ def _checked_m(path: Path, member: Member) -> int:
         return read_m(member)
     except InputError as error:
         raise InputError(f"{path}: line {member.line}: {error}") from None
+
+
+class ServerTables(ServerFormat, abstract=True):
+    """Tables of one server, a JSON file for each subject, whose name says it.
+
+    Attributes:
+        kinds: by the word behind ``dtype=`` in a file's name.
+        shape: how a file's name says which block of B shares a scale.
+        blanks: what of a device's name a file's name has a ``_`` for.
+        device_words: devices whose names have such a word are all called so.
+    """
+
+    suffixes = (".json",)
+    kinds: ClassVar[Mapping[str, Kind]]
+    shape: ClassVar[str]
+    blanks: ClassVar[re.Pattern[str]]
+    device_words: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def _is_name(self, name: str) -> bool:
+        """Say whether a file may be called so."""
+
+    def recognises(self, path: Path, text: str) -> bool:
+        """Say whether a file has the name of a table, and holds a JSON object, or nothing yet."""
+        return self._is_name(path.name) and (not text or text.lstrip().startswith("{"))
+
+    def can_express(self, config: Config) -> bool:
+        """Say whether the server's kernel may be launched so."""
+        return any(self._tells(config, kind) for kind in self.kinds.values())
+
+    def _tells(self, config: Config, kind: Kind) -> bool:
+        """Say whether a row of a kind has all of a config, which is then one of the server's kernel."""
+        row = row_of(config, kind)
+        known = (config.is_generated or config.backend == self.backend) and all(row[key] for key in _BLOCKS)
+        return known and read_config(row, kind) == replace(config, backend=DEFAULT_BACKEND)
+
+    def _device(self, record: Record) -> str | Support:
+        """Return the name of a result's device as file names have it, or why no table can have the result."""
+        if record.predicted:
+            return Support("its time is a prediction, which no timer measured")
+        name = self.blanks.sub("_", record.toolchain.get("device", ""))
+        name = next((known for word, known in self.device_words.items() if word in name.split("_")), name)
+        if not _DEVICE.fullmatch(name):
+            return Support("it does not say on which device it was measured, which the name of a table tells")
+        return name
+
+    def _changed(self, rows: Mapping[ServerTable, Mapping[int, Any]], before: Mapping[str, str]) -> dict[str, str]:
+        """Return the texts of the tables in which something changed, by name.
+
+        Args:
+            rows: of each table by M; a `Support` where there is none to write, so that the server runs what it does.
+            before: as of `translate`.
+
+        Raises:
+            InputError: what is there is one file, or no such table.
+        """
+        if before.get(""):
+            raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
+        texts = {table.name: _merged(table, before.get(table.name, ""), values) for table, values in rows.items()}
+        return {name: text for name, text in texts.items() if text != before.get(name, "")}
+
+
+def read_rows(path: Path, text: str, kind: Kind, make: Callable[[int, Config | None], FormatRow | None]) -> ResultsFile:
+    """Return the rows of a table, the damaged ones apart.
+
+    Args:
+        path: for messages.
+        text: of the table.
+        kind: of the table.
+        make: the row of an M and its config; None where it is no size.
+
+    Raises:
+        InputError: the text is no JSON object.
+    """
+    rows, damaged, seen = list[FormatRow](), list[DamagedRow](), dict[str, int]()
+    for number, member in enumerate(read_members(path, text), start=1):
+        if member.key in kind.remarks:
+            continue
+        try:
+            if seen.setdefault(member.key, number) != number:
+                raise InputError(f"repeats row {seen[member.key]}; keep one of them")
+            row = make(read_m(member), read_config(member.value, kind))
+            rows += [replace(row, line=member.line, number=number)] if row else []
+        except InputError as error:
+            where = f"{path}: row {number} (line {member.line}) M {printable(member.key)!r}"
+            damaged.append(DamagedRow(number, member.line, f"{where}: {error}"))
+    return ResultsFile(rows=tuple(rows), damaged=tuple(damaged))
+
+
+def _merged(table: ServerTable, text: str, values: Mapping[int, Any]) -> str:
+    """Return a table's text with these rows, and one for each other M of them and of the ladder.
+
+    Such a row is the one of the nearest M, or what the server runs without a table.
+
+    Raises:
+        InputError: the text is no such table.
+    """
+    path, kind = Path(table.name), table.kind
+    members = read_members(path, text) if text else []
+    config_members = [member for member in members if member.key not in kind.remarks]
+    now = {_checked_m(path, member): member.value for member in config_members}
+    if len(now) < len(config_members):
+        raise InputError(f"{path} tells an M twice; keep one of its rows")
+
+    def nearest(m: int) -> Any:
+        return now[min(now, key=lambda known: abs(known - m))] if now else kind.today(m, table.vendor)
+
+    rows = {m: nearest(m) for m in {*kind.ladder, *values} - {*now}}
+    told = {m: row for m, row in values.items() if not isinstance(row, Support)}
+    rows |= {m: row for m, row in told.items() if m not in now or not _means(now[m], row, kind)}
+    return with_members(text, members, {str(m): row for m, row in rows.items()}, partial(_rank, kind))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from tritongemm.formats._tile_tables import DIVISORS, Kind, TileTables
+from tritongemm.formats._tile_rows import DIVISORS, Kind
+from tritongemm.formats._tile_tables import TileTables
 
 _DEFAULT = {
     "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32, "num_warps": 4, "num_stages": 3,

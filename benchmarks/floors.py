@@ -275,7 +275,8 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
         here: the machine.
         known: rates by type of element, to which this adds.
     """
-    stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
+    stream = torch.cuda.Stream()
+    following = "griddepcontrol.launch_dependents;" if here.target.has("launch_overlap") else None
     with torch.cuda.stream(stream):
         bench = make_operands(problem, here, stream.cuda_stream)
         torch.cuda.synchronize()

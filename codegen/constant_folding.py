@@ -47,7 +47,7 @@ class ModuleFunction:
         dropped: parameters that are left out.
         unread: variables that nothing reads.
         named: constants of the module that it reads.
-        read: all names that its text reads.
+        read: all names that its text reads, and attributes behind a point.
     """
 
     tree: ast.FunctionDef
@@ -96,6 +96,8 @@ class ExpressionFolder:
     Attributes:
         tree: the module.
         functions: by their names.
+        tuples: fields of the named tuples by which functions hand on several values, by the tuples' names.
+        unread_fields: those of all of them that nothing reads.
         here: the function under way.
         env: what is known of its names.
     """
@@ -103,6 +105,8 @@ class ExpressionFolder:
     def __init__(self, text: str, constants: dict[str, Any]) -> None:
         self.tree = ast.parse(text)
         self.functions = {s.name: ModuleFunction(s) for s in self.tree.body if isinstance(s, ast.FunctionDef)}
+        self.tuples = dict(made for s in self.tree.body if (made := _named_tuple(s)))
+        self.unread_fields: set[str] = set()
         self.here = next(iter(self.functions.values()))
         self.env: dict[str, Any] = {}
         self._text, self._constants = text, constants
@@ -165,10 +169,23 @@ class ExpressionFolder:
         if isinstance(node, ast.Tuple):
             values = [self.value(v) for v in node.elts]
             return UNKNOWN if UNKNOWN in values else tuple(values)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+        if isinstance(node, ast.Attribute):
+            holder = self.value(node.value)
+            return holder.get(node.attr, UNKNOWN) if isinstance(holder, dict) else UNKNOWN
+        return self._result_of_call(node) if isinstance(node, ast.Call) else UNKNOWN
+
+    def _result_of_call(self, node: ast.Call) -> Any:
+        """What a call returns; for a named tuple what is known of each field."""
+        if fields := self._fields_made(node):
+            return dict(zip(fields, map(self.value, node.args), strict=True))
+        if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
             values = [self.value(v) for v in node.args]
             return UNKNOWN if UNKNOWN in values else (min if node.func.id == "min" else max)(values)
         return UNKNOWN
+
+    def _fields_made(self, node: ast.Call) -> list[str]:
+        """The fields of the named tuple that a call makes; none where it makes none."""
+        return self.tuples.get(node.func.id, []) if isinstance(node.func, ast.Name) else []
 
     @staticmethod
     def _result(node: ast.BinOp, left: Any, right: Any) -> Any:
@@ -189,7 +206,7 @@ class ExpressionFolder:
 
     def _edits(self, node: ast.AST) -> Iterator[_Edit]:
         names = self._named[node]
-        if self.env.keys().isdisjoint(names) and self.functions.keys().isdisjoint(names):
+        if names.isdisjoint(self.env.keys() | self.functions.keys() | self.tuples.keys()):
             return
         if isinstance(node, ast.expr) and (text := self._folded(node)) is not None:
             yield (*self._span(node), text)
@@ -203,7 +220,10 @@ class ExpressionFolder:
     def _folded(self, node: ast.expr) -> str | None:
         """Return the text that an expression becomes, where that is no plain join of its parts."""
         if isinstance(node, ast.Name):
-            return self._name(node)
+            stored = isinstance(node.ctx, ast.Store) or node.id in self.here.assigned
+            return None if stored else self._known(node, node.id)
+        if isinstance(node, ast.Attribute):
+            return self._known(node, node.attr)
         if isinstance(node, ast.Call | ast.Tuple) and (text := self._call(node)) is not None:
             return text
         value = UNKNOWN if isinstance(node, ast.Tuple) else self.value(node)
@@ -218,13 +238,14 @@ class ExpressionFolder:
             return word.join(self._operand(v, inside and isinstance(v, ast.BoolOp | ast.IfExp)) for v in kept)
         return self._without_identity(node) if isinstance(node, ast.BinOp) else None
 
-    def _name(self, node: ast.Name) -> str | None:
-        value = self.env.get(node.id, UNKNOWN)
-        if isinstance(node.ctx, ast.Store) or value is UNKNOWN or node.id in self.here.assigned:
+    def _known(self, node: ast.expr, name: str) -> str | None:
+        """The text of a variable or field whose value is known: the module's constant of its name, or the value."""
+        value = self.value(node)
+        if value is UNKNOWN or isinstance(value, dict):
             return None
-        if self.here.compiled and self._constants.get(node.id, UNKNOWN) == value:
-            self.here.named.add(node.id)
-            return None
+        if self.here.compiled and self._constants.get(name, UNKNOWN) == value:
+            self.here.named.add(name)
+            return name
         return literal(value)
 
     def _without_identity(self, node: ast.BinOp) -> str | None:
@@ -249,6 +270,9 @@ class ExpressionFolder:
 
     def _call(self, node: ast.Call | ast.Tuple) -> str | None:
         """Return a call of one of the module's functions, or of a pair of a function and its arguments."""
+        if isinstance(node, ast.Call) and (fields := self._fields_made(node)):
+            read = (self.fold(v) for f, v in zip(fields, node.args, strict=True) if f not in self.unread_fields)
+            return f"{self.slice(node.func)}({', '.join(read)})"
         if isinstance(node, ast.Call):
             callee, args, keywords = node.func, node.args, node.keywords
         elif len(node.elts) == 2 and isinstance(node.elts[1], ast.Tuple):
@@ -261,7 +285,9 @@ class ExpressionFolder:
         function = self.functions[name.id]
         given = list(zip(function.parameters, args, strict=False))
         every = function.defaults | dict(given) | {k.arg: k.value for k in keywords if k.arg}
-        self.here.calls.append((name.id, {p: self.value(v) for p, v in every.items() if p in function.constants}))
+        values = {p: self.value(v) for p, v in every.items()}
+        values = {p: v for p, v in values.items() if p in function.constants or isinstance(v, dict)}
+        self.here.calls.append((name.id, values))
         kept = [self.fold(v) for p, v in given if p not in function.dropped]
         kept += [f"{k.arg}={self.fold(k.value)}" for k in keywords if k.arg not in function.dropped]
         inside = ", ".join(kept)
@@ -277,6 +303,12 @@ class ExpressionFolder:
     def _span(self, node: Any) -> tuple[int, int]:
         first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno - 1]
         return first + node.col_offset, last + node.end_col_offset
+
+
+def _named_tuple(statement: ast.stmt) -> tuple[str, list[str]] | None:
+    """Return the name and the fields of a named tuple that a statement of a module makes."""
+    found = re.fullmatch(r"(\w+) = namedtuple\('\1', '([\w ]+)'\)", ast.unparse(statement))
+    return (found[1], found[2].split()) if found else None
 
 
 def is_number(value: Any, number: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class KernelFacts:
         extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
         arguments: their names in the order of Python functions' parameters, scales before a bias.
         batch_strides: parameters of a batched kernel with the strides between the operands of its products.
-        casts: operands are converted before the dot, because their types differ.
+        casts: operands are converted before the dot, because their types differ or Triton's interpreter wants it.
         compute: type they are converted to.
         fp8_pair: operands have two different fp8 types, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
@@ -62,10 +62,10 @@ class KernelFacts:
         zero: the value of masked-off loads.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a full tile.
-        narrow: assembly that turns a result into C's type; "" where the compiler converts.
-        unpack: assembly that turns bytes of two numbers each and their factors into numbers; "" where the compiler does
+        narrows: an instruction turns a result into C's type; otherwise the compiler converts.
+        unpacks: instructions turn bytes of two numbers each and their factors into numbers; otherwise the compiler does
             it or matrix units read them.
-        overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
+        overlaps: a kernel may start before the last one has ended, and waits for what it wrote.
         unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
         unit: elements that share a byte, as what divides a number of them; "" where each has its own.
@@ -97,9 +97,9 @@ class KernelFacts:
     observe: str
     store_wait: str
     sum_elements: int
-    narrow: str
-    unpack: str
-    overlap: Mapping[str, str]
+    narrows: bool
+    unpacks: bool
+    overlaps: bool
 
     @property
     def along_k(self) -> tuple[OperandSpec, ...]:
@@ -155,8 +155,8 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         extras=problem.extras,
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         batch_strides=batch_strides(problem),
-        casts=problem.a != problem.b and not both_fp8,
-        compute=TL.get(compute.name, ""),
+        casts=(problem.a != problem.b and not both_fp8) or compute.name == "bf16",
+        compute="BF16" if compute.name == "bf16" else TL.get(compute.name, ""),
         long_sum=long_sum,
         fp8_pair=problem.a != problem.b and both_fp8 and target.has("matrix_instr_nonkdim"),
         dot_options=dot_options,
@@ -172,9 +172,9 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
         store_wait=target.store_wait,
         sum_elements=target.sum_elements,
-        narrow=target.narrow.get(problem.c.name, ""),
-        unpack=target.unpack.get(problem.dtype_a, "") if unpacked else "",
-        overlap=target.overlap,
+        narrows=problem.c.is_fp8 and target.supports(problem.c) and target.has("narrow_fp8"),
+        unpacks=unpacked and problem.dtype_a == "fp4e2m1" and target.has("unpack_fp4"),
+        overlaps=target.has("launch_overlap"),
     )
 
 

@@ -46,7 +46,7 @@ class _Specialiser(ExpressionFolder):
         """Return the complete module: imports first, then what is reached in the order of the text."""
         self._propagate()
         for function in self.functions.values():
-            function.dropped = {n for n, v in function.known.items() if v is not UNKNOWN}
+            function.dropped = {n for n, v in function.known.items() if v is not UNKNOWN and not isinstance(v, dict)}
         texts = self._leave_out_unread()
         kept = [top for top in self.tree.body if not isinstance(top, ast.FunctionDef) or top.name in texts]
         read = set().union(*(self.functions[name].read for name in texts))
@@ -66,7 +66,10 @@ class _Specialiser(ExpressionFolder):
                 rest += ["", "", *comments, *texts[top.name].splitlines()]
                 gap = 2
             elif isinstance(top, ast.Assign) and names_in(top, ast.Store) & read:
-                rest += [*[""] * gap, *comments, *self._line(self.slice(top), end)]
+                text = self.slice(top)
+                for fields in (self.tuples[name] for name in names_in(top, ast.Store) & self.tuples.keys()):
+                    text = text.replace(" ".join(fields), " ".join(f for f in fields if f not in self.unread_fields))
+                rest += [*[""] * gap, *comments, *self._line(text, end)]
                 gap = 0
         needed = set().union(*(self.functions[name].named for name in texts))
         own = [f"{name} = tl.constexpr({value})" for name, value in self._constants.items() if name in needed]
@@ -110,6 +113,10 @@ class _Specialiser(ExpressionFolder):
                     function.unread |= variables
             called = {n for n, f in self.functions.items() if f.reached and changed & {name for name, _ in f.calls}}
             waiting = changed | called
+            fields = {field for fields in self.tuples.values() for field in fields}
+            unread = {f for f in fields if not any("." + f in self.functions[name].read for name in texts)}
+            if not waiting and unread != self.unread_fields:
+                waiting, self.unread_fields = {*texts}, unread
         return {name: texts[name] for name in self.functions if name in texts}
 
     def _write(self, function: ModuleFunction) -> str:
@@ -155,7 +162,7 @@ class _Specialiser(ExpressionFolder):
                 return []
             text = self.fold(node.value) if value is UNKNOWN else literal(value)
             return self._line(f"{pad}{node.target.id}: {self.slice(node.annotation)} = {text}", end)
-        if isinstance(node, ast.Assign) and _targets(node) <= self.here.unread and _is_pure(node.value):
+        if isinstance(node, ast.Assign) and _targets(node) <= self.here.unread and self._is_pure(node.value):
             return []
         if isinstance(node, ast.AugAssign) and (is_number(self.value(node.value), 0) or not self._is_read(node)):
             return []
@@ -163,7 +170,13 @@ class _Specialiser(ExpressionFolder):
 
     def _is_read(self, node: ast.AugAssign) -> bool:
         name = node.target.id if isinstance(node.target, ast.Name) else ""
-        return name not in self.here.unread | self.here.dropped or not _is_pure(node.value)
+        return name not in self.here.unread | self.here.dropped or not self._is_pure(node.value)
+
+    def _is_pure(self, value: ast.expr) -> bool:
+        """Whether nothing but its value comes of an expression, which may make named tuples."""
+        if isinstance(value, ast.IfExp) and (test := self.decide(value.test)) is not UNKNOWN:
+            return self._is_pure(value.body if test else value.orelse)
+        return all(self._fields_made(n) for n in ast.walk(value) if isinstance(n, ast.Call))
 
     def _if(self, node: ast.If, pad: str, word: str) -> list[str]:
         end = node.test.end_lineno or 0
@@ -206,13 +219,15 @@ def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
 
 
 def _read(text: str) -> set[str]:
-    """Return the names that a function reads; a variable that is only added to does not count."""
+    """Return the names that a function reads, attributes behind a point; one only added to does not count."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.add(node.id)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and not _is_pure(node.value):
-            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute):
+            found.add("." + node.attr)
+        elif isinstance(node, ast.AugAssign) and any(isinstance(n, ast.Call) for n in ast.walk(node.value)):
+            found |= names_in(node.target, ast.Store)
     return found
 
 
@@ -220,8 +235,3 @@ def _targets(statement: ast.Assign) -> set[str]:
     """Return the names that a statement assigns, and "" where it assigns anything else."""
     first = statement.targets[0]
     return {t.id if isinstance(t, ast.Name) else "" for t in (first.elts if isinstance(first, ast.Tuple) else [first])}
-
-
-def _is_pure(value: ast.expr) -> bool:
-    """Return whether evaluating an expression has no side effect."""
-    return not any(isinstance(n, ast.Call) for n in ast.walk(value))

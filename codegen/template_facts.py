@@ -1,8 +1,7 @@
 """The kernel templates: each file of templates/kernels/ carries, in its first comment, the facts a launcher needs.
 
 The facts are expressions over M, N, K, the config's constants and COMPUTE_UNITS. They are evaluated here and pasted
-into generated modules, so a grid is written down once. A header may name, under ``names``, what its grid, scratch
-sizes and needs have in common; they are read with it spelled out.
+into generated modules, so a grid is written down once. A header may name, under ``names``, what they have in common.
 """
 
 from __future__ import annotations
@@ -281,10 +280,13 @@ def kernel_template(name: str) -> KernelTemplate:
     if not match:
         raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
     facts: dict[str, Any] = yaml.safe_load(match.group(1))
-    known = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names"}
+    known = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names", "inherit"}
     if unknown := sorted(set(facts) - known):
         complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
         raise InputError(f"templates/kernels/{path.name}: the header has {complaint}")
+    if base := facts.get("inherit"):
+        shared = yaml.safe_load((path.parent / f"{base}.yaml").read_text(encoding="utf-8"))
+        facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
     named: dict[str, str] = facts.get("names", {})
 
     def spelled_out(expression: object) -> str:
@@ -302,8 +304,8 @@ def kernel_template(name: str) -> KernelTemplate:
         semaphores=spelled_out(facts.get("semaphores", 0)),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
         pointers=tuple(facts.get("pointers", ())),
-        describe=facts.get("describe", "TensorDescriptor.from_tensor"),
-        compiler=dict(facts.get("compiler", {})),
+        describe=facts.get("describe", "TensorDescriptor.from_tensor").format(name=name),
+        compiler={option: spelled_out(value) for option, value in facts.get("compiler", {}).items()},
         interpreted=bool(facts.get("interpreted", True)),
         needs={str(words): spelled_out(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),

@@ -30,10 +30,6 @@ _KINDS: dict[str, tuple[str, Any]] = {
     "int": ("a whole number, not negative", lambda v: _is_integer(v, 0)),
     "float": ("a positive number", lambda v: _number(v) and v > 0),
     "str": (f"text of {_SIGNS}", _text),
-    "Mapping[str, str]": (
-        f"a map of names to texts of {_SIGNS}",
-        lambda v: _map(v) and all(_name(k) and _text(x) for k, x in v.items()),
-    ),
     "Mapping[str, float]": (
         "a map of numbers",
         lambda v: _map(v) and all(_name(k) and _number(x) for k, x in v.items()),

@@ -21,6 +21,7 @@ from tritongemm.build import expert_kernels
 from tritongemm.codegen import modules
 from tritongemm.core.problem import Problem
 from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.interpreting import mend_interpreter
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import spread
 from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, problem_of
@@ -86,7 +87,6 @@ class InterpretedProducts:
         text = modules.write_candidates(problem, [CONFIG], SM90, self._folder).read_text(encoding="utf-8")
         module = modules.run_text(text, "generated")
         vars(module)["torch"] = torch
-        module.teach_interpreter()
         c = torch.full((operands.a.shape[0], operands.b.shape[2]), float("nan"), dtype=operands.out_dtype)
         c = guarded(c)
         module.launch(CONFIG.name, c=c, **{name: guarded(tensor) for name, tensor in given.items()})
@@ -100,6 +100,7 @@ class InterpretedProducts:
 
 def main() -> int:
     quick_interpreter.hasten()
+    mend_interpreter()
     products = InterpretedProducts(Path(sys.argv[1]))
     for dtype, layout in ((FP8, ""), (FP4, SHUFFLED)):
         mixture = Mixture.make(dtype, layout)

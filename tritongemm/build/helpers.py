@@ -90,7 +90,7 @@ def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArg
     launch = _compiler().helper_launch(artifact, helper, arguments)
     if fault := launch.fault(target):
         raise InputError(f"{helper.name} can't be launched on {target.name}: {fault}")
-    return replace(launch, overlap=helper.overlaps and bool(target.overlap))
+    return replace(launch, overlap=helper.overlaps and target.has("launch_overlap"))
 
 
 def _require_compiled(artifact: Artifact, helper: HelperKernel, target: Target) -> None:

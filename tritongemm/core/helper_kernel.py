@@ -24,8 +24,7 @@ class HelperKernel:
         constants: values of the other parameters.
         divisors: powers of two of which numeric parameters are multiples.
         num_warps: warps (NVIDIA) or waves (AMD) of a program.
-        overlaps: it takes WAIT and NEXT, the assembly for programmatic dependent launch, and waits for the kernel
-            before it.
+        overlaps: it takes OVERLAPS, whether kernels may start before the last one ends, and then waits for that.
     """
 
     name: str

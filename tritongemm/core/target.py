@@ -40,13 +40,6 @@ class Target:
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
-        overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for
-            what the last one wrote; empty where the hardware keeps them apart.
-        narrow: assembly that turns a float within range into a type of eight bits, in the lowest bits of a register, by
-            the type's name; where there is none the compiler converts.
-        unpack: assembly that turns four bytes of two numbers each, the bf16 factors of these bytes, and 2 ** 126 into
-            products in bf16, four of the low halves and four of the high ones, by the type's name; where there is none
-            the compiler takes them apart.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -80,9 +73,6 @@ class Target:
     free_stages: int
     store_wait: str
     sum_elements: int
-    overlap: Mapping[str, str] = field(hash=False)
-    narrow: Mapping[str, str] = field(hash=False)
-    unpack: Mapping[str, str] = field(hash=False)
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

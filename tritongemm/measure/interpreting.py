@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -113,6 +114,7 @@ class Interpreter:
         import triton
 
         self._torch, self._triton = torch, triton
+        mend_interpreter()
 
     def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
         """Yield once: the largest error of its launches, and the largest error that rounding in float32 causes.
@@ -121,7 +123,6 @@ class Interpreter:
         workspace and the counters that the first has left; counters that are not zero count as an infinite error.
         """
         module = modules.run_text(job.text, "generated")
-        module.teach_interpreter()
         memory = _scratch_memory(module)
         problem, family = job.problem, registry.get(Family, job.problem.family)
         operands = {name: guarded(t) for name, t in family.make_inputs(problem, "cpu").items()}
@@ -163,6 +164,25 @@ def _scratch_memory(module: ModuleType) -> list[tuple[Any, Any]]:
 
     vars(module)["scratch"] = scratch
     return made
+
+
+@cache
+def mend_interpreter() -> None:
+    """Have the interpreter of Triton 3.6 run what those of later versions do."""
+    from triton.runtime import interpreter
+
+    patch, core = interpreter._patch_lang_tensor, interpreter._patch_lang_core
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:  # it takes arrays of one element for numbers; numpy 2.4 does not
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def patch_core(lang: Any, scope: Any) -> None:  # it does not know AMD's own fp8
+        core(lang, scope)
+        known, amd = lang.dtype.to_ir, {"fp8e4b8": "get_fp8e4b8_ty", "fp8e5b16": "get_fp8e5b16_ty"}
+        scope.set_attr(lang.dtype, "to_ir", lambda t, b: getattr(b, amd[t.name])() if t.name in amd else known(t, b))
+
+    interpreter._patch_lang_tensor, interpreter._patch_lang_core = patch_tensor, patch_core
 
 
 @contextmanager

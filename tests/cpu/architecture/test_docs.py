@@ -222,5 +222,5 @@ def test_the_page_of_templates_has_every_fact() -> None:
     """The two tables of keys are those of a template's header, in any order."""
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "plugins/template.md").read_text(), re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    header = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names"}
+    header = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names", "inherit"}
     assert sorted(set(listed)) == sorted(header | {f.name for f in fields(SearchFacts)} | {"search"})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreted import errors
-from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, PLAIN, POINTERS, SM90, SPLIT
-from tritongemm.codegen import modules, render
+from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
+from tritongemm.codegen import render
 from tritongemm.core.problem import Problem
 from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
@@ -66,28 +66,6 @@ def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, s
     problem = Problem(18, 35, 35, *dtypes, row_major_b=False, bias="n")
     found = errors(interpreter, problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target), tmp_path)
     assert all(e <= 1 for e in found.values()), found
-
-
-def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many modules a process checks: each would call the one before it."""
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    for holder, name in (
-        (builder, "create_dot"),
-        (interpreter, "_patch_lang_tensor"),
-        (interpreter, "_patch_lang_core"),
-    ):
-        monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
-    monkeypatch.setattr(builder, "taught", True, raising=False)
-    del builder.taught
-    written = modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path)
-    module = modules.run_text(written.read_text(), "generated")
-    plain = builder.create_dot
-    module.teach_interpreter()
-    mended = builder.create_dot
-    module.teach_interpreter()
-    assert builder.create_dot is mended is not plain
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), pytest.param((32, 16, 48), marks=pytest.mark.heavy)])

@@ -91,11 +91,6 @@ CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it s
             GFX942 + f"target: {{store_wait: {CODE}}}\n",
             "target: store_wait must be text of letters, digits, blanks and",
         ),
-        (
-            GFX942 + f"target: {{overlap: {{next: x, wait: {CODE}}}}}\n",
-            "target: overlap must be a map of names to texts",
-        ),
-        (GFX942 + f"target: {{narrow: {{{CODE}: x}}}}\n", "target: narrow must be a map of names to texts"),
         (GFX942 + f"target: {{features: [{CODE}]}}\n", "target: features must be a list of names"),
         (GFX942 + f"target: {{peak_tflops: {{{CODE}: 1}}}}\n", "target: peak_tflops must be a map of numbers"),
         (GFX942 + f"templates: {{tile: {{options: {{{CODE}: [1]}}}}}}\n", "can't be a name; it has small letters"),

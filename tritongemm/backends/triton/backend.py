@@ -271,4 +271,4 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     params += [Param("i64", v) for v in batch_strides(problem).values()]
     sizes = {"workspace": geometry.workspace_bytes, "semaphore": geometry.semaphore_bytes}
     buffers = [Buffer(name, size) for name, size in sizes.items() if size]
-    return compiling.make_launch(built, geometry.grid, params, buffers, bool(target.overlap))
+    return compiling.make_launch(built, geometry.grid, params, buffers, target.has("launch_overlap"))

@@ -12,7 +12,7 @@ from tritongemm.core.target import Target
 
 def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
     """Return the compile job of a helper kernel."""
-    overlap = {name.upper(): target.overlap.get(name, "") for name in ("wait", "next")} if helper.overlaps else {}
+    overlap = {"OVERLAPS": target.has("launch_overlap")} if helper.overlaps else {}
     identity = compiling.job_identity(
         target,
         source=helper.source,

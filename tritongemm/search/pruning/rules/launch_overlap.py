@@ -39,7 +39,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
     rows = min(problem.m, problem.n)
-    if rows > FETCH_AHEAD_ROWS or not target.overlap:
+    if rows > FETCH_AHEAD_ROWS or not target.has("launch_overlap"):
         return f"{rows} rows > {FETCH_AHEAD_ROWS} for fetching ahead" if ahead or early else None
     if rows > EARLY_START_ROWS and early:
         return f"{rows} rows > {EARLY_START_ROWS} for an early start"

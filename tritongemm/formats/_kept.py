@@ -1,19 +1,54 @@
-"""Rows of foreign files that are right and stay as they are, but that nothing here can tune."""
+"""Rows of foreign files that are damaged, or right but of products that nothing here can tune."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tritongemm.core.errors import UntunableRowsWarning
-from tritongemm.core.format_row import DamagedRow
+from tritongemm.core.errors import InputError, UntunableRowsWarning
+from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 
 FULL_FLOAT32 = "it multiplies whole float32; here products of float32 are of tf32"
 
 
 class KeptError(Exception):
     """A row is of a product that is none of ours."""
+
+
+class RowFaults:
+    """The rows of a file that can't be used, with the reasons.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._damaged: list[DamagedRow] = []
+        self._kept: list[tuple[int, int, str]] = []
+
+    @contextmanager
+    def of_row(self, row: int, line: int, key: str = "") -> Iterator[None]:
+        """Take a `KeptError` or `InputError` about a row as the reason why it is not used.
+
+        Args:
+            row: its number, from 1.
+            line: of the file.
+            key: what identifies the row in the file, for messages.
+        """
+        try:
+            yield
+        except KeptError as why:
+            self._kept.append((row, line, str(why)))
+        except InputError as error:
+            reason = " ".join(filter(None, (f"{self._path}: row {row} (line {line})", key, str(error))))
+            self._damaged.append(DamagedRow(row, line, reason))
+
+    def beside(self, rows: Iterable[FormatRow]) -> ResultsFile:
+        """Return the file with the rows that can be used; a warning names those of products that can't be tuned."""
+        return ResultsFile(tuple(rows), tuple(self._damaged), warn_of(self._path, self._kept))
 
 
 def warn_of(path: Path, kept: Sequence[tuple[int, int, str]]) -> tuple[DamagedRow, ...]:

@@ -18,12 +18,13 @@ from typing import Any, ClassVar, TypeVar
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.dtypes import BY_ENCODING
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
+from tritongemm.core.format_row import FormatRow, ResultsFile
 from tritongemm.core.problem import MAX_DIM, PLAIN
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.formats._kept import RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.system.printable import printable
@@ -269,19 +270,16 @@ def read_rows(path: Path, text: str, kind: Kind, make: Callable[[int, Config | N
     Raises:
         InputError: the text is no JSON object.
     """
-    rows, damaged, seen = list[FormatRow](), list[DamagedRow](), dict[str, int]()
+    rows, faults, seen = list[FormatRow](), RowFaults(path), dict[str, int]()
     for number, member in enumerate(read_members(path, text), start=1):
         if member.key in kind.remarks:
             continue
-        try:
+        with faults.of_row(number, member.line, f"M {printable(member.key)!r}:"):
             if seen.setdefault(member.key, number) != number:
                 raise InputError(f"repeats row {seen[member.key]}; keep one of them")
             row = make(read_m(member), read_config(member.value, kind))
             rows += [replace(row, line=member.line, number=number)] if row else []
-        except InputError as error:
-            where = f"{path}: row {number} (line {member.line}) M {printable(member.key)!r}"
-            damaged.append(DamagedRow(number, member.line, f"{where}: {error}"))
-    return ResultsFile(rows=tuple(rows), damaged=tuple(damaged))
+    return faults.beside(rows)
 
 
 def _merged(table: ServerTable, text: str, values: Mapping[int, Any]) -> str:

@@ -51,12 +51,8 @@ class TileTables(ServerTables, abstract=True):
         match = self.name_of_table.fullmatch(name)
         return match if match and match["kind"] in self.kinds else None
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """Return a row for each M, in the order of the file; one with null has no config."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """Return the rows as `read` does, with the damaged ones apart."""
+        """Return a row for each M, in the order of the file; one with null has no config."""
         subject = self._subject(path.name)
         if subject is None:
             raise InputError(f"{path}: the sizes of {self.title} stand in its name, which is none of such a table")

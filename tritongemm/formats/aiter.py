@@ -59,12 +59,8 @@ class AiterCsv(TunerFormat):
         """What is wrong with the names of columns, of a file that has sizes in columns."""
         return header.fault_of(path, text)
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """The rows of a file, in its order."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the rows that are wrong, or that nothing here computes, apart.
+        """The rows of a file, in its order, those that are wrong or that nothing here computes apart.
 
         Of rows that tell of one thing the fastest is used, or the first; a warning says how many others there are.
 

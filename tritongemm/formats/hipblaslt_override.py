@@ -21,12 +21,12 @@ from pathlib import Path
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NamedKernel, ResultsFile, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel, ResultsFile, Translation
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, WritableFormat
 from tritongemm.system.printable import printable
@@ -74,26 +74,16 @@ class HipblasltOverride(WritableFormat):
         first = next((line for line in text.split("\n") if line.strip()), "")
         return first.startswith(_VERSION) or _is_head(first)
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """A size for each product, with its solution where the file names it."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows = dict[Problem, FormatRow]()
-        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
+        """A size for each product, with its solution where the file names it."""
+        rows, faults = dict[Problem, FormatRow](), RowFaults(path)
         for pair in _pairs(text):
-            try:
+            with faults.of_row(pair.number, pair.line):
                 problem = _product(pair).problem({})
                 if problem in rows:
                     raise InputError(f"repeats row {rows[problem].number}; hipBLASLt may take either: keep one of them")
                 rows[problem] = FormatRow(problem, _config(pair), line=pair.line, number=pair.number)
-            except KeptError as why:
-                kept.append((pair.number, pair.line, str(why)))
-            except InputError as error:
-                reason = f"{path}: row {pair.number} (line {pair.line}) {error}"
-                damaged.append(DamagedRow(pair.number, pair.line, reason))
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
+        return faults.beside(rows.values())
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file with the solutions that won; rows of other products stay byte for byte."""

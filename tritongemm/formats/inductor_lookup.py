@@ -20,13 +20,13 @@ from typing import Any
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
-from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._kept import KeptError, RowFaults
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import WritableFormat
@@ -61,28 +61,19 @@ class InductorLookup(WritableFormat):
         first = re.match(r'\s*\{\s*"([^"]{0,1000})"', text)
         return first is not None and _KEY.fullmatch(first[1]) is not None
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """A row for each product, in the order of the file, with its first config of Inductor's plain template."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows, kept, damaged = list[FormatRow](), list[tuple[int, int, str]](), list[DamagedRow]()
+        """A row for each product, in the order of the file, with its first config of Inductor's plain template."""
+        rows, faults = list[FormatRow](), RowFaults(path)
         seen: dict[str, int] = {}
         for number, member in enumerate(read_members(path, text), start=1):
-            try:
+            with faults.of_row(number, member.line, repr(printable(member.key, 120))):
                 if seen.setdefault(member.key, number) != number:
                     raise InputError(f"repeats row {seen[member.key]}; keep one of them")
                 problem, device = _read_key(member.key)
                 config = _read_configs(member.value)
                 target = target_of_device(device)
                 rows.append(FormatRow(problem, config, line=member.line, number=number, target=target))
-            except KeptError as why:
-                kept.append((number, member.line, str(why)))
-            except InputError as error:
-                reason = f"{path}: row {number} (line {member.line}) {printable(member.key, 120)!r} {error}"
-                damaged.append(DamagedRow(number, member.line, reason))
-        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged), untunable=warn_of(path, kept))
+        return faults.beside(rows)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A table with these results; its other rows stay byte for byte."""

@@ -29,7 +29,7 @@ class MoeJson(Format):
         written = any(claims(path.name, shape) for shape in (",block_shape=[{},{}]", ",block_shape=[{}, {}]"))
         return not written and _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
         """None of its rows is a size.
 
         Raises:

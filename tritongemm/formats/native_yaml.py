@@ -34,12 +34,8 @@ class NativeYaml(ResultsFormat):
         """Whether a file is a YAML list that has our first line or a key of ours."""
         return is_row_list(path, text) and has_our_keys(text)
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """The rows of a file, in its order."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart."""
+        """The rows of a file, in its order; a warning names ranges of M that overlap."""
         results = read_rows(path, text, defaults)
         if not (results.rows or results.damaged):
             raise InputError(f"{path} holds an empty list")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, WritableFormat
@@ -37,26 +37,19 @@ class TensileLogic(WritableFormat):
         """Whether it begins as a logic file; of a folder's, whether it is called as one."""
         return begins_logic(text) if text else "_Cijk_" in path.name and path.suffix == ".yaml"
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """A size for each row of the table that lies densely, with its solution; a warning tells of others."""
-        logic, kept = read_logic(path, text), list[tuple[int, int, str]]()
+        logic, faults = read_logic(path, text), RowFaults(path)
         target, units = logic.target
         rows = []
         for number, (size, (index, _)) in enumerate(logic.sizes.items(), start=1):
             line = logic.lines[size]
-            try:
+            with faults.of_row(number, line):
                 problem = _product(logic, size).problem({})
-            except KeptError as why:
-                kept.append((number, line, str(why)))
-                continue
-            except InputError as error:
-                raise InputError(f"{path}: row {number} (line {line}) {error}") from None
-            library = registry.get(Backend, registry.resolve(Backend, LIBRARY))
-            config = library.config_of(NamedKernel(LIBRARY, logic.solutions[index].name))
-            row = FormatRow(problem, config, line=line, number=number, target=target, compute_units=units)
-            rows.append(row)
-        warn_of(path, kept)
-        return rows
+                library = registry.get(Backend, registry.resolve(Backend, LIBRARY))
+                config = library.config_of(NamedKernel(LIBRARY, logic.solutions[index].name))
+                rows.append(FormatRow(problem, config, line=line, number=number, target=target, compute_units=units))
+        return faults.beside(rows)
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """The first file with the sizes of the later ones, and the solutions that those need.

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, warn_of
+from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import WritableFormat
@@ -88,31 +88,21 @@ class TunableOpCsv(WritableFormat):
         first = next(_lines(text), _Line(0, ""))
         return first.is_validator or _OPERATION.fullmatch(first.fields[0]) is not None
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """A size for each product, in the order of the file; one that is recorded twice counts twice."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows: dict[Problem, FormatRow] = {}
-        kept, damaged = list[tuple[int, int, str]](), list[DamagedRow]()
+        """A size for each product, in the order of the file; one that is recorded twice counts twice."""
+        rows, faults = dict[Problem, FormatRow](), RowFaults(path)
         target = target_of_device(_validators(text).get("GCN_ARCH_NAME", ""))
-        for index, line in enumerate(_lines(text)):
-            try:
+        for number, line in enumerate(_lines(text), start=1):
+            with faults.of_row(number, line.number):
                 found = _read_line(line)
                 if found is None:
                     continue
                 problem, operation = found
-                row = FormatRow(problem, line=line.number, number=index + 1, target=target, operation=operation)
+                row = FormatRow(problem, line=line.number, number=number, target=target, operation=operation)
                 known = rows.setdefault(problem, row)
                 if known is not row:
                     rows[problem] = replace(known, count=known.count + 1)
-            except KeptError as why:
-                kept.append((index + 1, line.number, str(why)))
-            except InputError as error:
-                reason = f"{path}: row {index + 1} (line {line.number}) {error}"
-                damaged.append(DamagedRow(index + 1, line.number, reason))
-        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged), untunable=warn_of(path, kept))
+        return faults.beside(rows.values())
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
+from tritongemm.core.format_row import Defaults, ResultsFile
 from tritongemm.formats._gemm_rows import has_our_keys, read_rows
 from tritongemm.formats._tensile_text import begins_logic
 from tritongemm.formats._yaml_rows import is_row_list
@@ -25,12 +25,8 @@ class TuneGemmYaml(Format):
         """Whether a file is a YAML list by its name or its first character, and not ours."""
         return is_row_list(path, text) and not has_our_keys(text) and not begins_logic(text)
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """The rows of a file, in its order; the keys that a user may add to a row are known here too."""
-        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
-
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart."""
+        """The rows of a file, in its order; the keys that a user may add to a row are known here too."""
         found = read_rows(path, text, defaults)
         if not (found.rows or found.damaged):
             raise InputError(f"{path} holds an empty list")

@@ -225,7 +225,7 @@ class Toy(KernelBackend):
 """
 
 FORMAT = """
-from tritongemm.core.format_row import FormatRow
+from tritongemm.core.format_row import FormatRow, ResultsFile
 from tritongemm.formats import make_problem
 from tritongemm.plugins.contracts import Format
 
@@ -233,9 +233,9 @@ class ToyFormat(Format):
     title = "toy"
     def recognises(self, path, text):
         return text.startswith("toy")
-    def read(self, path, text, defaults):
-        given = {"family": "family_toy"}
-        return [FormatRow(make_problem(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
+    def read_usable(self, path, text, defaults):
+        sizes = [map(int, line.split()) for line in text.splitlines()[1:]]
+        return ResultsFile(tuple(FormatRow(make_problem(defaults, *s, {"family": "family_toy"})) for s in sizes))
 """
 
 

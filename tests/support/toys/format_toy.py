@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.formats import make_problem
 from tritongemm.plugins.contracts import Format
 
@@ -20,13 +20,14 @@ class ToyCsv(Format):
         """Whether a file begins with the toy's line."""
         return text.startswith("toy,M,N,K\n")
 
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """A row for each line after the first."""
-        rows = []
-        for line, values in enumerate(text.splitlines()[1:], start=2):
+        rows, damaged = [], []
+        for number, values in enumerate(text.splitlines()[1:], start=1):
             try:
                 m, n, k = map(int, values.split(",")[1:])
-                rows.append(FormatRow(make_problem(defaults, m, n, k), line=line))
+                rows.append(FormatRow(make_problem(defaults, m, n, k), line=number + 1, number=number))
             except (ValueError, InputError) as error:
-                raise InputError(f"{path}: row {line - 1} (line {line}) M, N, K: {error}") from None
-        return rows
+                reason = f"{path}: row {number} (line {number + 1}) M, N, K: {error}"
+                damaged.append(DamagedRow(number, number + 1, reason))
+        return ResultsFile(tuple(rows), tuple(damaged))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,8 +33,8 @@ class Format(Plugin, abstract=True):
         """Say whether a file is in this format, by its name or contents."""
 
     @abstractmethod
-    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """Return the rows of a file, in its order.
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
+        """Return the rows of a file, in its order, the damaged ones apart.
 
         Args:
             path: for messages.
@@ -43,17 +42,16 @@ class Format(Plugin, abstract=True):
             defaults: values for keys that a row omits.
 
         Raises:
-            InputError: a row is wrong; names file, row, line and field.
-        """
-
-    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """Return the rows of a file, the damaged ones apart; a format that can't separate them refuses the file.
-
-        Raises:
             InputError: the file can't be read at all.
         """
-        rows = self.read(path, text, defaults)
-        return ResultsFile(rows=tuple(replace(row, number=number) for number, row in enumerate(rows, start=1)))
+
+    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+        """Return the rows of a file as `read_usable` does, none of which may be damaged.
+
+        Raises:
+            InputError: a row is wrong; names file, row, line and field.
+        """
+        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
 
 
 class WritableFormat(Format, abstract=True):

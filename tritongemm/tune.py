@@ -10,9 +10,9 @@ from tritongemm.system import import_path
 if __name__ == "__main__":
     import_path.leave_out_current_folder()
 
-from tritongemm.cli import door
+from tritongemm.cli import shell
 
-main = partial(door.run, "tritongemm.cli.tune:main")
+main = partial(shell.run, "tritongemm.cli.tune:main")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.call_logs import line
-from tritongemm.cli import door, optimize
+from tritongemm.cli import optimize, shell
 from tritongemm.formats import Defaults
 from tritongemm.runtime.machine import Machine, count_devices
 from tritongemm.workloads import sizes
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, gpu_machine: Machine, gpu_c
         patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
         for stage in ("configs", "tune", "merge"):
             words = [str(place / "job.log"), "-o", str(place / "tunings"), "--only", stage, "--thr", "1"]
-            assert optimize.main([*words, "--population", "8", "--generations", "2"]) == door.DONE
+            assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE
     return place / "tunings"
 
 
@@ -62,6 +62,6 @@ def test_every_device_worked(folder: Path, gpu_cache: Path, capsys: pytest.Captu
         for path in folder.glob("tuned.yaml*"):
             path.unlink()
         words = ["-o", str(folder), "--only", "tune", "--population", "8", "--generations", "2"]
-        assert optimize.main(words) == door.DONE
+        assert optimize.main(words) == shell.DONE
     reported = capsys.readouterr().err
     assert sum(one.startswith("device ") and " busy " in one for one in reported.splitlines()) == count_devices()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import check, door
+from tritongemm.cli import check, shell
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -36,9 +36,9 @@ def test_all_gpus_repair(
     ]  # fmt: skip
     path = tmp_path / "tuned.yaml"
     path.write_text(results_format().write(records), encoding="utf-8")
-    assert check.main([str(path)]) == door.WRONG
+    assert check.main([str(path)]) == shell.WRONG
     assert f"{len(SIZES)} moved" in capsys.readouterr().out
-    assert check.main([str(path), "--repair"]) == door.DONE
+    assert check.main([str(path), "--repair"]) == shell.DONE
     assert capsys.readouterr().out.count("repaired: ") == len(SIZES)
-    assert check.main([str(path)]) == door.DONE
+    assert check.main([str(path)]) == shell.DONE
     assert f"{len(SIZES)} holds" in capsys.readouterr().out

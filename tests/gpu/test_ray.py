@@ -13,7 +13,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.call_logs import line
 from tritongemm.campaigns.driver import STAGES
-from tritongemm.cli import door, optimize
+from tritongemm.cli import optimize, shell
 from tritongemm.runtime.machine import Machine, count_devices
 
 LOG = "".join(line(m=1024, n=n, k=2048, count=n) for n in (16, 64, 128, 256))
@@ -43,7 +43,7 @@ def test_a_campaign_on_all_gpus_of_a_cluster(
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     (tmp_path / "job.log").write_text(LOG)
     words = [str(tmp_path / "job.log"), "-o", str(tmp_path / "tunings"), "--ray", ray_cluster.address]
-    assert optimize.main([*words, "--population", "8", "--generations", "2"]) == door.DONE
+    assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE
     reported = capsys.readouterr().err
     assert f" x {count_devices()} (" in reported and "of a Ray cluster" in reported
     assert sum(one.startswith("device ") and " busy " in one for one in reported.splitlines()) == count_devices()

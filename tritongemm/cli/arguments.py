@@ -1,4 +1,4 @@
-"""What options of every command may say: numbers in a range, paths, lists; and a parser whose complaints are short."""
+"""Parses the values of options, numbers in a range, paths and lists, with a parser whose complaints are short."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES = (*_ARCHIVES, ".yaml", ".yml", ".json", ".jsonl", ".csv", ".txt", ".html
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PROCESSES_PER_CORE = 4
 _PROCESSES = 16  # what few cores may ask for too
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # int() takes 1_6 and digits of other scripts as well
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # int() takes 1_6 and digits of other scripts as well
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # no nan, no inf
 
 
@@ -42,12 +42,12 @@ COMMANDS = {
 
 
 def started_as() -> str:
-    """How this process was started, for a command line that the user can copy."""
+    """Return how this process was started, for a command line that the user can copy."""
     return "tritongemm" if os.path.basename(sys.argv[0]) == "tritongemm" else "python -m tritongemm"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints take one line, repeat no more of a value than can be read, and say what may be meant.
+    """A parser whose complaints take one line, shorten values, and suggest what may be meant.
 
     Long options may be written with ``_`` or ``-``.
 
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"tritongemm {VERSION}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the words; one that is no option is an error of this parser, not of the one above it."""
+        """Parse the words; an unknown option is an error of this parser, not of the one above it."""
         self._words = [self._registered(word) for word in (sys.argv[1:] if args is None else args)]
         found, unknown = super().parse_known_args(self._words, namespace)
         if unknown:
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {said} ({self.prog} --help lists all options)\n")
 
     def _registered(self, word: str) -> str:
-        """A word whose option, or the start of one, has ``_`` and ``-`` where this parser's option has them."""
+        """Return a word spelled as this parser's option, or the start of one, with its ``_`` and ``-``."""
         name, equals, value = word.partition("=")
         if not name.startswith("-") or name in self._option_string_actions:
             return word
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         return min(alike, key=len)[: len(name)] + equals + value if alike else word
 
     def _suggest(self, message: str) -> str:
-        """The option, or the choice, that is spelled like the first one that there is not; "" if none is."""
+        """Return the option, or the choice, that is spelled like the unknown one; "" if none is."""
         import difflib
 
         known = list(self._option_string_actions)
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verbose(p: argparse.ArgumentParser) -> None:
-    """Add the option that lists what is said of rows without it in one line for each kind."""
+    """Add the option that lists messages about rows instead of one line for each kind."""
     p.add_argument("--verbose", action="store_true", help="list every row that is left out, not one of each kind")
 
 
@@ -109,7 +109,7 @@ def add_gpus(g: argparse._ActionsContainer, *names: str, default: str = "all") -
 
 
 def add_compiling(g: argparse._ActionsContainer, limited: str = "one compile") -> None:
-    """Add the options of the compiler processes, and of the time limit of what they and devices do."""
+    """Add the options of the compiler processes, and of the time limit of compiles and device work."""
     g.add_argument("--num-threads", type=processes, default=0, metavar="N",
                    help="number of compiler processes (default: one per core)")  # fmt: skip
     g.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
@@ -117,7 +117,7 @@ def add_compiling(g: argparse._ActionsContainer, limited: str = "one compile") -
 
 
 class Once(argparse.Action):
-    """An option that is refused when it is given twice, as the first would count for nothing."""
+    """An option that is refused when it is given twice, as the first would not count."""
 
     def __call__(
         self,
@@ -126,17 +126,17 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keep the value."""
+        """Store the value."""
         if getattr(namespace, self.dest) is not None:
             raise argparse.ArgumentError(self, "is given twice; name one")
         setattr(namespace, self.dest, values)
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number of a range, both ends of which it may have."""
+def integer(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of a range, both ends of which it may have."""
 
     def read(text: str) -> int:
-        if _WHOLE.fullmatch(text) and least <= int(text) <= most:
+        if _INTEGER.fullmatch(text) and least <= int(text) <= most:
             return int(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
 
@@ -144,7 +144,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def number(least: float, most: float, above: bool = False, below: bool = False) -> Callable[[str], float]:
-    """The type of an option that is a number of a range.
+    """Return the type of an option that is a number of a range.
 
     Args:
         least: the lower end of the range.
@@ -165,12 +165,12 @@ def number(least: float, most: float, above: bool = False, below: bool = False) 
     return read
 
 
-size = whole(1, LARGEST_SIZE)
+size = integer(1, LARGEST_SIZE)
 seconds = number(0, YEAR_S, above=True)
 
 
 def m_range(text: str) -> tuple[int, int]:
-    """The least and the largest M of ``LOW-HIGH``.
+    """Return the least and the largest M of ``LOW-HIGH``.
 
     Raises:
         argparse.ArgumentTypeError: it is no range.
@@ -182,7 +182,7 @@ def m_range(text: str) -> tuple[int, int]:
 
 
 def spread(text: str) -> str | tuple[int, ...]:
-    """How rows are spread over groups: ``uniform``, ``skewed``, or the rows of each with commas between.
+    """Return how rows are spread over groups: ``uniform``, ``skewed``, or the rows of each with commas between.
 
     Raises:
         argparse.ArgumentTypeError: it is none of these.
@@ -190,7 +190,7 @@ def spread(text: str) -> str | tuple[int, ...]:
     if text in ("uniform", "skewed"):
         return text
     try:
-        return tuple(whole(0, LARGEST_SIZE)(word) for word in text.split(","))
+        return tuple(integer(0, LARGEST_SIZE)(word) for word in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither uniform nor skewed, nor the rows of each group with commas between, such as 7,0,33"
@@ -198,22 +198,22 @@ def spread(text: str) -> str | tuple[int, ...]:
 
 
 def processes(text: str) -> int:
-    """How many processes may compile; 0 for one a core.
+    """Return how many processes may compile; 0 for one a core.
 
     Raises:
-        argparse.ArgumentTypeError: more than a machine of so many cores can have any use for.
+        argparse.ArgumentTypeError: too many for a machine with these cores.
     """
-    return whole(0, max(_PROCESSES, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0))))(text)
+    return integer(0, max(_PROCESSES, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0))))(text)
 
 
 def budget(text: str) -> tuple[int, float]:
-    """Configs, or seconds where it ends in ``s``; 0 for the one not given, and for no limit.
+    """Return a number of configs, or of seconds where it ends in ``s``; 0 for the other, and for no limit.
 
     Raises:
         argparse.ArgumentTypeError: it is neither.
     """
     try:
-        return (0, number(0, YEAR_S)(text[:-1])) if text.endswith("s") else (whole(0, LARGEST_SIZE)(text), 0.0)
+        return (0, number(0, YEAR_S)(text[:-1])) if text.endswith("s") else (integer(0, LARGEST_SIZE)(text), 0.0)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number of configs, up to {LARGEST_SIZE}, nor, as 90s, of seconds, up to {YEAR_S}s"
@@ -221,7 +221,7 @@ def budget(text: str) -> tuple[int, float]:
 
 
 def devices(text: str) -> str:
-    """Numbers of devices with commas between.
+    """Return the numbers of devices with commas between.
 
     Raises:
         argparse.ArgumentTypeError: it is none.
@@ -232,7 +232,7 @@ def devices(text: str) -> str:
 
 
 def path(text: str) -> str:
-    """A file or folder; ``~`` is the user's home, which a shell does not put in behind ``=``.
+    """Return a file or folder; ``~`` is the user's home, which a shell does not put in behind ``=``.
 
     Raises:
         argparse.ArgumentTypeError: it is empty, or would write to a terminal what is no text where it is printed.
@@ -245,7 +245,7 @@ def path(text: str) -> str:
 
 
 def output(text: str) -> str:
-    """A `path` that is text in whole, as compilers take no other.
+    """Return a `path` that is text in full, as compilers take no other.
 
     Raises:
         argparse.ArgumentTypeError: as of `path`, or it has bytes that are no letters in this locale.
@@ -254,13 +254,13 @@ def output(text: str) -> str:
         os.path.abspath(text).encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} lies in, or is, a name that is no text in this locale; choose another, or set LC_ALL=C.UTF-8"
+            f"{text!r} is in, or is, a name that is no text in this locale; choose another, or set LC_ALL=C.UTF-8"
         ) from None
     return path(text)
 
 
 def output_file(text: str) -> str:
-    """An `output` that can be the name of a file; beside it lie others, of whose names its own is the beginning.
+    """Return an `output` that can be the name of a file, and the beginning of the names beside it.
 
     Raises:
         argparse.ArgumentTypeError: as of `output`, or it is a folder by its name alone.
@@ -272,7 +272,7 @@ def output_file(text: str) -> str:
 
 
 def output_folder(text: str) -> str:
-    """An `output` that can be the name of a folder.
+    """Return an `output` that can be the name of a folder.
 
     Raises:
         argparse.ArgumentTypeError: as of `output`, or it ends as files and archives do, and no folder is called so.

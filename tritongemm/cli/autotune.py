@@ -1,4 +1,4 @@
-"""Tuning from Python: `tritongemm.autotune`, and the results that it returns."""
+"""Tunes from Python: `tritongemm.autotune`, and the results that it returns."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Results:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def load(self) -> LoadReport:
-        """Serve the results at once, as `tritongemm.load` does, which says what of them serves this GPU."""
+        """Serve the results at once, as `tritongemm.load` does; return what of them serves this GPU."""
         from tritongemm.serving.api import load
 
         return load(self.records)
@@ -181,7 +181,7 @@ def _request(
     target: str | None,
     output: str | os.PathLike[str] | None,
 ) -> TuneRequest:
-    """What the arguments of `autotune` ask for."""
+    """Return the request that the arguments of `autotune` make."""
     effort_named(effort)
     try:
         limit = None if budget is None else arguments.budget(str(budget))

@@ -1,4 +1,4 @@
-"""What the stages of a campaign work with: the devices of this host, or those of a Ray cluster's hosts."""
+"""Opens what the stages of a campaign need: the devices of this host, or those of a Ray cluster's hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tritongemm.tuning.run import TuningRun
 
 @dataclass(frozen=True)
 class CampaignTools:
-    """Opens what a stage works with, and shuts it when the stage is over.
+    """Opens what a stage needs, and closes it when the stage is over.
 
     A stage that met the end of all GPUs of a cluster ends in an UnavailableError, so that it does not count as done:
     the same command goes on with it.
@@ -36,7 +36,7 @@ class CampaignTools:
         cluster: whose GPUs it uses; None for this host's.
         protocol: how times are taken.
         backends: those that take part.
-        reporter: told of the progress.
+        reporter: notified of the progress.
     """
 
     request: TuneRequest
@@ -48,13 +48,13 @@ class CampaignTools:
 
     @contextmanager
     def open_evaluators(self) -> Iterator[Sequence[Evaluator]]:
-        """What times products on each device, or stands in for that."""
+        """Open what times products on each device, or an offline stand-in."""
         with self._open_session() as tools:
             yield tools.evaluators
 
     @contextmanager
     def open_tools(self, what: str) -> Iterator[MeasuringTools]:
-        """What measures with fresh processes.
+        """Open what measures with new processes.
 
         Args:
             what: it is for, for the error.
@@ -74,7 +74,7 @@ class CampaignTools:
 
     @contextmanager
     def open_run(self, problems: Sequence[Problem], output: Path) -> Iterator[TuningRun]:
-        """A tuning run into a results file; when it is done, winners that lack a module get one."""
+        """Open a tuning run into a results file; at its end, winners that lack a module get one."""
         with ExitStack() as stack:
             tools = stack.enter_context(self._open_session())
             plan = session.make_options(self.request, self.machine, self.backends, self.protocol, output)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door
+from tritongemm.cli import arguments, shell
 from tritongemm.core.errors import InputError
 from tritongemm.system import settings
 from tritongemm.workloads.capturing import program
@@ -17,9 +17,9 @@ from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
 from tritongemm.workloads.capturing.workload_file import WorkloadFile
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Check the arguments, and become the program; the exit status is its own, or `REFUSED` of `cli.door`."""
+    """Check the arguments, and become the program; the exit status is its own, or `REFUSED` of `cli.shell`."""
     args = parser().parse_args(argv)
     words: list[str] = args.module if args.module is not None else args.program
     if not words:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     usage = "%(prog)s [-o FILE] {app.py | -m MODULE} [ARGUMENT ...]"
     p = arguments.Parser("tritongemm capture", usage=usage)
     p.add_argument("-o", "--output", type=arguments.output, metavar="FILE",
@@ -48,7 +48,7 @@ def parser() -> arguments.Parser:
 
 
 def _require_program(name: str, is_module: bool) -> None:
-    """Complain about a program that is not there.
+    """Refuse a program that is not there.
 
     Raises:
         InputError: says which.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import arguments, door, tuned_rows
+from tritongemm.cli import arguments, shell, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
@@ -40,7 +40,7 @@ _WORDS = ("size", "target", "winner", "state", "why")
 
 @dataclass(frozen=True)
 class _Source:
-    """What is checked.
+    """The results to check.
 
     Attributes:
         path: of a results file or a library.
@@ -58,9 +58,9 @@ class _Source:
         return storage.is_library(self.path)
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     here = machine.find_machine(None, args.gpus, machine.count_devices() if args.repair and not args.gpus else 0)
     source = _read(Path(args.source))
@@ -76,11 +76,11 @@ def main(argv: Sequence[str]) -> int:
             left -= _repair(source, stale, here, pool, args.timeout)
     finally:
         pool.close()
-    return door.WRONG if left or source.damaged else door.DONE
+    return shell.WRONG if left or source.damaged else shell.DONE
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm check")
     p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a kernel library")
     p.add_argument("--repair", action="store_true",
@@ -92,10 +92,10 @@ def parser() -> arguments.Parser:
 
 
 def _read(path: Path) -> _Source:
-    """The results of a file or a library.
+    """Return the results of a file or a library.
 
     Raises:
-        InputError: it can't be read as a whole, or holds no result.
+        InputError: it can't be read, or holds no result.
     """
     if storage.is_library(path) or path.is_dir():
         library = open_library(path)
@@ -115,9 +115,9 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
     rows = [_row(one) for one in found]
     if rows:
         print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
-    door.tell_alike((f"damaged: {line}" for line in source.damaged), verbose)
+    shell.report_alike((f"damaged: {line}" for line in source.damaged), verbose)
     for line in tuned_rows.list_calls([one.claim.record for one in found], every=False):
-        door.tell(line)
+        shell.report(line)
     counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})
     listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())
@@ -133,9 +133,9 @@ def _row(one: Checked) -> list[str]:
 
 
 def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: BuildPool, timeout: float) -> int:
-    """Race what does not hold again, and write each result when it is known; how many were repaired."""
+    """Race stale results again, and write each new result when it is known; return how many were repaired."""
     if not here.devices:
-        door.tell(f"{len(stale)} results are not repaired: they are raced on their GPU, and no GPU is here")
+        shell.report(f"{len(stale)} results are not repaired: they are raced on their GPU, and no GPU is here")
         return 0
     repaired = 0
     with closing(_held(source, here)) as held:
@@ -148,11 +148,11 @@ def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: Buil
         racing = replace(here, devices=here.devices[: len(records)])
         with (
             _devices(racing, timeout) as evaluators,
-            closing(Repair(evaluators, pool, plan, held.replace, door.tell).repair(records, known, trials)) as outcomes,
+            closing(Repair(evaluators, pool, plan, held.replace, shell.report).repair(records, known, trials)) as done,
         ):
-            for before, after in outcomes:
+            for before, after in done:
                 if isinstance(after, Support):
-                    door.tell(f"not repaired: {before.problem.key}: {after}")
+                    shell.report(f"not repaired: {before.problem.key}: {after}")
                 else:
                     repaired += 1
                     print(f"repaired: {before.problem.key}: {_change(before, after)}", flush=True)
@@ -160,20 +160,20 @@ def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: Buil
 
 
 def _held(source: _Source, here: Machine) -> HeldRows | HeldLibrary:
-    """What is checked, which nobody else writes until it is closed."""
+    """Return the checked file, locked until it is closed."""
     return HeldLibrary(source.path, here) if source.is_library else HeldRows(source.path)
 
 
 def _is_there(held: HeldRows | HeldLibrary, record: Record) -> bool:
-    """Whether another program has left a result as it was checked."""
+    """Return whether a result is still as it was checked."""
     if there := held.has(record):
         return there
-    door.tell(f"not repaired: {record.problem.key}: another program has changed it meanwhile; check again")
+    shell.report(f"not repaired: {record.problem.key}: another program has changed it meanwhile; check again")
     return False
 
 
 def _change(before: Record, after: Record) -> str:
-    """What serves now, and the times of both."""
+    """Return the new kernel, and the times of both."""
     name = after.config.name if after.winner == after.config.backend else after.winner
     return f"{name} {after.served_seconds * 1e6:.2f} us (was {before.served_seconds * 1e6:.2f} us)"
 

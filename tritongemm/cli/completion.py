@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from tritongemm.cli import arguments, door, subcommands
+from tritongemm.cli import arguments, shell, subcommands
 from tritongemm.core.errors import UnavailableError
 
 _FILES = (arguments.path, arguments.output, arguments.output_file)
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
-    shell = parser().parse_args(argv).shell
+    """Run the command; the exit status is one of `cli.shell`."""
+    name = parser().parse_args(argv).shell
     try:
         import shtab
     except ImportError:
@@ -23,12 +23,12 @@ def main(argv: Sequence[str]) -> int:
     for action in _actions(full):
         if action.type in _FILES or action.type is arguments.output_folder:
             action.complete = shtab.DIRECTORY if action.type is arguments.output_folder else shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(full, shell))
-    return door.DONE
+    print(shtab.complete(full, name))
+    return shell.DONE
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser(
         "tritongemm completion",
         epilog="bash: tritongemm completion bash > ~/.local/share/bash-completion/completions/tritongemm",
@@ -38,7 +38,7 @@ def parser() -> arguments.Parser:
 
 
 def _actions(p: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All actions of a parser and of those below it."""
+    """Yield all actions of a parser and of those below it."""
     for action in p._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

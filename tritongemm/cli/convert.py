@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, options, shell
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
@@ -22,7 +22,7 @@ _Thing = tuple[Problem, str, int]
 
 @dataclass
 class _Found:
-    """What the files hold.
+    """The contents of the files.
 
     Attributes:
         records: the best result of each problem on each device, by `_rank`.
@@ -37,9 +37,9 @@ class _Found:
     damaged: bool = False
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.files]
     format_ = tuned_file.output_format(output, args.to)
@@ -56,21 +56,21 @@ def main(argv: Sequence[str]) -> int:
         written = tuned_file.write(output, format_, found.records.values(), base, family=args.family)
     said = [f"left out: {note}" for note in found.notes] + [f"merging: {note}" for note in notes]
     said += [f"not written in full: {record.problem.key}: {reason}" for record, reason in written.omitted]
-    door.tell_alike(said, args.verbose)
+    shell.report_alike(said, args.verbose)
     ranges = sum(record.m_from > 0 for record in found.records.values())
     if ranges and format_ is not results_format():
-        door.tell(
-            f"not whole: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
+        shell.report(
+            f"not complete: {ranges} results serve ranges of M, which {format_.title} has not: each is of its M alone"
         )
     if not (written.count or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
     print(f"{output}: {merged}{written.count} of {len(found.records)} results written as {format_.title}")
-    return door.WRONG if found.damaged else door.DONE
+    return shell.WRONG if found.damaged else shell.DONE
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm convert")
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, or files to merge")
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
@@ -110,7 +110,7 @@ def _read(paths: Sequence[Path], format_: WritableFormat, family: str) -> _Found
     """What the files hold; of results of one thing the fastest, and of equally fast ones the first."""
     found = _Found()
     for path in paths:
-        exact = read_exactly(path) or read_text(path)  # which says what is wrong with a file that holds nothing
+        exact = read_exactly(path) or read_text(path)  # which reports what is wrong with a file that is empty
         text = plain_text(exact)
         source = format_of(path, text)
         if source is format_ and format_.merge([(path, exact)], family) is not None:
@@ -140,14 +140,14 @@ def _add_results(found: _Found, path: Path, text: str, source: Format, family: s
 
 
 def _rank(record: Record) -> tuple[bool, float]:
-    """Sorts results of one thing: one that serves a range of M before one that does not, then the faster first."""
+    """Return the sort key of results of one problem: those that serve a range of M first, then the faster."""
     return not record.m_from, record.seconds
 
 
 def _merge(
     format_: WritableFormat, there: Sequence[tuple[Path, str]], sources: Sequence[tuple[Path, str]], family: str
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The text that results are told in, and what merging decided; None where the format merges nothing."""
+    """Return the text that results are written in, and what merging decided; None where the format merges nothing."""
     known = [path for path, _ in there]
     every = [*there, *((path, text) for path, text in sources if not any(_are_one(path, one) for one in known))]
     if not every or (merged := format_.merge(every, family)) is None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options, tuned_rows
+from tritongemm.cli import arguments, options, shell, tuned_rows
 from tritongemm.core.errors import OutputError
 from tritongemm.export.kernel_manifest import export
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     found = sizes.from_results(Path(args.results), Defaults())
     records = [r.record for r in found.rows if r.record is not None]
@@ -28,20 +28,20 @@ def main(argv: Sequence[str]) -> int:
         raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
     reasons = [damaged.reason for damaged in found.damaged]
     reasons += [f"{held[id(r)].where(args.results)}: {r.problem.key}: {reason}" for r, reason in refused]
-    door.tell_alike((f"left out: {reason}" for reason in reasons), args.verbose)
+    shell.report_alike((f"left out: {reason}" for reason in reasons), args.verbose)
     left_out = {id(record) for record, _ in refused}
     written = [record for record in records if id(record) not in left_out]
     predicted = sum(record.predicted for record in written)
     if predicted:
-        door.tell(
+        shell.report(
             f"{predicted} of {len(written)} kernels are fast by prediction alone: no GPU has timed or verified them"
         )
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
-    return door.WRONG if found.damaged else door.DONE
+    return shell.WRONG if found.damaged else shell.DONE
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm export")
     p.add_argument("results", type=arguments.path, metavar="FILE", help="results of tritongemm tune")
     p.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",

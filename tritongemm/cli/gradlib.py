@@ -1,6 +1,6 @@
 """The command line of `tritongemm gradlib`: the flags of gradlib's tuner and AITER's, for what `tune` does.
 
-What these tuners call by a letter or a word is another thing in `tune` (``-k``, ``-o2``, ``--batch``), so this door has
+Their options mean other things in `tune` (``-k``, ``-o2``, ``--batch``), so this command has
 a parser of its own, which fills the same request.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, model_options, options, tune, tuned_comparison
+from tritongemm.cli import arguments, model_options, options, shell, tune, tuned_comparison
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
@@ -30,16 +30,16 @@ from tritongemm.workloads import sizes
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _COLUMN_DTYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _BF16 = "bf16"
-_FORMAT = "aiter"  # plug-in of formats/
+_FORMAT = "aiter"  # a plug-in of formats/
 _AITERS_NAMES = {"dense": _BF16, "dense_bpreshuffle": _BF16, "a4w4_bpreshuffle": "a4w4_blockscale"}  # of our families
 _TUNED = f"{_BF16}_tuned_gemm.csv"
 _LEAST_PERCENT = 3.0  # by which a new row must be faster, as in AITER's tuners
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     if args.untune_file is None and args.model_dir is None and args.family is not None:
         args.untune_file = _file_name(args.family, "untuned")
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         if needed and not args.compare:
             raise InputError(f"--{option} needs --compare, which times the rows that are there and the new ones")
     output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
-    # A file of any name is AITER's where the user says the family.
+    # A file of any name is AITER's where the user names the family.
     to = _FORMAT if args.family is not None and args.tune_file is not None else ""
     tuned_file = TunedFile.find(output, to)
     if tuned_file is None:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_config(args: argparse.Namespace) -> int:
-    """Time what a file of tuned configs names, or what PyTorch runs at sizes.
+    """Time the rows of a file of tuned configs, or PyTorch's choice at sizes.
 
     Raises:
         InputError: no file is named.
@@ -84,7 +84,7 @@ def _run_config(args: argparse.Namespace) -> int:
         raise InputError("--run_config times the rows of the file behind it, or the sizes of -i; name either")
     request = _measuring_request(args)
     with _report(args, request) as reporter:
-        return door.DONE if tuned_comparison.run_config(request, reporter, Path(source), tuned) else door.WRONG
+        return shell.DONE if tuned_comparison.run_config(request, reporter, Path(source), tuned) else shell.WRONG
 
 
 def _report(args: argparse.Namespace, request: TuneRequest) -> Reporter:
@@ -92,7 +92,7 @@ def _report(args: argparse.Namespace, request: TuneRequest) -> Reporter:
 
 
 def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
-    """The file of a run whose rows are compared before they go into the output: as that is now.
+    """Return the file of a run whose rows are compared before they go into the output, which it copies.
 
     Raises:
         InputError: there is no GPU that could time anything, or rows are of two products.
@@ -101,7 +101,7 @@ def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
     if not machine.count_devices():
         raise InputError("--compare times rows on a GPU, and there is none; leave it out to predict")
     if args.untune_file is not None:
-        with warnings.catch_warnings():  # the run, which reads the sizes again, warns
+        with warnings.catch_warnings():  # the run reads the sizes again, and warns then
             warnings.simplefilter("ignore")
             found = sizes.from_results(Path(args.untune_file), Defaults(family=args.family or DEFAULT_FAMILY))
         if any(row.subject for row in found.rows):
@@ -116,7 +116,7 @@ def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm gradlib", usage="%(prog)s -i CSV -o CSV [OPTION ...]")
     _add_files(p)
     _add_sizes(p)
@@ -126,7 +126,7 @@ def parser() -> arguments.Parser:
 
 
 def _add_files(p: argparse.ArgumentParser) -> None:
-    """Add the options that name files, and say what of them stays."""
+    """Add the options that name files, and what of them is kept."""
     g = p.add_argument_group("files")
     g.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
         help="sizes to tune, or results to tune again with --all")  # fmt: skip
@@ -139,14 +139,14 @@ def _add_files(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--all", action="store_true", help="tune sizes again that the output already has")
     g.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
-        help="sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
+        help="sort the entire output by device, N, M and K (default: an output that is sorted stays so, in others "
         "new rows are the last)")  # fmt: skip
     g.add_argument("--batch", type=arguments.size, default=100, metavar="N",
         help="accepted and ignored: every result is stored at once (%(default)s)")  # fmt: skip
 
 
 def _add_sizes(p: argparse.ArgumentParser) -> None:
-    """Add the options that say what the sizes are of."""
+    """Add the options that describe sizes."""
     g = p.add_argument_group("sizes")
     g.add_argument("--family", type=options.family, metavar="NAME",
         help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
@@ -164,7 +164,7 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
 
 
 def _add_search(p: argparse.ArgumentParser) -> None:
-    """Add the options that say what is tried, and where."""
+    """Add the options of the search and its devices."""
     g = p.add_argument_group("search")
     g.add_argument(
         "--libtype",
@@ -179,7 +179,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most configs tried for each size, or seconds of the run, as of tune",
     )
-    g.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
+    g.add_argument("--mp", type=arguments.integer(1, 1024), metavar="N", help="GPUs to use (default: all)")
     g.add_argument(
         "--target",
         type=options.architecture,
@@ -189,15 +189,15 @@ def _add_search(p: argparse.ArgumentParser) -> None:
 
 
 def _add_measuring(p: argparse.ArgumentParser) -> None:
-    """Add the options that say how candidates are timed and checked."""
+    """Add the options of timing and checking candidates."""
     g = p.add_argument_group("measuring")
     g.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
         help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
     g.add_argument(
-        "--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
+        "--warmup", type=arguments.integer(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
     )
     g.add_argument(
-        "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
+        "--iters", type=arguments.integer(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
     )
     g.add_argument(
         "--timeout",
@@ -222,7 +222,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
 
 
 def _flag(text: str) -> bool:
-    """A word that says yes or no.
+    """Return whether a word says yes.
 
     Raises:
         argparse.ArgumentTypeError: it is neither.
@@ -233,13 +233,13 @@ def _flag(text: str) -> bool:
 
 
 def _tuned_name(source: str | None, family: str | None) -> str:
-    """Where results go that the user names no file for: the current folder, as the sizes' file may be a package's."""
+    """Return the path of results without a named file: in the current folder, as the sizes' file may be a package's."""
     name = Path(source or "").name
     return name.replace("untuned", "tuned") if "untuned" in name else _file_name(family or _BF16, "tuned")
 
 
 def _file_name(family: str, word: str) -> str:
-    """What AITER calls a family's file of tuned or untuned sizes."""
+    """Return AITER's name of a family's file of tuned or untuned sizes."""
     name = _AITERS_NAMES.get(family, family)
     if "moe" in name:
         return f"{word}_{name}.csv"
@@ -248,7 +248,7 @@ def _file_name(family: str, word: str) -> str:
 
 
 def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneRequest:
-    """What a run is asked for.
+    """Return the request of a run.
 
     Raises:
         InputError: sizes come from nowhere or from two places, or a file can't be changed as asked.
@@ -264,7 +264,7 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
         types = _DTYPES.get(args.indtype), _DTYPES.get(args.outdtype or args.indtype)
         defaults = replace(defaults, dtype_a=types[0], dtype_c=types[1])
     source = _sizes_file(args, output) if model is None else None
-    # The tuners of AITER's other families try no splits unless they are told to.
+    # The tuners of AITER's other families try splits only when asked to.
     unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
     return replace(
         request,
@@ -279,7 +279,7 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
 
 
 def _measuring_request(args: argparse.Namespace) -> TuneRequest:
-    """How times are taken, on which devices, and what a file is of."""
+    """Return a request with how times are taken, on which devices, and the family of a file."""
     return TuneRequest(
         sizes=SizeSource(defaults=Defaults(family=args.family or DEFAULT_FAMILY)),
         devices=Devices(args.target, ngpus=args.mp or machine.count_devices()),
@@ -289,7 +289,7 @@ def _measuring_request(args: argparse.Namespace) -> TuneRequest:
 
 
 def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
-    """The file of sizes; one beside the output where types or biases are other ones than the user's file says."""
+    """Return the file of sizes; where types or biases differ from the user's file, a copy beside the output."""
     source = Path(args.untune_file)
     if not (args.indtype or args.outdtype or args.all_bias):
         return source
@@ -297,7 +297,7 @@ def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
     format_ = format_of(source, text)
     lines = list(_retyped(text, source, args))
     defaults = Defaults(family=args.family or DEFAULT_FAMILY)
-    with warnings.catch_warnings():  # the run, which reads the sizes again, warns
+    with warnings.catch_warnings():  # the run reads the sizes again, and warns then
         warnings.simplefilter("ignore")
         format_.read_usable(source, _csv_text(lines), defaults).require_undamaged()
     changed = output.with_name(f"{output.stem}_sizes.csv")
@@ -313,13 +313,13 @@ def _csv_text(lines: Iterable[Sequence[str]]) -> str:
 
 
 def _names_sizes(start: bytes) -> bool:
-    """Whether a file that begins so has columns of sizes, in any order."""
+    """Return whether a file begins with columns of sizes, in any order."""
     columns = start.partition(b"\n")[0].split(b",")
     return {b"M", b"N", b"K"} <= {name.strip() for name in columns}
 
 
 def _retyped(text: str, source: Path, args: argparse.Namespace) -> Iterator[list[str]]:
-    """The cells of each line of a file of sizes, with other types; none of a blank line, so that numbers stay.
+    """Yield the cells of each line of a file of sizes, with other types; none of a blank line, to keep line numbers.
 
     Raises:
         InputError: it lacks a column that the user wants to change.
@@ -334,7 +334,7 @@ def _retyped(text: str, source: Path, args: argparse.Namespace) -> Iterator[list
 
 
 def _types(columns: Sequence[str], source: Path, args: argparse.Namespace) -> dict[str, str]:
-    """What each row's cells of types become, by column."""
+    """Return the new types of each row, by column."""
     wanted = {"dtype": args.indtype, "outdtype": args.outdtype or args.indtype}
     types = {name: _COLUMN_DTYPES.get(value, value) for name, value in wanted.items() if value}
     missing = [name for name in (*types, *(["bias"] if args.all_bias else [])) if name not in columns]
@@ -346,7 +346,7 @@ def _types(columns: Sequence[str], source: Path, args: argparse.Namespace) -> di
 
 
 def _sizes(lines: Iterable[Sequence[str]], all_bias: bool) -> list[tuple[str, ...]]:
-    """The lines without blank ones, each once, with and without a bias where both are wanted."""
+    """Return the lines without blank ones, each once, with and without a bias where both are wanted."""
     columns, *rows = filter(None, lines)
     biases = ({"bias": "False"}, {"bias": "True"}) if all_bias else ({},)
     biased = (tuple((dict(zip(columns, row, strict=True)) | bias).values()) for row in rows for bias in biases)
@@ -354,7 +354,7 @@ def _sizes(lines: Iterable[Sequence[str]], all_bias: bool) -> list[tuple[str, ..
 
 
 def _cells(text: str, source: Path) -> Iterator[list[str]]:
-    """The cells of each line without the blanks around them, as many as the first has; none of a blank line.
+    """Yield the cells of each line without blanks around them, as many as the first has; none of a blank line.
 
     Raises:
         InputError: a line has more or fewer, names a column twice, or is no CSV.

@@ -13,7 +13,7 @@ def add_group_options(g: argparse._ArgumentGroup) -> None:
     """Add the options of a grouped GEMM, as in a mixture of experts."""
     g.add_argument(
         "--groups",
-        type=arguments.whole(1, MOST_GROUPS),
+        type=arguments.integer(1, MOST_GROUPS),
         default=1,
         metavar="G",
         help="grouped GEMM of G groups, each with its own B (mixture of experts); -m is the total rows (default 1)",
@@ -43,7 +43,7 @@ def add_group_options(g: argparse._ArgumentGroup) -> None:
 
 
 def read_groups(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of the options, by the field names of `Defaults`."""
+    """Return the values of the options, by the field names of `Defaults`."""
     given = args.spread
     spread, counts = (given, ()) if isinstance(given, str) else ("captured", given)
     return {

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, options, shell
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
@@ -38,15 +38,15 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import files, settings
 from tritongemm.workloads import sizes
 
-_TARGET = "gfx942"  # where the user names none
+_TARGET = "gfx942"  # the default
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     for path in _run(parser().parse_args(argv)):
         print(path)
-    return door.DONE
+    return shell.DONE
 
 
 def _searched_backend() -> str:
@@ -54,7 +54,7 @@ def _searched_backend() -> str:
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm launch-plan", usage="%(prog)s -m M -n N -k K -o DIR [OPTION ...]")
     g = p.add_argument_group("what to run")
     options.problem_options(g)
@@ -71,7 +71,7 @@ def parser() -> arguments.Parser:
         metavar="FILE",
         help="manifest of assembly kernels; may be repeated (default: TRITONGEMM_ASM_MANIFESTS)",
     )
-    g.add_argument("--all", type=arguments.whole(0, arguments.LARGEST_SIZE), default=0, metavar="N",
+    g.add_argument("--all", type=arguments.integer(0, arguments.LARGEST_SIZE), default=0, metavar="N",
                    help="write the N configs predicted fastest, and the best of each template")  # fmt: skip
     g = p.add_argument_group("result")
     g.add_argument(
@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
         index = 0
-        for launch in launches(problem, facts, compiler, which, lambda remark: door.tell(f"passed over: {remark}")):
+        for launch in launches(problem, facts, compiler, which, lambda remark: shell.report(f"passed over: {remark}")):
             if isinstance(launch, HostLaunch):
                 shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
             for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):

@@ -1,4 +1,4 @@
-"""The command line of `tritongemm library`: libraries are built, merged, listed and verified."""
+"""The command line of `tritongemm library`: it builds, merges, lists and verifies libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, tuned_rows
+from tritongemm.cli import arguments, shell, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.export.library import storage, writing
@@ -25,16 +25,16 @@ _COLUMNS = ("size", "M", "target", "units", "winner", "us", "library us", "confi
 _WORDS = ("size", "target", "winner", "config", "code")
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm library")
     actions = p.add_subparsers(required=True, metavar="{build,merge,list,verify}", parser_class=arguments.Parser)
     build = actions.add_parser("build", help="compile the winners of results files and write them as a library")
@@ -57,7 +57,7 @@ def parser() -> arguments.Parser:
 
 
 def _output(text: str) -> str:
-    """The name of a library to write, of which one that ends as another archive would be a folder.
+    """Return the name of a library to write; a name that ends as another archive would become a folder.
 
     Raises:
         argparse.ArgumentTypeError: it can't be one.
@@ -78,19 +78,19 @@ def _build(args: argparse.Namespace) -> int:
         found = sizes.from_results(Path(path), Defaults())
         records += [row.record for row in found.rows if row.record is not None]
         damaged |= bool(found.damaged)
-        door.tell_alike((f"left out: {row.reason}" for row in found.damaged), args.verbose)
+        shell.report_alike((f"left out: {row.reason}" for row in found.damaged), args.verbose)
     published = publish(records, output, machine.find_machine(None))
-    door.tell_alike(published.describe_missing(), args.verbose)
+    shell.report_alike(published.describe_missing(), args.verbose)
     if not published.built.entries:
         raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
     for line in tuned_rows.list_calls(records, every=False):
-        door.tell(line)
+        shell.report(line)
     _report_written(output, published.contents, published.conflicts, args.verbose)
-    return door.WRONG if damaged or published.built.left_out else door.DONE
+    return shell.WRONG if damaged or published.built.left_out else shell.DONE
 
 
 def _merge(args: argparse.Namespace) -> int:
-    """Add libraries to what the output holds."""
+    """Add libraries to the output."""
     output = Path(args.output)
     contents, conflicts, damaged = Contents(), list[str](), False
     own: list[LibraryEntry] = []
@@ -100,20 +100,20 @@ def _merge(args: argparse.Namespace) -> int:
             library = open_library(path)
             faults = library.faults()
             _report_faults("damaged" if path == output else "left out", path, faults, args.verbose)
-            whole = [entry for entry in library.entries if entry.name not in faults]
+            complete = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
             readers = writing.readers(library, faults)
-            conflicts += writing.merge(contents, whole, readers)
+            conflicts += writing.merge(contents, complete, readers)
             writing.add_beside(contents, helpers, library.targets, readers)
             damaged |= bool(faults)
             own += library.all_entries() if path == output else []
         if not contents.entries:
             raise InputError(f"{', '.join(args.libraries)}: there is no usable entry to merge")
-        for entry in own:  # of the damaged ones those that nothing has replaced, which check --repair finds there
+        for entry in own:  # damaged entries that nothing has replaced: check --repair finds them there
             contents.entries.setdefault(entry.key, entry)
         writing.write(output, contents)
     _report_written(output, contents, conflicts, args.verbose)
-    return door.WRONG if damaged else door.DONE
+    return shell.WRONG if damaged else shell.DONE
 
 
 def _are_one(one: Path, other: Path) -> bool:
@@ -122,11 +122,11 @@ def _are_one(one: Path, other: Path) -> bool:
 
 def _report_faults(what: str, path: Path, faults: Mapping[str, str], verbose: bool) -> None:
     lines = (f"{what}: {path}: {name}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items())
-    door.tell_alike(lines, verbose)
+    shell.report_alike(lines, verbose)
 
 
 def _report_written(output: Path, contents: Contents, conflicts: Sequence[str], verbose: bool) -> None:
-    door.tell_alike((f"conflict: {conflict}" for conflict in conflicts), verbose)
+    shell.report_alike((f"conflict: {conflict}" for conflict in conflicts), verbose)
     kernels = sum(entry.kernel is not None for entry in contents.entries.values())
     size = sum({code.sha256: code.size for code in contents.objects}.values())
     beside = f" and {len(contents.helpers)} helper kernels" if contents.helpers else ""
@@ -138,7 +138,7 @@ def _report_written(output: Path, contents: Contents, conflicts: Sequence[str], 
 
 
 def _report_damaged(library: KernelLibrary, verbose: bool) -> bool:
-    door.tell_alike((f"left out: {library.path}: {entry}" for entry in library.damaged), verbose)
+    shell.report_alike((f"left out: {library.path}: {entry}" for entry in library.damaged), verbose)
     return bool(library.damaged)
 
 
@@ -152,7 +152,7 @@ def _list(args: argparse.Namespace) -> int:
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
             print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
-    return door.WRONG if damaged else door.DONE
+    return shell.WRONG if damaged else shell.DONE
 
 
 def _row(entry: LibraryEntry) -> list[str]:
@@ -181,5 +181,5 @@ def _verify(args: argparse.Namespace) -> int:
         damaged += len(faults)
         count = len(library.entries) + len(library.helpers) + len(library.damaged)
         what = "results and helper kernels" if library.helpers else "results"
-        print(f"{path}: {count - len(faults)} of {count} {what} are whole (sha256 {library.digest[:12]})")
-    return door.WRONG if damaged else door.DONE
+        print(f"{path}: {count - len(faults)} of {count} {what} are complete (sha256 {library.digest[:12]})")
+    return shell.WRONG if damaged else shell.DONE

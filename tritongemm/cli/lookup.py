@@ -1,4 +1,4 @@
-"""The command line of `tritongemm lookup`: which row of tuned files serves a call, told without a GPU."""
+"""The command line of `tritongemm lookup`: which row of tuned files serves a call, found without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, options, tuned_rows
+from tritongemm.cli import arguments, options, shell, tuned_rows
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -26,9 +26,9 @@ from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
+    """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.shell`."""
     args = parser().parse_args(argv)
     tables = merge([read_table(Path(file)) for file in args.files])
     rows = [row for table in tables for row in table.rows]
@@ -43,11 +43,11 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(found, Support):
         for line in [*_foreign_rows(args.files, problem, device), *_other_devices(rows, problem, device)]:
             print(printable(line))
-    return door.WRONG if isinstance(found, Support) else door.DONE
+    return shell.WRONG if isinstance(found, Support) else shell.DONE
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm lookup", usage="%(prog)s FILE ... -m M -n N -k K [OPTION ...]")
     p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
     call = p.add_argument_group("the call; B is column-major, as a linear layer's weight is, without -row_b")
@@ -71,7 +71,7 @@ def _problem(args: argparse.Namespace, target: Target) -> Problem:
 
 
 def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
-    """How a call is served and the row that it is served by, or why there is none."""
+    """Return how a call is served and by which row, or why by none."""
     if not is_served(problem):
         return Support(f"{problem.key} is no product that tritongemm.mm or scaled_mm computes")
     found = RecordTable(rows)
@@ -84,7 +84,7 @@ def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[
 
 
 def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Iterator[str]:
-    """The rows of a call in other tools' files that name kernels which nothing here runs."""
+    """Yield the rows of a call in other tools' files that name kernels which nothing here runs."""
     for path in (file for file in files if not storage.is_library(Path(file))):
         for row in sizes.from_results(Path(path), Defaults()).rows:
             if row.foreign and row.problem == problem and row.target in ("", device.name):
@@ -93,7 +93,7 @@ def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Ite
 
 
 def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target) -> Iterator[str]:
-    """The devices that all rows of a product are of, where none is of the device; without any, their layouts."""
+    """Yield the devices of a product's rows, where none is of the device; without any, their layouts."""
     table = RecordTable(rows)
     known = table.devices_of(problem)
     for other in () if known else other_layouts(problem):
@@ -107,7 +107,7 @@ def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target) 
 
 
 def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow | None:
-    """The row of another M that serves a call, if any may and there is one."""
+    """Return the row of another M that serves a call, if any may and there is one."""
     if not serves_other_m(problem, device.name):
         return None
     serves = _is_served if problem.kind == "grouped" else winners.is_launchable
@@ -115,7 +115,7 @@ def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow
 
 
 def _is_served(record: Record) -> Support:
-    """Whether a record's kernel can be launched, or the library is called that won it."""
+    """Return whether a record's kernel can be launched, or the library that won it called."""
     won = winners.baseline_won(record) and not record.predicted
     return SUPPORTED if won else winners.is_launchable(record)
 
@@ -143,14 +143,14 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
 
 
 def _near(found: int, asked: int) -> str:
-    """Which other row serves; of groups it may be one of the same M, whose rows were spread otherwise."""
+    """Return which other row serves; of groups it may be one of the same M with another spread."""
     if found == asked:
         return ", by a row whose groups had other numbers of rows"
     return f", by the row of M {found}, as none has M {asked}"
 
 
 def _held_out(record: Record) -> str:
-    """What was measured at other M of a range: slower than the best known there by how much, and beside the library."""
+    """Return what was measured at other M of a range: the loss against the best known there and the library."""
     regrets = sorted((int(m), regret, share) for m, (regret, share) in record.held_out.items())
     return "; ".join(
         f"M {m}: {regret:+.1%}, {share:.3f}x {record.library or 'the library'}" for m, regret, share in regrets

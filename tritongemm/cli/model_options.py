@@ -10,7 +10,7 @@ from tritongemm.cli import arguments
 from tritongemm.tuning.request import ModelSource
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 
-shared_by = arguments.whole(1, 1024)  # the type of --tp
+shared_by = arguments.integer(1, 1024)  # the type of --tp
 _MOST_VALUES = 10_000  # of M
 
 
@@ -40,7 +40,7 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Comma-separated sizes.
+    """Return comma-separated sizes.
 
     Raises:
         argparse.ArgumentTypeError: one is no size, or they are too many.
@@ -52,7 +52,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def complain_of_model(args: argparse.Namespace) -> str:
-    """Why the options contradict each other with respect to --model_dir; "" if they do not."""
+    """Return why the options contradict --model_dir; "" if they do not."""
     given = [
         name
         for name, is_given in (
@@ -75,7 +75,7 @@ def complain_of_model(args: argparse.Namespace) -> str:
 
 
 def read_model(args: argparse.Namespace) -> ModelSource | None:
-    """The model that is named; None for none."""
+    """Return the model that is named; None for none."""
     if args.model_dir is None:
         return None
     tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]

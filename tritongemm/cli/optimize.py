@@ -13,7 +13,7 @@ from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.state import CampaignState
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, options, shell
 from tritongemm.cli.campaign_tools import CampaignTools
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
@@ -26,13 +26,13 @@ from tritongemm.tuning.request import Devices, SearchScope, TuneRequest
 from tritongemm.tuning.roster import choose_roster
 
 STRATEGY = "genetic"  # as TuningDriver's
-THRESHOLD = 0.1  # Percent of the time that a product must take, where the folder does not say.
+THRESHOLD = 0.1  # percent of the time that a product must take, unless the folder has its own
 _SUMMARY_COLUMNS = ("config", "problem", "call_count", "us", "baseline", "total (us)", "% of total", "note")
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = _parse(argv)
     request = _read_request(args)
     with (
@@ -44,16 +44,16 @@ def main(argv: Sequence[str]) -> int:
         try:
             run_campaign(campaign, args.only or "")
         except KeyboardInterrupt:
-            door.tell("stopped; the same command goes on from here")
+            shell.report("stopped; the same command goes on from here")
             raise
         finally:
             if args.log_summary:
                 _print_summary(campaign, reporter)
-    return door.WRONG if campaign.failures else door.DONE
+    return shell.WRONG if campaign.failures else shell.DONE
 
 
 def _read_request(args: argparse.Namespace) -> TuneRequest:
-    """What each run of the campaign is asked for; without a cluster all GPUs of this host, or those that are named."""
+    """Return the request of each run of the campaign; without a cluster all GPUs of this host, or those named."""
     every = 0 if args.gpus or args.ray is not None else count_devices()
     return TuneRequest(
         devices=Devices(args.target, args.gpus, args.ngpus or every, args.ray, args.num_threads),
@@ -68,7 +68,7 @@ def _read_request(args: argparse.Namespace) -> TuneRequest:
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser(
         "tritongemm optimize",
         usage="%(prog)s [LOG] [-o DIR] [OPTION ...]",
@@ -82,7 +82,7 @@ def parser() -> arguments.Parser:
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
                    help=f"tune GEMMs that take at least this share of the time (default {THRESHOLD})")  # fmt: skip
     arguments.add_gpus(p, "-d", "--devices")
-    p.add_argument("--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N",
+    p.add_argument("--ngpus", type=arguments.integer(0, 1024), default=0, metavar="N",
                    help="number of GPUs to use, of this machine or of the cluster (default: all)")  # fmt: skip
     p.add_argument("--ray", type=arguments.path, metavar="ADDRESS",
                    help="use the GPUs of a Ray cluster's hosts: auto, or HOST:PORT of its head")  # fmt: skip
@@ -94,11 +94,11 @@ def parser() -> arguments.Parser:
     p.add_argument("--log-summary", action="store_true", help="print the GEMMs with their shares of the job's time")
     strategies = registry.names(Strategy)
     p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="search strategy (default %(default)s)")
-    p.add_argument("--population", type=arguments.whole(1, 1_000_000), metavar="N",
+    p.add_argument("--population", type=arguments.integer(1, 1_000_000), metavar="N",
                    help="configs per generation, if the strategy has generations (default: its own)")  # fmt: skip
     p.add_argument(
         "--generations",
-        type=arguments.whole(1, 1_000_000),
+        type=arguments.integer(1, 1_000_000),
         metavar="N",
         help="maximum number of generations (default: the strategy's own)",
     )
@@ -110,7 +110,7 @@ def parser() -> arguments.Parser:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parsed options, with the budget that a population and its generations make."""
+    """Return the parsed options, with the budget that a population and its generations make."""
     p = parser()
     args = p.parse_args(argv)
     if args.gpus and args.ngpus:
@@ -157,7 +157,7 @@ def _campaign(
 
 
 def _tune_words(args: argparse.Namespace) -> list[str]:
-    """The options of tritongemm tune that tune as this command does, for the scripts that the campaign writes."""
+    """Return the options of tritongemm tune that tune as this command does, for the scripts of the campaign."""
     words = ["--strategy", args.strategy]
     words += ["--target", args.target] if args.target else []
     words += ["--libtype", args.libtype] if args.libtype else []
@@ -169,12 +169,12 @@ def _tune_words(args: argparse.Namespace) -> list[str]:
 
 
 def _cluster_words(args: argparse.Namespace) -> list[str]:
-    """The options that have tritongemm.tune tune one GEMM on a GPU of the same cluster, and leave the others free."""
+    """Return the options with which tritongemm tune tunes one GEMM on a GPU of the same cluster."""
     return [] if args.ray is None else ["--ray", args.ray, "--ngpus", "1"]
 
 
 def _print_summary(campaign: Campaign, reporter: Reporter) -> None:
-    """Print what takes the job's time, as the campaign's table has it; nothing before its stage is done."""
+    """Print what takes the job's time, from the campaign's table; nothing before its stage is done."""
     state = CampaignState.read(campaign.folder)
     if state is None or STAGES[0] not in state.done:
         return

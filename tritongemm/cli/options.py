@@ -45,7 +45,7 @@ class _Parser(arguments.Parser):
     """A parser whose help ends with the lists of families, backends, strategies and timers."""
 
     def format_help(self) -> str:
-        """The help text; only this imports all plug-ins, a run does not."""
+        """Return the help text; only this imports all plug-ins."""
         lists = (
             ("families (--family):", _families()),
             ("backends (--libtype):", _backends()),
@@ -75,7 +75,7 @@ def _backends() -> Iterator[tuple[str, str]]:
 
 
 def _summary(plugin: Plugin) -> str:
-    """The first line of the plug-in class's docstring, up to a semicolon."""
+    """Return the first line of the plug-in class's docstring, up to a semicolon."""
     first = (type(plugin).__doc__ or "").strip().splitlines()[:1]
     return "".join(first).rstrip(".").partition(";")[0]
 
@@ -125,7 +125,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
 
 
 def dtype(text: str) -> str:
-    """The name of a type of operands.
+    """Return the name of a type of operands.
 
     Raises:
         argparse.ArgumentTypeError: it is none; lists those that are offered.
@@ -139,7 +139,7 @@ def dtype(text: str) -> str:
 
 
 def architecture(text: str) -> str:
-    """The architecture that is called so, or that a GPU called so has: sm90 of sm_90 and h100; else the text itself."""
+    """Return the architecture of this name, or of a GPU of this name: sm90 of sm_90 and h100; else the text itself."""
     word = re.sub(r"[-_ ]", "", text.lower())
     name = re.sub(r"^(sm[0-9]+)a$", r"\1", word)
     known = name in target_files.target_names()
@@ -147,7 +147,7 @@ def architecture(text: str) -> str:
 
 
 def family(text: str) -> str:
-    """The name of a family or variant, or another tool's family name.
+    """Return the name of a family or variant, or another tool's family name.
 
     Raises:
         argparse.ArgumentTypeError: it is none of these; lists them.
@@ -163,12 +163,12 @@ def family(text: str) -> str:
 
 
 def defaults(args: argparse.Namespace, target: Target) -> Defaults:
-    """The values of `problem_options` for a target, as defaults for the rows of a file."""
+    """Return the values of `problem_options` for a target, as defaults for the rows of a file."""
     return defaults_on(target, given_defaults(args))
 
 
 def given_defaults(args: argparse.Namespace) -> Defaults:
-    """The values of `problem_options`, without what depends on the target."""
+    """Return the values of `problem_options`, without what depends on the target."""
     return Defaults(
         dtype_a=args.dtype_a,
         dtype_b=args.dtype_b,
@@ -185,7 +185,7 @@ def given_defaults(args: argparse.Namespace) -> Defaults:
 
 
 def parser() -> arguments.Parser:
-    """All options, grouped."""
+    """Return all options, grouped."""
     p = _Parser("tritongemm tune", usage="%(prog)s [OPTION ...]", formatter_class=argparse.RawDescriptionHelpFormatter)
     p.description = textwrap.fill(p.description or "", 78)
     g = p.add_argument_group("what to tune")
@@ -243,7 +243,7 @@ def add_target(
 
 
 def add_family(p: argparse.ArgumentParser) -> None:
-    """Add the option that says what the rows of a file are that does not say it."""
+    """Add the option of the family of rows that name none."""
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
                    help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
 
@@ -253,7 +253,7 @@ def _add_places(p: argparse.ArgumentParser) -> None:
     add_target(g)
     arguments.add_gpus(g, "--gpu-ids", default="0")
     g.add_argument(
-        "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
+        "--ngpus", type=arguments.integer(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
     )
     g.add_argument(
         "--ray",
@@ -357,7 +357,7 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed options, after the checks that do not depend on the machine."""
+    """Return the parsed options, after the checks that do not depend on the machine."""
     p = parser()
     for word in argv:
         # argparse would take it for -o with the file "2…"; in other tuners -o2 names the file of all candidates.

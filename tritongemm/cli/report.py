@@ -11,7 +11,7 @@ from pathlib import Path
 from tritongemm.campaigns.benchmark import read_counts
 from tritongemm.campaigns.campaign import MERGED, TUNED
 from tritongemm.campaigns.state import NAME as CAMPAIGN
-from tritongemm.cli import arguments, door, options
+from tritongemm.cli import arguments, options, shell
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -32,7 +32,7 @@ _ADVICE = "choose another file with -o"
 
 @dataclass
 class _ReadFiles:
-    """What the files hold.
+    """The contents of the files.
 
     Attributes:
         records: results, by problem and device; of several the fastest.
@@ -49,16 +49,16 @@ class _ReadFiles:
     damaged: bool = False
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take results; of two of one problem on one device the faster is kept."""
+        """Add results; of two of one problem on one device the faster is kept."""
         for record in records:
             known = self.records.get((record.problem, device_of(record)))
             if known is None or record.seconds < known.seconds:
                 self.records[record.problem, device_of(record)] = record
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.results]
     _check_place(output)
@@ -70,11 +70,11 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"{', '.join(args.results)}: no result with a time; name results of tritongemm tune")
     data = _gathered(found, args.results, _calls(args.workload, defaults, found))
     text = _write(output, data, args.title)
-    door.tell_alike(data.notes, args.verbose)
+    shell.report_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
         print(f"{name}: {curve.describe()}")
     print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
-    return door.WRONG if found.damaged else door.DONE
+    return shell.WRONG if found.damaged else shell.DONE
 
 
 def draw_page(output: Path, records: Iterable[Record], journal_file: Path) -> None:
@@ -109,7 +109,7 @@ def _write(output: Path, data: ReportData, title: str) -> str:
 
 
 def parser() -> arguments.Parser:
-    """The options of the command."""
+    """Return the options of the command."""
     p = arguments.Parser("tritongemm report")
     p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
                    help="results (journals beside them are read too), journals, libraries, campaigns")  # fmt: skip
@@ -124,7 +124,7 @@ def parser() -> arguments.Parser:
 
 
 def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
-    """Read results and the journal beside them, or a journal by itself, or a library or a campaign's folder."""
+    """Read results and the journal beside them, a journal alone, a library, or a campaign's folder."""
     if (path / CAMPAIGN).is_file():
         _read_campaign(path, defaults, found)
         return
@@ -149,7 +149,7 @@ def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
 
 
 def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
-    """Read a campaign's results as they were merged, how its tuning went, and the calls in its log.
+    """Read a campaign's merged results, the journal of its tuning, and the calls in its log.
 
     Raises:
         InputError: it has tuned nothing yet, or a file of it is wrong.
@@ -165,7 +165,7 @@ def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
 
 
 def _is_journal(path: Path) -> bool:
-    """Whether a file is a journal; a pipe, which can be opened only once, is none."""
+    """Return whether a file is a journal; a pipe, which can be opened only once, is none."""
     with suppress(OSError):
         start = files.read_regular(path.resolve(), len(journal.HEADER)) if path.is_file() else b""
         return bool(start) and journal.is_journal(start)
@@ -183,7 +183,7 @@ def _add_history(path: Path, found: _ReadFiles) -> None:
 
 
 def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:
-    """How often each size of a workload is called, and a note on those without a result."""
+    """Return how often each size of a workload is called, and a note on those without a result."""
     if not workload:
         return {problem: found.calls[problem.key] for problem, _ in found.records if problem.key in found.calls}
     calls: dict[Problem, float] = {}
@@ -202,7 +202,7 @@ def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[
 
 
 def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
-    """All of it; of too many results those that take most of the time."""
+    """Return all of it; of too many results those that take most of the time."""
     records = tuple(found.records.values())
     targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
     predicted = sum(record.predicted for record in records)
@@ -215,7 +215,7 @@ def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, fl
 
 
 def _target(device: MeasuredDevice) -> Target | None:
-    """Facts of a device; None for an architecture that is not known here."""
+    """Return the facts of a device; None for an architecture that is not known here."""
     units = {"compute_units": device.compute_units} if device.compute_units else {}
     with suppress(TargetError):
         return loader.load_target(device.arch, device.product, **units)

@@ -49,14 +49,14 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument(
         "--finalists",
-        type=arguments.whole(1, 10_000),
+        type=arguments.integer(1, 10_000),
         default=SearchScope.finalists,
         metavar="N",
         help="verify and race the best N candidates (default %(default)s)",
     )
     g.add_argument(
         "--max-split",
-        type=arguments.whole(1, 10_000),
+        type=arguments.integer(1, 10_000),
         default=0,
         metavar="N",
         help="split K of a tile over at most N programs; 1: no split-K (default: the search space's values)",
@@ -74,7 +74,7 @@ def _add_rivals(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument(
         "--algorithms",
-        type=arguments.whole(0, 100_000),
+        type=arguments.integer(0, 100_000),
         default=SearchScope.algorithms,
         metavar="N",
         help="screen the first N algorithms of a vendor's library for each size, in the order of its heuristic; 0 for "
@@ -101,7 +101,7 @@ def _add_server_tables(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument(
         "--top-k",
-        type=arguments.whole(1, MOST_GROUPS),
+        type=arguments.integer(1, MOST_GROUPS),
         default=None,
         metavar="E",
         help="with --for and --groups: the number of experts per token; -m is tokens, -n the inner size of an expert, "
@@ -110,7 +110,7 @@ def _add_server_tables(g: argparse._ArgumentGroup) -> None:
 
 
 def _server(text: str) -> str:
-    """The name of a server for whose kernels a format writes tables.
+    """Return the name of a server for whose kernels a format writes tables.
 
     Raises:
         argparse.ArgumentTypeError: there is none of that name.
@@ -138,14 +138,14 @@ def _add_clock(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument(
         "--iters",
-        type=arguments.whole(1, 1_000_000),
+        type=arguments.integer(1, 1_000_000),
         default=MeasureProtocol.iters,
         metavar="N",
         help="time at least N launches of a finalist (default %(default)s)",
     )
     g.add_argument(
         "--warmup",
-        type=arguments.whole(0, 1_000_000),
+        type=arguments.integer(0, 1_000_000),
         default=MeasureProtocol.warmup,
         metavar="N",
         help="untimed launches of a finalist before the timed ones (default %(default)s)",
@@ -158,7 +158,7 @@ def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--init-type", default="randn", choices=INITS, help="values of the operands (default %(default)s)")
     g.add_argument(
         "--rotating-tensor",
-        type=arguments.whole(-1, 1 << 20),
+        type=arguments.integer(-1, 1 << 20),
         default=-1,
         metavar="MB",
         help="rotate the operands through this much memory, so that they are not in the cache (default: three times "
@@ -178,7 +178,7 @@ def _add_operands_and_checks(g: argparse._ArgumentGroup) -> None:
 
 
 def read_search(args: argparse.Namespace) -> SearchScope:
-    """The values of `add_search_options`."""
+    """Return the values of `add_search_options`."""
     return SearchScope(
         effort=args.effort,
         strategy=args.strategy,
@@ -194,7 +194,7 @@ def read_search(args: argparse.Namespace) -> SearchScope:
 
 
 def read_protocol(args: argparse.Namespace) -> MeasureProtocol:
-    """How the values of `add_measuring_options` have times taken."""
+    """Return how the values of `add_measuring_options` have times taken."""
     return MeasureProtocol(
         init=args.init_type,
         rotating_mb=args.rotating_tensor,

@@ -11,7 +11,7 @@ from tritongemm.cli.arguments import COMMANDS, Parser
 
 
 def main() -> int:
-    """Run the subcommand that the command line names; the exit status is one of `cli.door`."""
+    """Run the subcommand that the command line names; the exit status is one of `cli.shell`."""
     words = sys.argv[1:]
     name = parser(Parser).parse_args(words[:1] or ["--help"]).command
     status: int = _module(name).main(words[1:])
@@ -22,13 +22,13 @@ class _Formatter(argparse.HelpFormatter):
     """A formatter that has room for the names of the commands, whose indent argparse does not count."""
 
     def format_help(self) -> str:
-        """The help text."""
+        """Return the help text."""
         self._action_max_length += 2
         return super().format_help()
 
 
 def parser(parser_class: Any) -> Parser:
-    """The parser of the command.
+    """Return the parser of the command.
 
     Args:
         parser_class: makes the parser of a subcommand from its name in ``prog``.
@@ -42,7 +42,7 @@ def parser(parser_class: Any) -> Parser:
 
 
 def full_parser() -> Parser:
-    """The parser of the command with all options of all subcommands, whose modules are imported."""
+    """Return the parser of the command with all options of all subcommands, whose modules are imported."""
     return parser(lambda prog, **_: _module(prog.split()[-1]).parser())
 
 

@@ -1,4 +1,4 @@
-"""Tables over M on the command line of `tritongemm tune`: what is printed of them."""
+"""Prints tables over M for `tritongemm tune`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritongemm.workloads.sibling_layers import join_rows, saved_by_joining
 
 
 def list_planned(rows: Sequence[FormatRow], source: SizeSource, reporter: Reporter) -> list[FormatRow]:
-    """The rows of a command's sizes or, where it asks for tables over M, of the sizes that are searched for them.
+    """Return the rows of a command's sizes or, for tables over M, of the sizes that are searched for them.
 
     Their counts are of the calls at exactly their M; a size at another M has the callers of its product.
     """
@@ -31,7 +31,7 @@ def list_planned(rows: Sequence[FormatRow], source: SizeSource, reporter: Report
 
 
 def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], reporter: Reporter) -> None:
-    """Print the ranges of each table, how well all of them do at M held out, and what the rows' calls gain."""
+    """Print the ranges of each table, how well they do at M held out, and what the rows' calls gain."""
     found = [table.records() for table in tables.values() if table.rows]
     for records in found:
         print_table(reporter, records)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, model_options, options, search_options, tables, tuned_rows
+from tritongemm.cli import arguments, model_options, options, search_options, shell, tables, tuned_rows
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.format_row import FormatRow, ResultsFile
@@ -36,9 +36,9 @@ from tritongemm.workloads import sizes
 parser = options.parser
 
 
-@door.command
+@shell.command
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is one of `cli.door`."""
+    """Run the command; the exit status is one of `cli.shell`."""
     args = options.parse(argv)
     request = read_request(args)
     with Reporter(args.verbose, seconds=request.search.seconds) as reporter:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_request(args: argparse.Namespace) -> TuneRequest:
-    """What the parsed options ask for."""
+    """Return the request of the parsed options."""
     named = args.gemm_size_file or args.workload
     is_workload = args.workload is not None
     return TuneRequest(
@@ -80,7 +80,7 @@ def _place(name: str | None) -> Path | None:
 
 
 def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compare: bool = False) -> int:
-    """Tune what is requested and print the results; returns the exit status.
+    """Tune what is requested and print the results; return the exit status.
 
     Args:
         request: what is asked for.
@@ -91,15 +91,15 @@ def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compar
     try:
         outcome = requested_run.tune(request, reporter)
     except TuningStopped as stopped:
-        print(file=sys.stderr)  # the line ends that the terminal began with ^C
-        door.tell(f"{stopped}. Go on with:")
+        print(file=sys.stderr)  # a line end behind the terminal's ^C
+        shell.report(f"{stopped}. Go on with:")
         # In full, as it is to be copied. Going on with --no-resume, or gradlib's --all, would start over.
         words = [word for word in command if word not in ("--no-resume", "--no_resume", "--all")]
         print(f"  {arguments.started_as()} {shlex.join(words)}", file=sys.stderr)
         raise
     _print_outcome(outcome, request, reporter, compare)
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)
-    return door.WRONG if outcome.failures or outcome.untunable else door.DONE
+    return shell.WRONG if outcome.failures or outcome.untunable else shell.DONE
 
 
 def _print_outcome(outcome: TuningOutcome, request: TuneRequest, reporter: Reporter, compare: bool) -> None:
@@ -125,7 +125,7 @@ def _print_outcome(outcome: TuningOutcome, request: TuneRequest, reporter: Repor
 
 
 def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -> None:
-    """Say how soon a run over several sizes was as fast as at its end; a journal that can't be read costs the line."""
+    """Print how soon a run over several sizes was as fast as at its end; a journal that can't be read is skipped."""
     measured = [r.problem for r in map(store.record, tuned) if r is not None and not r.predicted]
     if len(measured) > 1:
         with suppress(InputError):
@@ -135,7 +135,7 @@ def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -
 
 
 def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
-    """Print the sizes that would be tuned, and on the standard error each row that would not, with why.
+    """Print the sizes that would be tuned, and on the standard error each row that would not, with the reason.
 
     Returns:
         The exit status that tuning would end with because of these rows.
@@ -150,21 +150,21 @@ def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
     kept = [row for row, complaint in complaints if not complaint]
     print_sizes(reporter, tables.list_planned(kept, source, reporter))
     refused = [*filter(None, (complaint for _, complaint in complaints)), *(r.reason for r in asked.untunable)]
-    door.tell_alike((f"refused: {complaint}" for complaint in refused), reporter.verbose)
+    shell.report_alike((f"refused: {complaint}" for complaint in refused), reporter.verbose)
     of_others = requested_rows.is_for_another_target
     if not source.may_lack and any(why and not of_others(row) for row, why in complaints):
-        door.tell(
+        shell.report(
             "error: a run would end before it tunes any of these; remove what is refused, or name another --target"
         )
-        return door.REFUSED
-    return door.REFUSED if not kept else door.WRONG if asked.untunable else door.DONE
+        return shell.REFUSED
+    return shell.REFUSED if not kept else shell.WRONG if asked.untunable else shell.DONE
 
 
 # --- stored results ---------------------------------------------------------------------------------------------------
 
 
 def _run_stored(args: argparse.Namespace, request: TuneRequest, reporter: Reporter) -> int:
-    """Verify or time the results of a file; 1 if any is wrong, damaged, or can't be run."""
+    """Verify or time the results of a file; return 1 if any is wrong, damaged, or can't be run."""
     path = args.gemm_size_file
     with open_machine(request.devices, reporter.say) as (machine, cluster):
         asked = _stored_rows(path, request, machine.target)
@@ -185,11 +185,11 @@ def _run_stored(args: argparse.Namespace, request: TuneRequest, reporter: Report
                 trials = [result.trial for result in retimed]
             reporter.say_alike(_list_refused(asked.rows, trials, path, again.evaluator.target))
     wrong = asked.damaged or any(trial.status != "ok" for trial in trials)
-    return door.WRONG if wrong else door.DONE
+    return shell.WRONG if wrong else shell.DONE
 
 
 def _stored_rows(path: str, request: TuneRequest, target: Target) -> ResultsFile:
-    """The results of a file, and its damaged rows.
+    """Return the results of a file, and its damaged rows.
 
     Raises:
         InputError: the file can't be read, or has no result.
@@ -201,7 +201,7 @@ def _stored_rows(path: str, request: TuneRequest, target: Target) -> ResultsFile
 
 
 def _list_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> Iterator[str]:
-    """Say of each result that was not run where it stands in the file and why."""
+    """Yield a line for each result that was not run: its place in the file and the reason."""
     for row, trial in zip(rows, trials, strict=True):
         if trial.status == "refused":
             reason = f"{trial.reason}{name_others(row.problem, target)}"

@@ -1,4 +1,4 @@
-"""Rows of a file of tuned configs timed again, and the rows of a new run beside them.
+"""Times rows of a file of tuned configs again, and the rows of a new run beside them.
 
 AITER's tuners call that ``--run_config`` and ``--compare``. What a row names is timed in races with the baseline; a
 kernel that is AITER's own can't be.
@@ -37,7 +37,7 @@ _COLUMNS = ("size", "before us", "now us", "improvement", "what")
 
 @dataclass(frozen=True)
 class _Timing:
-    """What rows are timed with.
+    """The tools with which rows are timed.
 
     Attributes:
         again: times them.
@@ -54,7 +54,7 @@ class _Timing:
     @classmethod
     @contextmanager
     def open(cls, request: TuneRequest, reporter: Reporter) -> Iterator[_Timing]:
-        """Times as a run of the request does."""
+        """Open the timing of a run of the request."""
         with (
             open_machine(request.devices, reporter.say) as (machine, cluster),
             session.open_session(request, machine, session.make_protocol(request, machine), cluster) as tools,
@@ -63,7 +63,7 @@ class _Timing:
             yield cls(again, machine.target, defaults_on(machine.target, request.sizes.defaults), reporter)
 
     def rows(self, path: Path) -> dict[Problem, FormatRow]:
-        """The rows of a file that are for this device, or for any."""
+        """Return the rows of a file that are for this device, or for any."""
         if not path.exists():
             return {}
         places = ("", 0), (self.target.name, 0), (self.target.name, self.target.compute_units)
@@ -71,12 +71,12 @@ class _Timing:
         return {row.problem: row for row in found.rows if (row.target, row.compute_units) in places}
 
     def retime(self, rows: Sequence[FormatRow]) -> list[RetimedResult]:
-        """The times of rows that have a config."""
+        """Return the times of rows that have a config."""
         return self.again.retime(rows, registry.baseline().name)
 
 
 def run_config(request: TuneRequest, reporter: Reporter, path: Path, tuned: bool) -> bool:
-    """Time the rows of a file, or its sizes by the baseline's own choice; whether all could be.
+    """Time the rows of a file, or its sizes by the baseline's own choice; return whether all could be timed.
 
     Args:
         request: devices, protocol and what the file is of.
@@ -109,7 +109,7 @@ def run_config(request: TuneRequest, reporter: Reporter, path: Path, tuned: bool
 
 
 def _default() -> Config | None:
-    """The baseline's own choice as a config."""
+    """Return the baseline's own choice as a config."""
     baseline = registry.baseline()
     choice = baseline.named_kernel(None)
     return None if choice is None else baseline.config_of(choice)
@@ -117,7 +117,7 @@ def _default() -> Config | None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A size by the row that a file has, and by a new one.
+    """A size with a file's row and a new one.
 
     Attributes:
         problem: the size.
@@ -133,17 +133,17 @@ class _Comparison:
 
     @property
     def percent(self) -> float | None:
-        """The improvement: how much shorter the time is now, in percent of that before."""
+        """The improvement: how much shorter the time is now, in percent of the time before."""
         return None if self.before is None or self.now is None else 100 * (self.before - self.now) / self.before
 
     def improves(self, least: float) -> bool:
-        """Whether the new row is better by at least so many percent, or the only one that runs."""
+        """Return whether the new row is better by at least `least` percent, or the only one that runs."""
         if self.obstacle or self.now is None:
             return False
         return self.percent is None or self.percent >= least
 
     def cells(self, least: float) -> list[str]:
-        """Its row of a table."""
+        """Return its row of a table."""
         microseconds = ["-" if seconds is None else f"{seconds * 1e6:.2f}" for seconds in (self.before, self.now)]
         what = self.obstacle or ("new" if self.before is None else "better")
         if not self.obstacle and not self.improves(least):
@@ -154,7 +154,7 @@ class _Comparison:
 def compare(
     request: TuneRequest, reporter: Reporter, output: Path, candidate: Path, least_percent: float, update: bool
 ) -> None:
-    """Time the new rows of a file beside those that another one has, and take over those that are better.
+    """Time the new rows of a file beside another file's, and take over those that are better.
 
     Args:
         request: devices, protocol, what the files are of, and the format of the output where its name does not say it.
@@ -193,7 +193,7 @@ def _is_new(row: FormatRow, there: FormatRow | None) -> bool:
 def _compared(
     timing: _Timing, old: Mapping[Problem, FormatRow], changed: Mapping[Problem, FormatRow]
 ) -> Iterator[_Comparison]:
-    """The comparison of each new row; its race follows that of the old one."""
+    """Yield the comparison of each new row; its race follows that of the old one."""
     rows = [one for p, row in changed.items() for one in (old.get(p), row) if one is not None and one.config]
     results = {id(row): result for row, result in zip(rows, timing.retime(rows), strict=True)}
     for problem, row in changed.items():
@@ -209,7 +209,7 @@ def _compared(
 
 
 def _update(output: Path, candidate: Path, records: Sequence[Record], timing: _Timing, to: str) -> None:
-    """Put records into a file of tuned configs, and what our own results say of them into those beside it."""
+    """Put records into a file of tuned configs, and our own results of them into the file beside it."""
     with tuned_file.held(output):
         tuned_file.write(output, tuned_file.output_format(output, to), records, family=timing.defaults.family)
     suffix = results_format().suffixes[0]

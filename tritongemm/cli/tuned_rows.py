@@ -1,4 +1,4 @@
-"""What commands take from tuned rows: the architecture that all are of, and which calls they serve, in words."""
+"""Holds what commands take from tuned rows: the architecture of all, and which calls they serve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritongemm.search_spaces import loader as target_files
 
 
 def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
-    """The machine of a command that reads rows: a named architecture, this GPU, or what all rows are of.
+    """Return the machine of a command that reads rows: a named architecture, this GPU, or the one of all rows.
 
     Args:
         name: of an architecture; None where the command names none.
@@ -29,11 +29,11 @@ def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
 
 
 def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
-    """A line for each kind of calls that records serve.
+    """Yield a line for each kind of calls that records serve.
 
     Args:
         records: results of one command.
-        every: whether those that linear layers and products with scales use are told too.
+        every: whether to list those of linear layers and products with scales too.
     """
     kinds = Counter((describe_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
     for (calls, predicted), count in kinds.items():
@@ -43,6 +43,6 @@ def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
 
 
 def _is_other(record: Record) -> bool:
-    """Whether a record is of another memory layout than a linear layer's, or serves no call."""
+    """Return whether a record has another memory layout than a linear layer's, or serves no call."""
     problem = record.problem
     return not is_served(problem) or (is_product(problem) and not is_layer(problem))

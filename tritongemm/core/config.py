@@ -76,7 +76,7 @@ class Config:
 
     @property
     def kernel_name(self) -> str:
-        """The name without what is an argument of the kernel, so that it does not change the binary."""
+        """The name without arguments of the kernel, which do not change the binary."""
         return self.name.replace(f"__gm{self.group_m}", "", 1)
 
     @property
@@ -86,7 +86,7 @@ class Config:
 
     @property
     def short_name(self) -> str:
-        """Its name in tables, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
+        """The short name in tables, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
 
         Long templates are shortened in the middle, and a group or split of one is omitted; the last word is the number
         of options. `name` has all of them.
@@ -123,7 +123,7 @@ class Config:
 
 @lru_cache(maxsize=_MOST_PARSED)
 def _parse(name: str) -> Config:
-    """The config that a name describes, without the memory of `Config.parse`."""
+    """Parse a name, without the cache of `Config.parse`."""
     match = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
     if not match:
         shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"

@@ -88,7 +88,7 @@ BY_ENCODING = {
 
 
 def dtype(name: str, fp8_encoding: str = "fn") -> DType:
-    """The type called ``name``, ``torch.``-prefixed or not.
+    """Return the type called ``name``, ``torch.``-prefixed or not.
 
     Args:
         name: a name of `DTYPES`, an alias, or a name of `BY_ENCODING`.
@@ -109,7 +109,7 @@ MANTISSA_BITS = 23  # of float32
 
 @dataclass(frozen=True)
 class Rounding:
-    """How the largest absolute value of a group becomes an exponent, without a logarithm.
+    """The rounding of the largest absolute value of a group to an exponent, without a logarithm.
 
     Attributes:
         carry: added to the bits of that value as a float32, so that they are shifted to a rounded exponent.

@@ -13,7 +13,7 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 Three warnings are no errors: the rest of the file is used.
 
 UntunableRowsWarning       rows of another tool's file are of products that nothing here computes
-DamagedFileWarning         a file holds what nobody can use any more
+DamagedFileWarning         a file holds what can't be used any more
 RemarkWarning              a file says what does not count, or leaves out what is then taken to be usual
 """
 

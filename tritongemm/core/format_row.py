@@ -15,7 +15,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 
-_MOST_NAMED = 10  # Damaged rows of a file that one line names.
+_MOST_NAMED = 10  # damaged rows of a file that one line names
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class FormatRow:
         number: its place among the rows of the file, from 1; None where that is not said.
         target: name of the target that the config is for; "" where that is not said.
         compute_units: of the device that the row is for; 0 where that is not said.
-        count: calls of it in the workload that the file tells of, or what else weighs it against other rows.
+        count: calls of it in the workload of the file, or what else weighs it against other rows.
         operation: the operation that was called, such as ``linear``; "" where that is not said.
         callers: modules that called it.
-        subject: what a row of another tool's file says by its columns, where results are told in rows of the same
+        subject: the columns of a row of another tool's file, where results are written in rows of the same
             words; empty elsewhere.
         foreign: the kernel that a row of another tool's file names and that nothing here runs, in words; "" for none.
         optional: the file is for several targets, of which each passes over the rows that another one alone computes.
@@ -54,7 +54,7 @@ class FormatRow:
     optional: bool = field(default=False, compare=False)
 
     def where(self, path: str) -> str:
-        """The file at `path`, and the row and line in it, for messages."""
+        """Return the file at `path`, and the row and line in it, for messages."""
         if self.line is None:
             return path
         return f"{path}: row {self.number} (line {self.line})" if self.number else f"{path}: line {self.line}"
@@ -77,11 +77,11 @@ class DamagedRow:
 
 @dataclass(frozen=True)
 class ResultsFile:
-    """What a file of results holds.
+    """The contents of a file of results.
 
     Attributes:
         rows: those that can be used, in the order of the file.
-        damaged: those that nobody can use.
+        damaged: those that can't be used.
         untunable: those of another tool's file that are right, of products that nothing here computes.
     """
 
@@ -90,14 +90,14 @@ class ResultsFile:
     untunable: tuple[DamagedRow, ...] = ()
 
     def describe_damaged(self) -> str:
-        """What is wrong with the first damaged row, and which ones there are, in a line; there must be one."""
+        """Return a line with what is wrong with the first damaged row, and which ones there are; there must be one."""
         numbers = [str(row.row) for row in self.damaged]
         others = f" and {len(numbers) - _MOST_NAMED} others" if len(numbers) > _MOST_NAMED else ""
         which = f"rows {', '.join(numbers[:_MOST_NAMED])}{others} are" if len(numbers) > 1 else "the row is"
         return f"{self.damaged[0].reason}; {which} not used"
 
     def require_undamaged(self) -> ResultsFile:
-        """The file itself, where no row is damaged.
+        """Return the file itself, where no row is damaged.
 
         Raises:
             InputError: one is; says what is wrong with the first.
@@ -154,7 +154,7 @@ class NamedKernel:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for a row that does not say.
+    """The values of a row that states none.
 
     Attributes:
         dtype_a: name or alias; None for the family's own default.
@@ -192,7 +192,7 @@ class Defaults:
     room: int = 0
 
     def dtype(self, name: str) -> str:
-        """Our name of the dtype called `name`.
+        """Return our name of the dtype called `name`.
 
         Raises:
             InputError: unknown, or ``fp8`` and the like on a target that has none.

@@ -12,7 +12,7 @@ GROUP_FORMS = ("contiguous", "masked")
 SPREADS = ("uniform", "skewed", "captured")
 MOST_GROUPS = 4096  # a kernel holds the rows of all in registers
 _SKEW = 1.0  # group i of a skewed spread has a share in proportion to (i + 1) ** -_SKEW
-_SEED = 19  # of the order in which groups stand whose order nobody knows
+_SEED = 19  # seed of the unknown order of groups
 _ROUNDED = 1e-3  # what the sum of shares may lack where each was rounded
 
 

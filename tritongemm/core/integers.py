@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def cdiv(size: int, block: int) -> int:
-    """The number of blocks of `block` elements that cover `size` elements."""
+    """Return the number of blocks of `block` elements that cover `size` elements."""
     return -(-size // block)
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is at least `size`."""
+    """Return the least multiple of `multiple` that is at least `size`."""
     return cdiv(size, multiple) * multiple

@@ -178,7 +178,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Launch:
-        """The launch that `to_json` wrote."""
+        """Return the launch that `to_json` wrote."""
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
         return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
@@ -230,12 +230,12 @@ class HostLaunch:
     runtime: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; `from_json` reads them back."""
+        """Return the fields as JSON values; `from_json` reads them back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostLaunch:
-        """The launch that `to_json` wrote."""
+        """Return the launch that `to_json` wrote."""
         return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
 
 
@@ -253,7 +253,7 @@ class StridePlaces:
 
     Attributes:
         most_lead: the most elements from one stored row of an operand to the next.
-        places: by ``stride_`` or ``batch_`` and an operand's name, the index of the parameter that tells how far its
+        places: by ``stride_`` or ``batch_`` and an operand's name, the index of the parameter that says how far its
             rows, or its products, are apart, and what that was compiled to be a multiple of.
     """
 
@@ -261,7 +261,7 @@ class StridePlaces:
     places: Mapping[str, tuple[int, int]]
 
     def move(self, launch: Launch, strides: Mapping[str, tuple[int, int]]) -> Launch | Support:
-        """The launch on operands that lie otherwise, or why its binary can't read them.
+        """Return the launch on operands with other strides, or why its binary can't read them.
 
         Args:
             launch: on dense operands.

@@ -31,7 +31,7 @@ class OperandSpec:
             that change along K), or "" for A, B and C.
         scaling: granularity of a scale factor; None for other operands.
         batch: how many there are, one after the other in memory, as a dimension in front of `shape`; 0 where there is
-            no such dimension: of a single product, or shared by a whole batch.
+            no such dimension: of a single product, or shared by an entire batch.
     """
 
     name: str
@@ -69,5 +69,5 @@ class OperandSpec:
 
     @property
     def count(self) -> int:
-        """Number of elements, over the whole batch."""
+        """Number of elements, over the entire batch."""
         return prod(self.extents)

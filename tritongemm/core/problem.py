@@ -18,7 +18,7 @@ MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
 SHARED = ("", "a", "b")
 DEFAULT_FAMILY = "dense"  # of a problem whose key names none
-PLAIN = "plain"  # the order of a B that lies in rows or columns, as `row_major_b` says
+PLAIN = "plain"  # the order of a B that is in rows or columns, as `row_major_b` says
 
 
 @dataclass(frozen=True, order=True)
@@ -46,7 +46,7 @@ class Problem:
         room: rows that each group of the masked form has room for; 0 of the other.
         scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
             that the family has; "" where it is. `Family.problem` sets it.
-        shared: ``a`` or ``b``: that operand, with its scales, is one for the whole batch and has no dimension for it;
+        shared: ``a`` or ``b``: that operand, with its scales, is one for the entire batch and has no dimension for it;
             "" where each product has its own.
     """
 
@@ -276,7 +276,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
-        """What `to_json` was called on; fields that came later are at their defaults where the data has none.
+        """Return what `to_json` was called on; fields that came later are at their defaults where the data has none.
 
         Raises:
             InputError: a value is not of its field's kind, or out of range.
@@ -293,7 +293,7 @@ class Problem:
 
 
 def _digest(counts: tuple[int, ...]) -> str:
-    """A few letters that tell counts apart; "" of none."""
+    """Return a few letters that distinguish counts; "" of none."""
     return hashlib.sha256(",".join(map(str, counts)).encode()).hexdigest()[:8] if counts else ""
 
 

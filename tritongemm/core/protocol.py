@@ -40,7 +40,7 @@ class MeasureProtocol:
         iters: fewest timed launches of a finalist.
         warmup: launches before them, beside the two of verification.
         seed: of the operands.
-        err_ratio: share of the elements that may lie outside the family's tolerance.
+        err_ratio: share of the elements that may be outside the family's tolerance.
     """
 
     timer: str = "events"
@@ -52,5 +52,5 @@ class MeasureProtocol:
     err_ratio: float = 0.0
 
     def rotation_bytes(self, target: Target) -> int:
-        """Bytes that the operands rotate through on a target."""
+        """Return the bytes that the operands rotate through on a target."""
         return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20

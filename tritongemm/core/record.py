@@ -53,7 +53,7 @@ _FIELD_KINDS = {
     "notes": MAP,
 }
 
-# Fields that are not written where they say nothing.
+# Fields that are not written at their defaults.
 _LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong", "notes")
 
 
@@ -64,7 +64,7 @@ class Record:
     Attributes:
         problem: what was tuned.
         target: name of the target it was tuned for.
-        config: the best candidate of ours.
+        config: the best generated kernel.
         winner: backend that dispatch should call, e.g. ``triton``, or ``torch`` where the library won.
         seconds: median time of one launch of ``config``, in seconds.
         spread: half the distance between the quartiles of its samples, relative to the median.
@@ -144,7 +144,7 @@ class Record:
 
     @property
     def library_fault(self) -> str:
-        """The size, and which version of the library is how wrong there; "" where it is not known to be."""
+        """The size, and how wrong which version of the library is there; "" where it is not known to be."""
         version = self.toolchain.get(self.library, "")
         return f"{self.problem.key} ({self.library} {version}: {self.library_wrong})" if self.library_wrong else ""
 
@@ -160,17 +160,17 @@ class Record:
 
     @property
     def speedup(self) -> float | None:
-        """The library's time over ours."""
+        """The library's time over the result's."""
         return None if self.library_seconds is None else self.library_seconds / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, in their order."""
+        """Return the fields as JSON values, in their order."""
         data = {k: v for k, v in self.__dict__.items() if v or k not in _LEFT_OUT}
         return {**data, "problem": self.problem.to_json(), "config": self.config.name}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
-        """The record that `to_json` made.
+        """Return the record that `to_json` made.
 
         Args:
             data: the fields.

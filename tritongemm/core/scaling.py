@@ -18,8 +18,8 @@ class Scaling:
     Attributes:
         dtype: name of their type, e.g. ``fp32`` or ``e8m0``.
         rows: rows of A (columns of B) that share a factor; 0 where all of them do.
-        depth: elements along K that share a factor; 0 where a whole row does, so that the epilogue can apply it.
-        layout: how the factors lie in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or
+        depth: elements along K that share a factor; 0 where a full row does, so that the epilogue can apply it.
+        layout: their order in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or
             the name of a plug-in of numerics/scale_layouts.
         pad: multiples to which rows and groups are padded in memory.
     """
@@ -36,18 +36,18 @@ class Scaling:
         return "mainloop" if self.depth else "epilogue"
 
     def shape(self, rows: int, k: int) -> tuple[int, int]:
-        """Extents of the factors in memory, for an operand of so many rows (columns of B) and K elements."""
+        """Return the extents of the factors in memory, for an operand of `rows` rows (columns of B) and K elements."""
         across = round_up(cdiv(rows, self.rows) if self.rows else 1, self.pad[0])
         groups = round_up(cdiv(k, self.depth) if self.depth else 1, self.pad[1])
         return (groups, across) if self.layout == "groups" else (across, groups)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return {**self.__dict__, "pad": list(self.pad)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
-        """What `to_json` was called on.
+        """Return what `to_json` was called on.
 
         Raises:
             InputError: a value is not of its field's kind.
@@ -98,12 +98,12 @@ GRANULARITIES: dict[str, ScalePair] = {
 
 
 def granularity(pair: ScalePair) -> str:
-    """The name of a pair; "" for a pair without a name."""
+    """Return the name of a pair; "" for a pair without a name."""
     return next((name for name, known in GRANULARITIES.items() if known == pair), "")
 
 
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
-    """The pair of this name.
+    """Return the pair of this name.
 
     Args:
         name: as of `granularity`; "" for the first pair.

@@ -24,7 +24,7 @@ class PatchedLaunch:
     launch: Callable[[int], None]
 
     def set_address(self, name: str) -> Callable[[int], None]:
-        """What takes the address of one buffer."""
+        """Return the setter of the address of one buffer."""
         return self.setters.get(name, lambda address: None)
 
 
@@ -32,15 +32,15 @@ class LoadedKernel(Protocol):
     """A kernel or a library's algorithm that is loaded on a device."""
 
     def bytes(self, buffer: str) -> int:
-        """Bytes of a buffer that the runtime owns: ``workspace`` or ``semaphore``."""
+        """Return the bytes of a buffer that the runtime owns: ``workspace`` or ``semaphore``."""
 
     def prepare(self, device: Any) -> PatchedLaunch:
-        """A launch for one thread; `device` is the driver's (`hip_ext.driver.driver.Device`)."""
+        """Return a launch for one thread; `device` is the driver's (`hip_ext.driver.driver.Device`)."""
 
 
 @dataclass(frozen=True)
 class CallSignature:
-    """What is asked for at run time.
+    """The request of a call at run time.
 
     Attributes:
         problem: x [M, K] @ w [N, K].T (+ bias [N]), whose B is w.T.
@@ -57,10 +57,10 @@ class CallSignature:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Who serves a call.
+    """The kernel that serves a call, or why PyTorch does.
 
     Attributes:
-        kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call lies in), ``bucket`` (the
+        kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call is in), ``bucket`` (the
             one of AITER's padded M), ``near`` (that of another M, for a product that PyTorch has no fast call of),
             ``library`` (it won the tuning) or ``fallback`` (PyTorch).
         text: which kernel, and why.

@@ -37,7 +37,7 @@ class TemplateSpace:
         return tuple(sorted((name, place) for place, (name, _) in enumerate(self.values) if place >= len(AXES)))
 
     def config(self, point: tuple[int, ...]) -> Config:
-        """The config at a point: one value for each axis, in their order."""
+        """Return the config at a point: one value for each axis, in their order."""
         # A space has a hundred thousand of them, and the constructor, which sorts options, takes twice as long.
         config = object.__new__(Config)
         fields = config.__dict__
@@ -48,17 +48,17 @@ class TemplateSpace:
         return config
 
     def first(self) -> Config:
-        """The config with the first value of each axis: a sample of the template."""
+        """Return the config with the first value of each axis: a sample of the template."""
         return self.config(tuple(values[0] for _, values in self.values))
 
     def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:
-        """The config whose pipeline keeps about as many bytes of A and B under way as another's."""
+        """Return the config whose pipeline keeps about as many bytes of A and B under way as another's."""
         elements = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}  # of one stage
         stages = other.num_stages * elements[other] / elements[config]
         return replace(config, num_stages=min(dict(self.values)["num_stages"], key=lambda n: abs(n - stages)))
 
     def point(self, config: Config) -> tuple[int, ...]:
-        """The config's value of each axis; an option that it does not name has the axis's first value."""
+        """Return the config's value of each axis; an option that it does not name has the axis's first value."""
         return tuple(
             getattr(config, name) if name in AXES else config.option(name, values[0]) for name, values in self.values
         )
@@ -85,12 +85,12 @@ class Space:
             yield from map(axes.config, itertools.product(*(v for _, v in axes.values)))
 
     def sample(self, count: int, rng: random.Random) -> list[Config]:
-        """`count` configs drawn with replacement, templates by the size of their axes."""
+        """Return `count` configs drawn with replacement, templates by the size of their axes."""
         chosen = rng.choices(self.axes, weights=[len(a) for a in self.axes], k=count)
         return [a.config(tuple(rng.choice(v) for _, v in a.values)) for a in chosen]
 
     def neighbours(self, config: Config) -> Iterator[Config]:
-        """Configs one step away along one axis; from blocks of another size also with as many bytes under way."""
+        """Yield configs one step away along one axis; from blocks of another size also with as many bytes under way."""
         axes = next(a for a in self.axes if a.template == config.template)
         point = axes.point(config)
         for i, (name, values) in enumerate(axes.values):

@@ -30,7 +30,7 @@ class Target:
         l2_bytes: size of one such L2.
         llc_bytes: size of the last-level cache; timing rotates through more than this.
         memory_bytes: device memory.
-        hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the whole device.
+        hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the entire device.
         l2_neighbours: programs, in launch order, that draw a block from L2 once if they load it at the same time.
         clock_ghz: peak engine clock.
         launch_us: shortest kernel seen, in microseconds.
@@ -78,17 +78,17 @@ class Target:
     features: frozenset[str]
 
     def has(self, feature: str) -> bool:
-        """Whether kernels for it may use a feature, by the name that templates ask for."""
+        """Return whether kernels for it may use a feature, by the name that templates ask for."""
         return feature in self.features
 
     def supports(self, dtype: DType) -> bool:
-        """Whether matrix instructions read this dtype."""
+        """Return whether matrix instructions read this dtype."""
         if dtype.is_fp8:
             return (self.fp8 == "fnuz") == dtype.name.endswith("fnuz") and self.fp8 != "none"
         return dtype.name in self.peak_tflops
 
     def tflops(self, dtype: DType) -> float:
-        """Dense matrix rate for operands of this dtype.
+        """Return the dense matrix rate for operands of this dtype.
 
         Raises:
             TargetError: the target has no matrix instruction for it.
@@ -98,6 +98,6 @@ class Target:
         return self.peak_tflops["fp8" if dtype.is_fp8 else dtype.name]
 
     def roofline_seconds(self, flops: int, nbytes: int, dtype: DType) -> float:
-        """Shortest time the data sheet allows for this much work, at fp16's rate for operands that are converted."""
+        """Return the shortest time by the data sheet in seconds, at fp16's rate for converted operands."""
         rate = self.tflops(dtype) if self.supports(dtype) else self.peak_tflops["fp16"]
         return max(flops / (rate * 1e12), nbytes / (self.hbm_gbps * 1e9))

@@ -31,7 +31,7 @@ _FIELD_KINDS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one config on one problem.
+    """The outcome of one config on one problem.
 
     Attributes:
         config: the candidate.
@@ -68,7 +68,7 @@ class Trial:
         return median(self.samples)
 
     def seconds_beside(self, other: Trial) -> float:
-        """Median of the samples in seconds, or where `other` ran more rounds, what it would be of all of those.
+        """Return the median of the samples in seconds or, where `other` ran more rounds, an estimate for all of those.
 
         That is the other's median by the two's median ratio in the rounds that both ran: the first rounds of a race
         find the device in another state than the last.
@@ -85,13 +85,13 @@ class Trial:
         return (ordered[-1 - quarter] - ordered[quarter]) / 2 / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The trial as JSON values; `from_json` reads them back."""
+        """Return the trial as JSON values; `from_json` reads them back."""
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "try_again"}
         return {**kept, "config": self.config.name, "samples": list(self.samples)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        """The trial that `to_json` wrote.
+        """Return the trial that `to_json` wrote.
 
         Raises:
             InputError: a value is not of its field's kind, or out of range.

@@ -12,7 +12,7 @@ from typing import Any
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
 
-MOST = 2**31 - 1  # A whole number of a config is handed to kernels in 32 bits.
+MOST = 2**31 - 1  # Whole numbers of a config are passed to kernels in 32 bits.
 MOST_OF_OPTION = 2**63 - 1  # Libraries number their algorithms in up to 64 bits.
 _MOST_RATIO = 1e13  # of two times
 _LARGEST = sys.float_info.max
@@ -37,7 +37,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_whole(value: object, least: int, most: int) -> bool:
+def _is_integer(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -46,7 +46,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is text that can be written: JSON and YAML can name halves of characters, which no file can hold."""
+    """Return whether it is text that can be written: JSON and YAML can name halves of characters."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_measured_elsewhere(m: object, numbers: object) -> bool:
-    """Whether it is an M as text, with a regret and a share."""
+    """Return whether it is an M as text, with a regret and a share."""
     if not isinstance(m, str) or not m.isdecimal() or len(m) > 10:
         return False
     return (
@@ -74,7 +74,7 @@ SECONDS_OR_NONE = FieldKind(f"{SECONDS.words}, or null", lambda v: v is None or 
 DEVIATION = FieldKind("a number from 0 on, or null", lambda v: v is None or (_is_number(v) and 0 <= v <= inf))
 FINITE = FieldKind("a finite number from 0 on", lambda v: _is_number(v) and 0 <= v <= _LARGEST)
 FINITE_OR_NONE = FieldKind("a finite number from 0 on, or null", lambda v: v is None or FINITE.holds(v))
-WHOLE = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v, 0, MOST))
+WHOLE = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_integer(v, 0, MOST))
 TIMES = FieldKind("a list of times from 1 ns to 10,000 s", lambda v: isinstance(v, list) and all(map(SECONDS.holds, v)))
 TEXTS = FieldKind(
     "a map of text",
@@ -88,7 +88,7 @@ MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
 
 
 def one_of(*choices: str) -> FieldKind:
-    """The kind of a field that holds one of a few words."""
+    """Return the kind of a field that holds one of a few words."""
     return FieldKind(f"one of {', '.join(choices)}", lambda v: isinstance(v, str) and v in choices)
 
 
@@ -108,7 +108,7 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
 
 
 def read_config(name: object) -> Config:
-    """The config that a file names.
+    """Return the config that a file names.
 
     Raises:
         InputError: it is not the name of one, or a number in it is out of range.

@@ -1,1 +1,1 @@
-"""What is known so far, kept on disk: the journal and the results file."""
+"""Keeps what is known so far on disk: the journal and the results file."""

@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def check(path: Path, others: Iterable[Path] = ()) -> None:
-    """Refuse a place that can't be written, or that holds something else, before hours are spent.
+    """Refuse a path that can't be written, or that holds something else, before hours are spent.
 
     Args:
         path: the CSV; one that an earlier run wrote there is replaced.
@@ -41,13 +41,13 @@ def check(path: Path, others: Iterable[Path] = ()) -> None:
     if os.path.realpath(path) in map(os.path.realpath, others):
         raise OutputError(f"--profile_file {path} is a file of sizes or results of this run; choose another file")
     try:
-        files.check_place(path, _is_ours, "a CSV of candidates", "choose another file")
+        files.check_place(path, _is_csv, "a CSV of candidates", "choose another file")
     except OutputError as error:
         raise OutputError(f"--profile_file {error}") from error
 
 
-def _is_ours(start: bytes) -> bool:
-    """Whether a file that begins so is empty, or a CSV of candidates."""
+def _is_csv(start: bytes) -> bool:
+    """Return whether a file begins as a CSV of candidates, or is empty."""
     return not start or start.startswith(",".join(COLUMNS[:4]).encode())
 
 
@@ -82,7 +82,7 @@ def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mappi
 
 
 def rows(problem: Problem, trials: Iterable[Trial], record: Record | None) -> Iterator[dict[str, Any]]:
-    """A row for each candidate, the fastest first, and one for the library they raced with."""
+    """Yield a row for each candidate, the fastest first, and one for the library they raced with."""
     stages: dict[str, dict[str, Trial]] = {}
     for trial in trials:
         stages.setdefault(trial.config.name, {})[trial.stage] = trial
@@ -104,7 +104,7 @@ def rows(problem: Problem, trials: Iterable[Trial], record: Record | None) -> It
 
 
 def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -> dict[str, Any]:
-    """One candidate; the final says more than the first look."""
+    """Return one candidate's row; the final has more than the screen."""
     screen, last = stages.get("screen"), stages.get("final") or stages["screen"]
     config = last.config
     final = last.stage == "final" and bool(last.samples)

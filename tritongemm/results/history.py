@@ -1,4 +1,4 @@
-"""How the runs of a journal went: candidates in the order in which they were tried, and when.
+"""Reads how the runs of a journal went: candidates in the order in which they were tried, and when.
 
 Nothing is written and nothing is held: the run whose journal it is may go on.
 """
@@ -27,7 +27,7 @@ class Tried:
 
     Attributes:
         problem: of what size.
-        trial: what became of it.
+        trial: its outcome.
         seconds: since the first run of the journal began, without the time between runs.
     """
 
@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class History:
-    """How the runs of one journal went.
+    """The course of the runs of one journal.
 
     Attributes:
         header: what the first line says of target, toolchain and protocol.
@@ -56,7 +56,7 @@ class History:
 
 
 def read(path: Path, problems: Collection[Problem] | None = None) -> History:
-    """How the runs of a journal went.
+    """Return the course of the runs of a journal.
 
     Args:
         path: the journal; the line that is being written now is passed over.
@@ -96,7 +96,7 @@ class _Clock:
         self.seconds = 0.0
 
     def count(self, elapsed: float) -> float:
-        """The seconds since the first run began, from those of the run that wrote a line."""
+        """Return the seconds since the first run began, from those of the run that wrote a line."""
         if elapsed < self._last:
             self._earlier += self._last
         self._last = elapsed
@@ -105,7 +105,7 @@ class _Clock:
 
 
 def _tried(line: Line, clock: _Clock) -> Tried:
-    """The candidate of a line.
+    """Return the candidate of a line.
 
     Raises:
         InputError, KeyError, TypeError, ValueError: it can't be read.

@@ -1,4 +1,4 @@
-"""The noun `RunIdentity`: what must agree between a run and the results that it goes on from."""
+"""The noun `RunIdentity`: what a run and the results that it continues must share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritongemm.core.record import SCHEMA
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run is for and how it measures.
+    """The target and the protocol of a run.
 
     Attributes:
         target: name of its target.
@@ -29,12 +29,12 @@ class RunIdentity:
     resumed: bool
 
     def header(self) -> dict[str, Any]:
-        """The header of a run's journal: what its trials depend on."""
+        """Return the header of a run's journal: what its trials depend on."""
         header = {"target": self.target, "toolchain": self.toolchain, "protocol": self.protocol}
         return {**header, **({"compute_units": self.compute_units} if self.compute_units else {}), "schema": SCHEMA}
 
     def foreign(self, target: str, toolchain: Mapping[str, str], compute_units: int) -> str:
-        """Why results of another target or device do not belong to those of this run; "" where they do."""
+        """Return why results of another target or device do not belong to this run's; "" where they do."""
         if target != self.target:
             return f"is for {target or 'an unnamed target'}, this run for {self.target}"
         theirs, ours = toolchain.get("device"), self.toolchain.get("device", "no GPU")
@@ -83,6 +83,6 @@ class RunIdentity:
 
 
 def _moved(theirs: Mapping[str, Any], ours: Mapping[str, Any], absent: str) -> str:
-    """The values that differ, each with what it was and what it is."""
+    """Return the values that differ, each with its old and new value."""
     keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
     return ", ".join(f"{k} {theirs.get(k, absent)} → {ours.get(k, absent)}" for k in keys)

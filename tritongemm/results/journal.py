@@ -1,4 +1,4 @@
-"""A file of JSON lines that keeps what it took, through kill -9, a full disk and damage to the file.
+"""Appends JSON lines to a file, safe from kill -9, a full disk and damage to the file.
 
 Each line ends with a checksum of its own bytes: ``{"record": {…}, "crc32": 1234567890}``. A line that is not as it was
 written is passed over and costs what it held.
@@ -22,8 +22,8 @@ from tritongemm.results import schema
 from tritongemm.results.schema import Line
 from tritongemm.system import files
 
-HEADER = b'{"header": '  # what the first line begins with
-_CHECKSUM = b', "crc32": '  # what stands between the bytes that are summed and their sum
+HEADER = b'{"header": '  # the beginning of the first line
+_CHECKSUM = b', "crc32": '  # the separator between the bytes that are summed and their sum
 
 
 class Journal:
@@ -79,24 +79,24 @@ class Journal:
 
 
 def encode(entry: dict[str, Any]) -> bytes:
-    """The line of an entry, with its checksum and its end."""
+    """Return the line of an entry, with its checksum and its end."""
     summed = json.dumps(entry).encode().removesuffix(b"}")
     return summed + _CHECKSUM + b"%d}\n" % crc32(summed)
 
 
 def is_journal(start: bytes) -> bool:
-    """Whether a file that begins so is a journal, or the beginning of one."""
+    """Return whether a file begins as a journal, or is the beginning of one."""
     return start.startswith(HEADER[: len(start)])
 
 
 @dataclass(frozen=True)
 class JournalLines:
-    """What a journal says.
+    """The lines of a journal.
 
     Attributes:
         lines: what can be used, by number of the line, from 1.
         damaged: why other lines can't be read, by number.
-        size: bytes of the whole lines; the rest is a line that a kill tore.
+        size: bytes of the complete lines; the rest is a line that a kill cut.
     """
 
     lines: dict[int, Line]
@@ -104,13 +104,13 @@ class JournalLines:
     size: int
 
     def begins_with(self, header: Mapping[str, Any]) -> bool:
-        """Whether the first line is this header, so that more lines may follow."""
+        """Return whether the first line is this header, so that more lines may follow."""
         first = self.lines.get(1)
         return first is not None and first.kind == "header" and bool(first.value == header)
 
 
 def read(path: Path) -> JournalLines:
-    """What the whole lines of a journal say; an absent journal has none.
+    """Return the complete lines of a journal; an absent journal has none.
 
     Raises:
         OutputError: the journal can't be read, or the file is another program's.
@@ -128,7 +128,7 @@ def read(path: Path) -> JournalLines:
 
 
 def parse(path: Path, data: bytes) -> JournalLines:
-    """What the whole lines of a journal's bytes say; raises NewerFileError where a newer version wrote them."""
+    """Return the complete lines of a journal's bytes; raises NewerFileError where a newer version wrote them."""
     size = data.rfind(b"\n") + 1
     found: dict[int, Line] = {}
     damaged: dict[int, str] = {}
@@ -141,7 +141,7 @@ def parse(path: Path, data: bytes) -> JournalLines:
 
 
 def _parsed(path: Path, lines: Iterable[bytes]) -> Iterator[Line | str]:
-    """What each line says, or why it can't be read."""
+    """Yield each line's value, or why it can't be read."""
     problems: dict[bytes, Problem] = {}
     for line in lines:
         try:
@@ -154,7 +154,7 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterator[Line | str]:
 
 
 def _without_checksum(line: bytes) -> bytes:
-    """A line's JSON without its checksum, which must agree."""
+    """Return a line's JSON without its checksum, which must agree."""
     summed, _, number = line.rpartition(_CHECKSUM)
     if number != b"%d}" % crc32(summed):
         raise InputError("its checksum does not agree")

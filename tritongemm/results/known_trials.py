@@ -1,4 +1,4 @@
-"""The trials of a journal by problem, whose lines are read when somebody asks for a problem's."""
+"""Holds the trials of a journal by problem, whose lines are parsed on request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class KnownTrials:
         self._unread: dict[Problem, list[UnreadTrial]] = {}
 
     def take(self, problem: Problem, trial: UnreadTrial) -> None:
-        """Take a trial of a line of the journal."""
+        """Add a trial's line of the journal."""
         self._unread.setdefault(problem, []).append(trial)
 
     def of(self, problem: Problem) -> dict[tuple[str, str], Trial]:
-        """The trials of a problem, by config name and stage; what is put into the dictionary is known from then on.
+        """Return the trials of a problem, by config name and stage; the caller may add to the dictionary.
 
         A line that can't be read is passed over with a warning, so that its candidate is measured again.
         """

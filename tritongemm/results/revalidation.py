@@ -32,7 +32,7 @@ class VerifiedResult:
 
     @property
     def refused(self) -> bool:
-        """Whether it was not run, as it can't be: its numbers fit no launch, or it is another target's."""
+        """Whether it was not run, as it can't be: its numbers fit no launch, or it is of another target."""
         return self.trial.status == "refused"
 
     @property

@@ -1,4 +1,4 @@
-"""Rows of a results file are replaced by others of the same results; all else in it stays as it is."""
+"""Replaces rows of a results file by others of the same problems; all else in it stays as it is."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RowPlace: TypeAlias = "tuple[Problem, str, int, int]"  # a problem, a target, co
 
 
 def place_of(record: Record) -> RowPlace:
-    """What distinguishes a row of a file from its others."""
+    """Return what distinguishes a row of a file from its others."""
     return record.problem, record.target, record.compute_units, record.m_from
 
 
 class HeldRows:
-    """The rows of a results file that nobody else writes meanwhile; each is on the disk when it has been replaced.
+    """The rows of a results file, locked against other programs; each is on the disk when it has been replaced.
 
     Args:
         path: the file, in the format of our results.
@@ -38,7 +38,7 @@ class HeldRows:
 
     def __init__(self, path: Path) -> None:
         self._files, ours = RunFiles(path), results_format()
-        self._lines: dict[int, tuple[Record, str]] = {}  # by the id of a record, which lives as long as it is here
+        self._lines: dict[int, tuple[Record, str]] = {}  # by the id of a record, which lives as long as its entry here
         self._files.hold()
         try:
             text = read_text(path)
@@ -53,7 +53,7 @@ class HeldRows:
             raise
 
     def has(self, record: Record) -> bool:
-        """Whether a row is still what was read of it."""
+        """Return whether a row is still what was read of it."""
         return record in self._records
 
     def replace(self, before: Record, after: Record) -> Support:
@@ -68,7 +68,7 @@ class HeldRows:
         return SUPPORTED
 
     def _line(self, record: Record) -> str:
-        """A result's line, which is made once: files of thousands of results are written whole again and again."""
+        """Return a result's line, cached, as files of thousands of results are written again and again."""
         if id(record) not in self._lines:
             self._lines[id(record)] = record, results_format().write([record]).splitlines(keepends=True)[-1]
         return self._lines[id(record)][1]
@@ -79,7 +79,7 @@ class HeldRows:
 
 
 def read_trials(path: Path, problems: Collection[Problem]) -> dict[Problem, list[Trial]]:
-    """What the journal of a results file says was tried for some problems; nothing where there is no journal.
+    """Return the trials in the journal of a results file for some problems; none where there is no journal.
 
     Raises:
         OutputError: it can't be read, or is another program's.

@@ -1,6 +1,6 @@
-"""The files that a run keeps for an output, what may stand there already, and who holds them.
+"""Names the files that a run keeps for an output, and checks what is there and who holds them.
 
-Beside the results lie their journal, the one before it, a lock and the number of the process that holds it. Modules lie
+Beside the results are their journal, the one before it, a lock and the number of the process that holds it. Modules are
 in a folder of their own, which has a lock and the name of its output, so that two outputs never share one.
 """
 
@@ -20,14 +20,14 @@ from tritongemm.results.journal import is_journal
 from tritongemm.system import files
 from tritongemm.system.locks import locked
 
-# Names that end so are other kinds of files, and a user who writes one expects that kind.
+# Such names are other kinds of files, which a user who writes one expects.
 _OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")
 _ADVICE = "choose another file with -o"
-_OWNER = ".output"  # the file of a folder of modules that names the output that they belong to
+_OWNER = ".output"  # the file of a folder of modules that names their output
 
 
 def check_output_name(path: Path) -> None:
-    """Refuse a name that says another kind of file than results are.
+    """Refuse a name that is one of another kind of file.
 
     Raises:
         OutputError: says what to write instead.
@@ -53,7 +53,7 @@ class RunFiles:
         results, journal, old_journal, lock_file, pid: the files; `old_journal` is what --no-resume sets aside.
 
     Raises:
-        OutputError: where the output lies can't be found out.
+        OutputError: the output's folder can't be found out.
     """
 
     def __init__(self, output: Path) -> None:
@@ -70,11 +70,11 @@ class RunFiles:
         self._lock = ExitStack()
 
     def every(self) -> list[Path]:
-        """All files of the run that lie beside each other."""
+        """Return all files of the run that are beside each other."""
         return [self.results, self.journal, self.old_journal, self.lock_file, self.pid]
 
     def hold(self) -> None:
-        """Take the output for this process, and sweep what a killed one left half-written.
+        """Lock the output for this process, and remove what a killed one left unfinished.
 
         Raises:
             OutputError: a file can't be written, is another program's, or another run holds the output.
@@ -97,7 +97,7 @@ class RunFiles:
             files.atomic_write(self.pid, str(os.getpid()))
 
     def set_aside(self) -> None:
-        """Give the results and their journal the names of old ones, so that a run begins anew; `hold` is around it.
+        """Rename the results and their journal as old ones, so that a run begins anew; `hold` is around it.
 
         Raises:
             OutputError: they can't be renamed.
@@ -112,14 +112,14 @@ class RunFiles:
                 raise OutputError(f"{path} can't be set aside: {error.strerror}; {_ADVICE}") from error
 
     def _holder(self) -> str:
-        """Number of the process that holds the output, as far as is known."""
+        """Return the number of the process that holds the output, as far as is known."""
         try:
             return files.read_regular(self.pid, 20).decode("ascii", "replace") or "unknown"
         except OSError:
             return "unknown"
 
     def release(self) -> None:
-        """Give the output back; a second call does nothing."""
+        """Unlock the output; a second call does nothing."""
         self._lock.close()
 
     def _forget_process(self) -> None:
@@ -128,7 +128,7 @@ class RunFiles:
 
 
 def _is_any(start: bytes) -> bool:
-    """The reader of the file tells more of it than its beginning does."""
+    """Return True: a reader of the file checks more of it than its beginning."""
     return True
 
 
@@ -137,14 +137,14 @@ def _is_empty(start: bytes) -> bool:
 
 
 def _is_process_number(start: bytes) -> bool:
-    """Whether a file holds what a run writes there; that of another program's process ends its line."""
+    """Return whether a file holds a run's process number; that of another program's process ends its line."""
     return re.fullmatch(rb"\d{0,10}", start) is not None
 
 
 def module_folder(output: Path) -> Path:
-    """Where the modules of an output lie: beside it, in ``results_kernels`` for ``results.yaml``.
+    """Return the path of an output's modules: beside it, in ``results_kernels`` for ``results.yaml``.
 
-    Another output's folder has the whole of its name: what stands behind the last dot of ``tuned.gfx942`` is no suffix.
+    Another output's folder has its full name: what follows the last dot of ``tuned.gfx942`` is no suffix.
     """
     name = output.stem if output.suffix == ".yaml" else output.name
     return output.with_name(f"{name}_kernels")
@@ -152,7 +152,7 @@ def module_folder(output: Path) -> Path:
 
 @contextmanager
 def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
-    """Keep other runs out of a folder of modules: who compiles one must find the text that was written for it.
+    """Lock a folder of modules, so that a compile finds the text that was written for it.
 
     Args:
         folder: made where it is missing; what a killed run left half-written in it is swept.
@@ -185,7 +185,7 @@ def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
 
 
 def _owner(folder: Path) -> str:
-    """Name of the output that a folder's modules belong to; "" in a new folder."""
+    """Return the name of the output that a folder's modules belong to; "" in a new folder."""
     try:
         return files.read_regular(folder / _OWNER).decode(errors="replace")
     except FileNotFoundError:

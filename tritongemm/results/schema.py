@@ -1,4 +1,4 @@
-"""The lines of a journal as nouns.
+"""Reads and writes the lines of a journal as nouns.
 
 A journal begins with its header, whose key ``schema`` is the number of the form that all its lines have. A line that
 is not JSON, or has an unknown key or an impossible value, is damaged; a journal of a newer schema is refused.
@@ -20,7 +20,7 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
 from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
 
-# How the line of a trial begins, and what stands between its problem and its trial.
+# the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
 _PROBLEM_KEYS = frozenset(f.name for f in fields(Problem))
 _SCALING_KEYS = frozenset(f.name for f in fields(Scaling))
@@ -31,7 +31,7 @@ _HEADER_KINDS = {
     "protocol": MAP,
 }
 _MAP_OR_NONE = FieldKind("a map or null", lambda v: v is None or MAP.holds(v))
-# What `Problem` itself does not check; it knows the range of a size and the names of dtypes and biases.
+# What `Problem` itself does not check: it checks the range of a size and the names of dtypes and biases.
 _PROBLEM_KINDS = {
     **dict.fromkeys(
         ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales", "group_form", "spread"), TEXT
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class UnreadTrial:
-    """The line of a trial, which is parsed on request: a finished run asks for few.
+    """The line of a trial, which is parsed on request, as a finished run needs few.
 
     Attributes:
         line: of the journal, without its checksum.
@@ -75,7 +75,7 @@ class UnreadTrial:
     line: bytes
 
     def read(self) -> Trial:
-        """The trial.
+        """Return the trial.
 
         Raises:
             InputError, KeyError, TypeError, ValueError: the line is damaged.
@@ -126,7 +126,7 @@ def _require_map(data: Any, field: str) -> Mapping[str, Any]:
 
 
 def read_problem(data: Mapping[str, Any]) -> Problem:
-    """The problem of a line.
+    """Return the problem of a line.
 
     Raises:
         InputError, TypeError: a key is unknown, or a value is of another kind or out of range.
@@ -142,7 +142,7 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
 
 
 def read_record(data: Mapping[str, Any]) -> Record:
-    """The record of a line.
+    """Return the record of a line.
 
     Raises:
         InputError, KeyError, TypeError: a key is unknown, or a value is of another kind or out of range.

@@ -1,7 +1,7 @@
 """Stage: trials and records → journal and results file.
 
 A run appends every trial and record to `<output>.journal`, a line of JSON each, fsynced, and replaces the results file
-as a whole when it ends. A kill at any moment loses at most the line being written; the same command goes on from there.
+at once when it ends. A kill at any moment loses at most the line being written; the same command goes on from there.
 
 The journal stays when a run is done: the next run of the same command finds everything done, and one with more
 candidates needs only those. The results file is the truth for what was merged into it (so a row taken out by hand is
@@ -47,7 +47,7 @@ class Store:
         self._kept: dict[Problem, list[Record]] = {}  # rows of the results file, in its order
         self._records: dict[Problem, Record] = {}  # results that go before the rows
         self._trials = KnownTrials(self.journal)
-        self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
+        self._order: dict[Problem, None] = {}  # problems in the order of the merges
         self._unmerged = False
         self._lines: Journal | None = None
         self._opened = time.monotonic()
@@ -63,7 +63,7 @@ class Store:
         problems: Collection[Problem] | None = None,
         compute_units: int = 0,
     ) -> Store:
-        """Take an output file.
+        """Open an output file.
 
         Args:
             path: the results file, there or not.
@@ -97,7 +97,7 @@ class Store:
             self._kept = self._rows_of_results(problems)
 
     def _text_of_results(self) -> bytes:
-        """The results file as it is now; b"" where there is none."""
+        """Return the results file as it is now; b"" where there is none."""
         try:
             return files.read_regular(self._file)
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class Store:
             raise InputError(f"{self.path} can't be read: {error.strerror}") from error
 
     def _rows_of_results(self, problems: Collection[Problem] | None) -> dict[Problem, list[Record]]:
-        """The rows of the results file by their problem.
+        """Return the rows of the results file by their problem.
 
         Args:
             problems: as in `open`.
@@ -134,7 +134,7 @@ class Store:
         read = journal.read(self.journal)
         if self._identity.resumed and 1 in read.damaged:
             raise OutputError(
-                f"{self.journal}: line 1, the header, is damaged ({read.damaged[1]}), and it alone tells how the rest "
+                f"{self.journal}: line 1, the header, is damaged ({read.damaged[1]}), and it alone states how the rest "
                 "was measured: use --no-resume, which sets the journal aside, or choose another -o"
             )
         damaged = dict(read.damaged)
@@ -158,7 +158,7 @@ class Store:
             self._append([{"header": self._identity.header()}])
 
     def _take_line(self, line: Line) -> str:
-        """Take note of what a line of the journal says; why it can't be, or ""."""
+        """Take a line of the journal; return why it can't be used, or ""."""
         if line.kind == "header":
             self._identity.require_continues(str(self.journal), line.value)
         elif line.kind == "record":
@@ -212,29 +212,29 @@ class Store:
         self.add_trials(record.problem, (), record)
 
     def trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
-        """What is known of a problem's candidates, by config name and stage."""
+        """Return the known trials of a problem's candidates, by config name and stage."""
         with self._guard:
             return dict(self._trials.of(problem))
 
     def record(self, problem: Problem) -> Record | None:
-        """The result that needs no more measuring, or None."""
+        """Return the result that needs no more measuring, or None."""
         with self._guard:
             if problem in self._records:
                 return self._records[problem]
             rows = self._kept.get(problem, []) if self._identity.resumed else []
             place = self._place(rows)
             if rows and not self._identity.compute_units:
-                place = min(place, len(rows) - 1)  # a run that does not say how large its device is takes any
+                place = min(place, len(rows) - 1)  # a run without a device's size takes any
             row = rows[place] if place < len(rows) else None
         return row if row and row.toolchain == self._identity.toolchain else None
 
     def records(self) -> list[Record]:
-        """Every result of this file, the run's own and those that were there."""
+        """Return every result of this file, the run's own and earlier ones."""
         with self._guard:
             return [record for rows in self._held().values() for record in rows]
 
     def merge(self, order: Sequence[Problem] = ()) -> None:
-        """Replace the results file: rows that were there keep their place, new ones follow in the order given.
+        """Replace the results file: earlier rows keep their place, new ones follow in the order given.
 
         Raises:
             OutputError: it can't be written; the old one and the journal are as they were.
@@ -256,7 +256,7 @@ class Store:
             self._order, self._unmerged = sequence, False
 
     def _take_edits(self, text: bytes) -> None:
-        """Take over what somebody did to the results file while this run held it.
+        """Take over edits of the results file that were made while this run held it.
 
         Rows that were added, changed or taken out stay so, but for problems that this run has results of. A text that
         can't be read is kept in a file beside, as this run is about to replace it.
@@ -277,13 +277,13 @@ class Store:
         self._seen = text
 
     def _place(self, rows: Sequence[Record]) -> int:
-        """Where this run's result belongs among a problem's rows, which may be of devices of several sizes."""
+        """Return the place of this run's result among a problem's rows, which may be of devices of several sizes."""
         here = self._identity.compute_units
         sizes = [record.compute_units for record in rows]
         return next((sizes.index(size) for size in (here, 0) if size in sizes), len(rows))
 
     def _held(self) -> dict[Problem, list[Record]]:
-        """The rows of the file with this run's results in their places, then its other results."""
+        """Return the rows of the file with this run's results in their places, then its other results."""
         held = {problem: list(rows) for problem, rows in self._kept.items()}
         for problem, record in self._records.items():
             rows = held.setdefault(problem, [])
@@ -304,7 +304,7 @@ class Store:
         self._kept, self._seen = rows, text.encode()
 
     def close(self) -> None:
-        """Give the output file back; a second call does nothing."""
+        """Unlock the output file; a second call does nothing."""
         with self._guard:
             if self._lines is not None:
                 self._lines.close()
@@ -321,7 +321,7 @@ class Store:
 
 
 def _unwritable(records: Collection[Record]) -> dict[Problem, str]:
-    """Why some results can't be rows of a results file, by problem: what is merged must be readable ever after."""
+    """Return why some results can't be rows of a results file, by problem: merged rows must stay readable."""
     try:
         _write_and_read(records)
         return {}
@@ -338,7 +338,7 @@ def _write_and_read(records: Collection[Record]) -> None:
 
 
 def _warn_of_damage(path: Path, damaged: Mapping[int, str]) -> None:
-    """Say once which lines of a journal were passed over."""
+    """Warn once of the lines of a journal that were skipped."""
     numbers = sorted(damaged)
     named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
     warnings.warn(

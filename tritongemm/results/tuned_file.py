@@ -1,6 +1,6 @@
 """Stage: results → a file of another tool's format, beside what that tool has written there.
 
-Our own results stay in a YAML file with all that is known of them; the other file tells what its tool can run.
+Our own results stay in a YAML file with all that is known of them; the other file holds what its tool can run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tritongemm.plugins.contracts import Backend, Format, ServerFormat, TunerFor
 from tritongemm.results.store import Store
 from tritongemm.system import files, locks
 
-_MOST_FILES = 10_000  # of a folder that is told in
+_MOST_FILES = 10_000  # files of a folder with tuned tables
 _ADVICE = "choose another file with -o"
 
 
@@ -47,7 +47,7 @@ def output_format(path: Path, name: str = "") -> WritableFormat:
     suffixed = [] if text.strip() else [f for f in translating if path.suffix in f.suffixes]
     found = claimed or suffixed
     if len(found) != 1:
-        which = "none of the formats that can tell results is" if not found else "several formats may be"
+        which = "none of the formats that can express results is" if not found else "several formats may be"
         raise InputError(f"{path}: {which} meant; name one by --to: {_names(found or translating)}")
     return found[0]
 
@@ -57,7 +57,7 @@ def _names(formats: Iterable[Format]) -> str:
 
 
 def held(path: Path) -> AbstractContextManager[None]:
-    """Keep other processes of ours from translating results in a file, or in those of a folder, so that none are lost.
+    """Lock a file, or the files of a folder, against other processes of this package, so that no results are lost.
 
     Args:
         path: the file or folder, there or not.
@@ -76,7 +76,7 @@ def write(
     rows: Sequence[FormatRow] = (),
     family: str = "",
 ) -> Translation:
-    """Send results in a file or folder, each file replaced as a whole.
+    """Write results to a file or folder, each file replaced at once.
 
     Args:
         path: the file, or the folder of a format that keeps one.
@@ -108,7 +108,7 @@ def write(
 
 
 def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
-    """The files of a format in a folder, or the one file, by the names that `Format.translate` has for them."""
+    """Yield the files of a format in a folder, or the one file, with their names in `Format.translate`."""
     if not path.is_dir():
         yield "", read_exactly(path)
         return
@@ -120,11 +120,11 @@ def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
 
 
 class TunedFile:
-    """The file of another tool's format that a tuning run is asked for.
+    """The file of another tool's format to which a tuning run writes.
 
     Args:
         path: as the user names it.
-        format_: in which it is told.
+        format_: in which it is written.
 
     Attributes:
         place: what is written: the file, or its folder where the format keeps one.
@@ -138,14 +138,14 @@ class TunedFile:
 
     @classmethod
     def find(cls, path: Path, name: str = "") -> TunedFile | None:
-        """The file at a path; None where that is not called, and does not begin, as another tool's file of results.
+        """Return the file at a path; None where neither its name nor its beginning is another tool's file of results.
 
         Args:
             path: as the user names it; never one of our own results.
             name: of its format, where the user says it whatever the file is called.
 
         Raises:
-            InputError: a file that is there can't be read or is not in that format, or no format of that name tells
+            InputError: a file that is there can't be read or is not in that format, or no format of that name holds
                 results.
         """
         ours = results_format()
@@ -166,7 +166,7 @@ class TunedFile:
         return cls(path, claimed) if claimed else None
 
     def check(self) -> None:
-        """Refuse a place that can't be written, before hours are spent.
+        """Refuse a path that can't be written, before hours are spent.
 
         Raises:
             OutputError: says why.
@@ -176,13 +176,13 @@ class TunedFile:
     def wanted(
         self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool, family: str = ""
     ) -> tuple[list[FormatRow], Sequence[DamagedRow]]:
-        """The rows to tune, and the rows of the file that nobody can use.
+        """Return the rows to tune, and the rows of the file that can't be used.
 
         Args:
             rows: what the user asks for.
             source: the file that they are from. Of rows of this file itself those of the run's device count alone.
             target: the run's device.
-            again: tune also what the file tells already.
+            again: tune also what the file has already.
             family: of the file, where it does not say; "" where the user does not either.
 
         Raises:
@@ -198,7 +198,7 @@ class TunedFile:
             self.path, text, Defaults(fp8_encoding=target.fp8, family=family or DEFAULT_FAMILY)
         )
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
-        # What a row of several products asks for is told whole.
+        # A row of several products must be complete.
         asked = {row.number for row in rows if row.subject and row.problem not in known}
         return [r for r in rows if (r.number in asked if r.subject else r.problem not in known)], there.damaged
 
@@ -218,11 +218,11 @@ class TunedFile:
     def write(
         self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = (), family: str = ""
     ) -> Translation:
-        """Send the results of some problems.
+        """Write the results of some problems.
 
         Args:
             store: has them.
-            problems: whose results are told.
+            problems: whose results are written.
             rows: those that asked for them.
             family: as of `write`.
 
@@ -241,8 +241,8 @@ def _records_of(store: Store, problem: Problem, format_: WritableFormat) -> Iter
         return
     yield best
     for trial in store.trials(problem).values():
-        is_told = trial.config == best.config and best.winner == best.config.backend
-        if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_told:
+        is_written = trial.config == best.config and best.winner == best.config.backend
+        if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_written:
             continue
         backend = registry.get(Backend, trial.config.backend)
         is_servers = isinstance(format_, ServerFormat) and format_.can_express(trial.config)

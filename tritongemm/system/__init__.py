@@ -1,1 +1,1 @@
-"""What every package needs of the operating system: files, locks, temporary folders, settings, import paths."""
+"""Wraps what every package needs of the operating system: files, locks, temporary folders, settings, import paths."""

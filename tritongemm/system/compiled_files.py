@@ -1,4 +1,4 @@
-"""The cache of compiled files, in a folder that users may share: only complete entries of trusted owners are used.
+"""Caches compiled files in a folder that users may share: only complete entries of trusted owners are used.
 
 A folder that only its owner can write holds everybody's entries. In one that others can write too, which must have the
 sticky bit, each user has a folder of its own, `user-<number>`, and reads those of trusted users. Entries that a user
@@ -25,7 +25,7 @@ from tritongemm.system.ownership import Owners, others_write, owners
 from tritongemm.system.temporary_folder import TemporaryFolder, sweep
 
 _BUILT = "built.json"
-_PRIVATE, _READABLE = 0o700, 0o755  # of folders; never more, whatever the umask allows, for writable ones are not used
+_PRIVATE, _READABLE = 0o700, 0o755  # of folders, as those that others can write are not used
 _NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -46,7 +46,7 @@ class CompiledEntry:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where entries are looked for, of which owners, and where new ones go; None where this user can't keep any."""
+    """The folders and owners of entries, and the folder of new ones; None where this user can't write any."""
 
     read: tuple[Path, ...]
     write: Path | None
@@ -67,7 +67,7 @@ class CompiledFiles:
         """Return an entry, or None if there is no complete one of a trusted owner.
 
         Raises:
-            OutputError: anybody could replace the folder's contents.
+            OutputError: another user could replace the folder's contents.
             InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
@@ -96,7 +96,7 @@ class CompiledFiles:
             The stored entry, which may be another process's.
 
         Raises:
-            OutputError: they can't be stored, or anybody could replace them.
+            OutputError: they can't be stored, or another user could replace them.
             InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
@@ -124,7 +124,7 @@ class CompiledFiles:
 
         Raises:
             UnavailableError: it can't be opened, its owner is not trusted, or its content has changed.
-            OutputError: anybody could replace the folder's contents.
+            OutputError: another user could replace the folder's contents.
             InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
@@ -152,7 +152,7 @@ class CompiledFiles:
         return _Places((self.folder, *self._folders_of(trusted)), write, trusted)
 
     def _folders_of(self, trusted: Owners) -> Iterator[Path]:
-        """The folders that trusted users have in this one."""
+        """Return the folders that trusted users have in this one."""
         users = set(trusted.uids)
         if trusted.group is not None:
             names = (p.name.partition("-") for p in self.folder.glob(_user("*")))
@@ -161,7 +161,7 @@ class CompiledFiles:
 
     @cached_property
     def _default(self) -> CompiledFiles | None:
-        """The user's default folder, where this is another one."""
+        """Return the user's default folder, where this is another one."""
         try:
             folder = settings.default_cache_folder()
         except UnavailableError:
@@ -180,26 +180,26 @@ class CompiledFiles:
         facts: dict[str, Any],
         usable: Callable[[CompiledEntry], object],
     ) -> CompiledEntry:
-        """Write an entry; returns what is there then, which is another process's where that was first."""
+        """Write an entry; return what is there then, another process's where that was first."""
         _make(place.parent, self._folder_mode)
         own = place.parents[1]
         if own != self.folder and not Owners(frozenset([os.geteuid()])).may_use(os.lstat(own)):
             raise OutputError(f"{own} is not this user's folder alone: remove it, or name another in TRITONGEMM_CACHE")
         built = {"key": key, "files": {name: _hash(content) for name, content in files.items()}, "facts": facts}
         text = json.dumps({**built, "sha256": _hash_of_facts(built)})
-        with TemporaryFolder(str(own)) as fresh:
+        with TemporaryFolder(str(own)) as new:
             for name, content in {**files, _BUILT: text.encode()}.items():
-                with os.fdopen(os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as out:
+                with os.fdopen(os.open(new / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as out:
                     out.write(content)
-            os.chmod(fresh, self._folder_mode)
+            os.chmod(new, self._folder_mode)
             try:
-                os.rename(fresh, place)
+                os.rename(new, place)
             except OSError:  # another process was first, or what can't be used is in the way
                 entry = _read(place, key, self._places.owners)
                 if entry is not None and usable(entry):
                     return entry
                 _remove(place)
-                os.rename(fresh, place)
+                os.rename(new, place)
         return CompiledEntry(place, facts, files)
 
 
@@ -223,7 +223,7 @@ def _make(folder: Path, mode: int) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove what is in the way of an entry, as far as it goes."""
+    """Remove what is in the way of an entry, as far as possible."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -231,7 +231,7 @@ def _remove(place: Path) -> None:
 
 
 def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
-    """An entry, if it is whole and of a trusted owner."""
+    """Return an entry, if it is complete and of a trusted owner."""
     try:
         folder = os.open(place, _NO_LINKS | os.O_DIRECTORY)
     except OSError:
@@ -244,8 +244,8 @@ def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
         if built["key"] != key or said != _hash_of_facts(built) or any("/" in name for name in hashes):
             return None
         files = {name: _read_file(folder, name, trusted) for name in hashes}
-        whole = all(_hash(content) == hashes[name] for name, content in files.items())
-        return CompiledEntry(place, facts, files) if whole else None
+        complete = all(_hash(content) == hashes[name] for name, content in files.items())
+        return CompiledEntry(place, facts, files) if complete else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:
@@ -253,10 +253,10 @@ def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
 
 
 def _read_file(folder: int, name: str, trusted: Owners) -> bytes:
-    """A file of an entry.
+    """Return a file of an entry.
 
     Raises:
-        OSError: it can't be read, is a link or no file, or is of somebody else.
+        OSError: it can't be read, is a link or no file, or is of another program.
     """
     handle = os.open(name, _NO_LINKS, dir_fd=folder)
     try:

@@ -1,4 +1,4 @@
-"""Writing of files, each replaced as a whole, and only if a file of the same kind may be there.
+"""Writes files, each replaced at once, and only if a file of the same kind may be there.
 
 A reader of a file that is being replaced sees the old text or the new, never a part. Anything other than a regular file
 (a link, a device, a pipe, a folder) is neither replaced nor opened.
@@ -20,7 +20,7 @@ from tritongemm.system.temporary_folder import TEMPORARY_ADVICE, is_temporary
 
 _RANDOM_BYTES = 4  # in the name of a text that is being written
 _UNFINISHED = rf"\.\d+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}"
-_START_BYTES = 1 << 12  # of a file are read to see of what kind it is
+_START_BYTES = 1 << 12  # how much of a file is read to find its kind
 
 ADVICE = "make room and run the same command again, or choose another file with -o"
 
@@ -35,7 +35,7 @@ _OTHER_KINDS = (
 
 
 def _mode(path: Path) -> int | None:
-    """The mode of a file, whose kind it tells as well; None where there is none. A link is not followed."""
+    """Return the mode of a file, with its kind; None where there is none. A link is not followed."""
     try:
         return path.lstat().st_mode
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _fault(mode: int) -> str:
-    """Why a file of this mode is not replaced; "" where it may be."""
+    """Return why a file of this mode is not replaced; "" where it may be."""
     other = next((words for holds, words in _OTHER_KINDS if holds(mode)), "")
     if other:
         return f"is {other}, not a file that can be replaced"
@@ -51,7 +51,7 @@ def _fault(mode: int) -> str:
 
 
 def _unfinished(path: Path) -> Path:
-    """Where a file's new text is written before it takes the file's place.
+    """Return the path of a file's new text before it takes the file's place.
 
     The name is unique, so that two processes that write the same file do not write into each other's text.
     """
@@ -59,7 +59,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _create(path: Path) -> int:
-    """Make a file that nobody has made yet, not even as a link; its descriptor."""
+    """Create a file where nothing is yet, not even a link; return its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
@@ -86,12 +86,12 @@ def read_regular(path: Path, size: int = -1) -> bytes:
         return file.read(size)
 
 
-def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice: str) -> None:
+def check_place(path: Path, is_kind: Callable[[bytes], bool], what: str, advice: str) -> None:
     """Refuse a path that can't be written, or that holds something else, before work starts.
 
     Args:
         path: the file, which need not exist; its folder is created if it is missing.
-        is_ours: whether a file with this beginning is of the kind to be written.
+        is_kind: whether a file with this beginning is of the kind to be written.
         what: that kind in words, e.g. ``a journal of tritongemm``.
         advice: the advice in an error's message.
 
@@ -103,12 +103,12 @@ def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice:
         mode = _mode(path)
         fault = "" if mode is None else _fault(mode)
         if mode is not None and not fault:
-            with suppress(FileNotFoundError):  # whoever holds it may have taken it away just now
-                fault = "" if is_ours(read_regular(path, _START_BYTES)) else f"is not {what}"
+            with suppress(FileNotFoundError):  # another process may have removed it just now
+                fault = "" if is_kind(read_regular(path, _START_BYTES)) else f"is not {what}"
         if not fault:
-            fresh = _unfinished(path)
-            os.close(_create(fresh))
-            fresh.unlink(missing_ok=True)  # it may have been swept already
+            new = _unfinished(path)
+            os.close(_create(new))
+            new.unlink(missing_ok=True)  # it may have been swept already
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
     except ValueError as error:
@@ -123,28 +123,28 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     Args:
         path: the file; its folder is made where it is missing.
         text: written as UTF-8, or bytes as they are.
-        advice: what an error tells the user to do.
+        advice: what an error advises.
 
     Raises:
         OutputError: the file can't be written, e.g. because the disk is full or it is a link or read-only; what was
             there before still is.
     """
-    fresh = _unfinished(path)
+    new = _unfinished(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = _mode(path)
         if mode is not None and (fault := _fault(mode)):
             raise OutputError(f"{path} {fault}; {advice}")
-        with os.fdopen(_create(fresh), "wb") as out:
+        with os.fdopen(_create(new), "wb") as out:
             out.write(text.encode() if isinstance(text, str) else text)
             out.flush()
             os.fsync(out.fileno())
         if mode is not None:
-            fresh.chmod(stat.S_IMODE(mode))
-        os.replace(fresh, path)
+            new.chmod(stat.S_IMODE(mode))
+        os.replace(new, path)
     except OSError as error:
         with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
         remedy = TEMPORARY_ADVICE if is_temporary(path) else advice
         raise OutputError(f"{path} can't be written: {error.strerror}; {remedy}") from error
     with suppress(OSError):  # not every file system syncs folders
@@ -184,7 +184,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
     """Delete unfinished texts that processes left in a folder when they were killed while replacing a file.
 
     Args:
-        folder: that contains them; the caller holds the lock of the files, so that nobody else writes them now.
+        folder: that contains them; the caller holds the lock of the files, so that no other process writes them now.
         name: of the file that was replaced; None for every file of the folder.
     """
     unfinished = re.compile((r"\..+" if name is None else rf"\.{re.escape(name)}") + _UNFINISHED)

@@ -1,4 +1,4 @@
-"""Where Python looks for modules: never in a folder only because the user happens to stand in it.
+"""Chooses where Python looks for modules: never in the current folder.
 
 `python -m` and `python -c` put the current folder before everything else, so that a file there that is called triton.py
 would be taken for Triton. Folders that the user names, in PYTHONPATH or by a script's place, are trusted.
@@ -13,7 +13,7 @@ HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def for_children() -> list[str]:
-    """The folders where a child process looks for modules: this process's, but for the current one.
+    """Return the folders where a child process looks for modules: this process's, but for the current one.
 
     The package's own folder is always among them.
     """
@@ -22,12 +22,12 @@ def for_children() -> list[str]:
 
 
 def leave_out_current_folder() -> None:
-    """Have this process look for modules where its children do; the first thing that a command does."""
+    """Let this process look for modules where its children do; the first step of a command."""
     sys.path[:] = for_children()
 
 
 def _added_by_python() -> int:
-    """Number of entries, 0 or 1, that `python -m` put first: the current folder, which nobody asked for."""
+    """Return the number of entries, 0 or 1, that `python -m` put first: the current folder, which was not asked for."""
     by_name = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
     if not by_name or getattr(sys.flags, "safe_path", False):
         return 0

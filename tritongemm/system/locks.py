@@ -1,4 +1,4 @@
-"""Locks of the operating system, which end with their process however it dies."""
+"""Locks files by the operating system, so that a lock ends with its process however it dies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from tritongemm.core.errors import OutputError
 from tritongemm.system.files import open_regular
 
-_LOCK_SECONDS = 60.0  # Another process writes for milliseconds.
+_LOCK_SECONDS = 60.0  # another process writes for milliseconds
 _POLL_SECONDS = 0.05
 
 
 def held(path: Path, advice: str) -> AbstractContextManager[None]:
-    """Keep other processes of this package from writing a file or folder, which need not exist yet.
+    """Lock a file or folder, which need not exist yet, against other processes of this package.
 
     Links to one place, and names such as ``.``, share a lock, which is a file beside it.
 

@@ -1,4 +1,4 @@
-"""Trusted users, whose files are used if nobody else can write them."""
+"""Decides which users' files are used: those of trusted users that no other user can write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tritongemm.core.errors import InputError
 
 ROOT = 0
-GROUP = "group"  # among trusted names: whoever is in the group of the folder
+GROUP = "group"  # among trusted names: all members of the folder's group
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,23 @@ class Owners:
 
     Attributes:
         uids: these, whatever their groups.
-        group: and whoever is in this group; None for nobody.
+        group: whose members count too, or None.
     """
 
     uids: frozenset[int]
     group: int | None = None
 
     def __contains__(self, uid: int) -> bool:
-        """Whether a user is one of them."""
+        """Return whether a user is one of them."""
         return uid in self.uids or (self.group is not None and is_member(uid, self.group))
 
     def may_use(self, status: os.stat_result) -> bool:
-        """Whether a file or folder is used: one of these users owns it, and nobody else can write it."""
+        """Return whether a file or folder is used: one of these users owns it, and no other can write it."""
         return status.st_uid in self and not others_write(status)
 
 
 def others_write(status: os.stat_result) -> bool:
-    """Whether users beside the owner and this one can write a file or folder, by its mode."""
+    """Return whether users beside the owner and this one can write a file or folder, by its mode."""
     if status.st_mode & stat.S_IWOTH:
         return True
     own = (status.st_uid, os.geteuid())
@@ -48,7 +48,7 @@ def others_write(status: os.stat_result) -> bool:
 
 @cache
 def is_private(uid: int, gid: int) -> bool:
-    """Whether a group is a user's alone: Debian and Fedora give each user one of the same name, and umask 002."""
+    """Return whether a group is a user's alone: Debian and Fedora give each user one, and umask 002."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:
@@ -58,7 +58,7 @@ def is_private(uid: int, gid: int) -> bool:
 
 @cache
 def is_member(uid: int, gid: int) -> bool:
-    """Whether a user is in a group."""
+    """Return whether a user is in a group."""
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
@@ -67,7 +67,7 @@ def is_member(uid: int, gid: int) -> bool:
 
 
 def owners(folder: Path, status: os.stat_result, names: Iterable[str]) -> Owners:
-    """The users whose files in a folder are used: this one, root, those named, and the folder's owner if it is alone.
+    """Return the users whose files in a folder are used: this one, root, those named, and its owner if it is private.
 
     Args:
         folder: exists.
@@ -85,7 +85,7 @@ def owners(folder: Path, status: os.stat_result, names: Iterable[str]) -> Owners
 
 
 def _put_by(folder: Path, uids: set[int]) -> bool:
-    """Whether nobody but these users can have put a folder, or a link to it, where it is."""
+    """Return whether only these users can have put a folder, or a link to it, where it is."""
     above = {*Path(os.path.abspath(folder)).parents, *folder.resolve().parents}
     found = map(os.stat, above)
     return all(status.st_uid in uids and not others_write(status) for status in found)

@@ -1,20 +1,20 @@
-"""Text from files, options and devices, made safe to print and shortened to a readable length."""
+"""Makes text from files, options and devices safe to print, and shortens it to a readable length."""
 
 from __future__ import annotations
 
 import re
 
-WORD_CHARACTERS = 300  # The longest config names and usual paths stay whole.
+WORD_CHARACTERS = 300  # The longest config names and usual paths stay complete.
 TEXT_CHARACTERS = 4000
 
 _LONG_WORD = re.compile(rf"[^ ]{{{WORD_CHARACTERS + 1},}}")
 
 
 def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
-    r"""The text on one line, with nothing in it that a terminal takes for a command.
+    r"""Return the text on one line, with nothing in it that a terminal takes for a command.
 
     Control characters, escape sequences, line ends and marks that turn the direction of writing are written as Python
-    writes them, e.g. ``\x1b``. Of a word of more than `WORD_CHARACTERS`, and of a whole text of more than `limit`
+    writes them, e.g. ``\x1b``. Of a word of more than `WORD_CHARACTERS`, and of a complete text of more than `limit`
     characters, the middle is left out.
 
     Args:
@@ -29,7 +29,7 @@ def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """The beginning and the end of a text; both tell more than its middle."""
+    """Return the beginning and the end of a text, which have more information than its middle."""
     if len(text) <= limit:
         return text
     end = limit // 3

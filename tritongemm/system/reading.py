@@ -1,4 +1,4 @@
-"""Reading of files that users name, with limits on size and on the time to wait for a pipe.
+"""Reads files that users name, with limits on size and on the time to wait for a pipe.
 
 Objects of JSON files must not repeat a key.
 """
@@ -20,10 +20,10 @@ from tritongemm.core.errors import InputError
 from tritongemm.system.temporary_folder import TEMPORARY_ADVICE
 
 MOST_BYTES = 256 << 20
-WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.
-SILENCE_SECONDS = 60.0  # One that somebody holds open for writing may be silent for so long.
+WRITER_SECONDS = 5.0  # after which a pipe without a writer is given up
+SILENCE_SECONDS = 60.0  # for which a pipe with a writer may be silent
 _PIECE_BYTES = 1 << 20
-_LOOK_SECONDS = 0.1  # between two looks whether a pipe has a writer
+_LOOK_SECONDS = 0.1  # between two checks whether a pipe has a writer
 
 
 class RepeatedKeyError(ValueError):
@@ -39,7 +39,7 @@ class RepeatedKeyError(ValueError):
 
 
 def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object's values by key; it is an ``object_pairs_hook`` of json, which would keep the last value silently.
+    """Return a JSON object's values by key; an ``object_pairs_hook`` of json, which would keep the last value silently.
 
     Args:
         pairs: the object's keys and values, in their order.
@@ -96,7 +96,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def _kept(path: Path, pieces: Iterator[bytes]) -> BinaryIO:
-    """A temporary file without a name that holds what came out of a pipe, open at its beginning."""
+    """Return an unnamed temporary file with the text of a pipe, open at its beginning."""
     try:
         kept: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
         for piece in pieces:
@@ -109,7 +109,7 @@ def _kept(path: Path, pieces: Iterator[bytes]) -> BinaryIO:
 
 @contextmanager
 def _named_faults(path: Path) -> Iterator[None]:
-    """What the system says of a file, as errors that name it."""
+    """Name a file in errors of the operating system."""
     try:
         yield
     except FileNotFoundError:
@@ -121,10 +121,10 @@ def _named_faults(path: Path) -> Iterator[None]:
 
 
 def _open(path: Path, mode: int) -> int:
-    """The descriptor of a file or a pipe, which is not waited for."""
+    """Return the descriptor of a file or a pipe, which is not waited for."""
     if stat.S_ISDIR(mode):
         raise InputError(f"{path} is a folder; name a file in it")
-    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # some devices do something when they are opened
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # opening some devices has an effect
         raise InputError(f"{path} is a device or a socket; name a file")
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 
@@ -151,12 +151,12 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:
-    """What can be read next; nothing at the end.
+    """Return the next piece, or nothing at the end.
 
     Args:
         path: for messages.
         descriptor: of a file, or of a pipe that does not block.
-        may_wait: whether an empty answer may mean that nobody has opened the pipe for writing yet.
+        may_wait: whether an empty answer may mean that the pipe has no writer yet.
 
     Raises:
         InputError: nothing comes out of the pipe.
@@ -167,7 +167,7 @@ def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:
             piece = os.read(descriptor, _PIECE_BYTES)
             if piece or not may_wait:
                 return piece
-        except BlockingIOError:  # somebody holds the pipe open for writing
+        except BlockingIOError:  # a writer holds the pipe open
             may_wait = False
         limit = WRITER_SECONDS if may_wait else SILENCE_SECONDS
         if time.monotonic() - started > limit:
@@ -175,4 +175,4 @@ def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         if any(event == select.POLLHUP for _, event in waiting.poll(_LOOK_SECONDS * 1000)):
-            return b""  # its writers came and went
+            return b""  # its writers have closed it

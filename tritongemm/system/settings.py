@@ -1,8 +1,8 @@
-"""The environment, read here and nowhere else.
+"""Reads the environment, here and nowhere else.
 
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
-                    for the folder's group; default: only root, and the owner of a folder that nobody else can write
+                    for the folder's group; default: only root, and the owner of a folder that no other user can write
 TRITONGEMM_CONFIG   files of tuned records, and libraries of kernels, that `tritongemm.mm` serves, and the plug-ins of
                     servers, separated by ":"
 AITER_CONFIG_GEMM_BF16, AITER_CONFIG_GEMM_A8W8, …   the same of AITER's families, as AITER calls them, behind those
@@ -48,7 +48,7 @@ UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was 
 
 
 def cache_folder() -> Path:
-    """Folder of compiled kernels.
+    """Return the folder of compiled kernels.
 
     Raises:
         UnavailableError: none is named, and the user has no home; or there can be no folder of that name.
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
 
 
 def default_cache_folder() -> Path:
-    """Folder of compiled kernels where none is named.
+    """Return the folder of compiled kernels where none is named.
 
     Raises:
         UnavailableError: the user has no home.
@@ -85,19 +85,19 @@ def default_cache_folder() -> Path:
 
 
 def hub_folder() -> Path:
-    """Folder of the models that Hugging Face's client has downloaded, by its own variables."""
+    """Return the folder of the models that Hugging Face's client has downloaded, by its own variables."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")))
 
 
 def cache_trust() -> tuple[str, ...]:
-    """Users whose compiled kernels are used too; ``group`` is the group of the folder."""
+    """Return the users whose compiled kernels are used too; ``group`` is the group of the folder."""
     names = os.environ.get("TRITONGEMM_CACHE_TRUST", "").split(",")
     return tuple(name.strip() for name in names if name.strip())
 
 
 def tuned_configs() -> tuple[Path, ...]:
-    """Files of tuned records, in the order given."""
+    """Return the files of tuned records, in the order given."""
     return _paths("TRITONGEMM_CONFIG")
 
 
@@ -117,23 +117,23 @@ class AiterConfig:
 
 
 def aiter_configs() -> tuple[AiterConfig, ...]:
-    """AITER's files of tuned configs, those of a variable in the order given."""
+    """Return AITER's files of tuned configs, those of a variable in the order given."""
     return tuple(AiterConfig(name, family, path) for name, family in _AITER_CONFIGS.items() for path in _paths(name))
 
 
 def logs_choices() -> bool:
-    """Whether the log tells of each new size who serves it."""
+    """Return whether the log states what serves each new size."""
     asked = os.environ.get("AITER_LOG_TUNED_CONFIG", "").lower() in _ON
     return asked or "config" in os.environ.get("TRITONGEMM_LOG", "").lower().split(",")
 
 
 def online() -> bool:
-    """Whether algorithms of the vendor's library are tried at run time."""
+    """Return whether algorithms of the vendor's library are tried at run time."""
     return any(os.environ.get(name, "").lower() in _ON for name in ("TRITONGEMM_ONLINE", "HIP_ONLINE_TUNING"))
 
 
 def online_seconds() -> tuple[float, float]:
-    """Seconds that trying algorithms at run time may take: for a size, for a process.
+    """Return the seconds that trying algorithms at run time may take: for a size, for a process.
 
     Raises:
         InputError: they are no such numbers.
@@ -149,19 +149,19 @@ def online_seconds() -> tuple[float, float]:
 
 
 def capture_files() -> tuple[Path, ...]:
-    """Files that get the products which this process asks PyTorch for."""
+    """Return the files that get the products which this process asks PyTorch for."""
     named = _path("TRITONGEMM_CAPTURE")
     aiter = os.environ.get("AITER_TUNE_GEMM", "").lower() in ("1", "true")
     return (*((named,) if named else ()), *((Path(UNTUNED_NAME),) if aiter else ()))
 
 
 def capture_in_children(path: Path) -> None:
-    """Have the processes that this one starts write what they ask PyTorch for."""
+    """Let child processes capture to a file too."""
     os.environ["TRITONGEMM_CAPTURE"] = str(path)
 
 
 def is_own_command() -> bool:
-    """Whether this process runs `tritongemm` or `python -m tritongemm`, whose own products nobody wants to tune."""
+    """Return whether this process runs a command of this package, whose own products are not captured."""
     words = sys.orig_argv
     modules = [word.partition(".")[0] for before, word in pairwise(words) if before == "-m"]
     scripts = [os.path.basename(word) for word in words[1:2]]
@@ -169,41 +169,41 @@ def is_own_command() -> bool:
 
 
 def for_own_children() -> dict[str, str]:
-    """The environment of child processes of this project, in which nothing is captured."""
+    """Return the environment of child processes of this project, in which nothing is captured."""
     return {name: value for name, value in os.environ.items() if name not in ("TRITONGEMM_CAPTURE", "AITER_TUNE_GEMM")}
 
 
 def asm_manifests() -> tuple[Path, ...]:
-    """Manifests of assembly kernels, in the order given."""
+    """Return the manifests of assembly kernels, in the order given."""
     return _paths("TRITONGEMM_ASM_MANIFESTS")
 
 
 def ck_folder() -> Path | None:
-    """Folder of Composable Kernel, if one is set."""
+    """Return the folder of Composable Kernel, if one is set."""
     return _path("CK_DIR")
 
 
 def cutlass_folder() -> Path | None:
-    """Folder of CUTLASS, if one is set."""
+    """Return the folder of CUTLASS, if one is set."""
     return _path("CUTLASS_DIR")
 
 
 def _path(variable: str) -> Path | None:
-    """The path that a variable names; ``~`` stays where nobody knows the user's home."""
+    """Return the path that a variable names; ``~`` stays where the user's home is unknown."""
     value = os.environ.get(variable, "")
     return Path(os.path.expanduser(value)) if value else None
 
 
 def _paths(variable: str) -> tuple[Path, ...]:
-    """The paths that a variable lists, in its order."""
+    """Return the paths that a variable lists, in its order."""
     value = os.environ.get(variable, "")
     return tuple(Path(os.path.expanduser(path)) for path in value.split(os.pathsep) if path)
 
 
 @cache
 def version(package: str) -> str:
-    """Installed version of a package, without importing it; ``missing`` if there is none."""
-    # It takes 60 ms, and this module is imported with the package, before a command can answer a signal.
+    """Return the installed version of a package, without importing it; ``missing`` if there is none."""
+    # importing it takes 60 ms, and this module is imported before a command can answer a signal
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""The signals that stop a run, and how they are handled for a while."""
+"""Handles the signals that stop a run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def on_stop(handler: Handler | signal.Handlers) -> dict[int, Any]:
-    """Handle signals to stop, but for those that the caller of this process made it ignore, as nohup does.
+    """Handle signals to stop, but for those that this process was started to ignore, as by nohup.
 
     Returns:
         The handlers before; none in a thread that can't have any.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    # None is a handler that was not installed from Python, which Python can't install again.
+    # None stands for a handler that was not installed from Python, which Python can't install again.
     heeded = [number for number in _STOPS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, handler) for number in heeded}
 
@@ -39,6 +39,6 @@ def handled(handler: Handler | signal.Handlers) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let no signal to stop end what is done here: a few seconds in which results are written."""
+    """Postpone signals to stop for a few seconds in which results are written."""
     with handled(signal.SIG_IGN):
         yield

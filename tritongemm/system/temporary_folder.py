@@ -1,4 +1,4 @@
-"""Temporary folders, each locked while its process lives, so that a later process can detect those of dead processes.
+"""Makes temporary folders, each locked while its process lives, so that those of dead processes can be removed.
 
 A folder is `tritongemm-<eight characters>`, accessible to its user only; it contains the files, and a lock file. The
 lock is the operating system's: it ends with the process however that dies, and works across containers that share the
@@ -23,7 +23,7 @@ from tritongemm.core.errors import OutputError
 MEMORY = "/dev/shm"  # where Linux keeps files in memory
 TEMPORARY_ADVICE = "make room there, or name another folder for temporary files in TMPDIR"
 _PREFIX = "tritongemm-"
-_OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")  # as tempfile names folders
+_NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")  # as tempfile names folders
 _LOCK, _FILES = "lock", "files"  # what is in a folder
 
 
@@ -63,7 +63,7 @@ class TemporaryFolder:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path is a temporary folder of ours, or lies in one."""
+    """Return whether a path is a temporary folder of this package, or is in one."""
     place = Path(tempfile.gettempdir())
     return any(each.parent == place and each.name.startswith(_PREFIX) for each in (path, *path.parents))
 
@@ -82,7 +82,7 @@ def sweep(*places: str) -> None:
 
 
 def _make(place: str | None) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock.
+    """Return a new folder, and the descriptor that holds its lock.
 
     Raises:
         OSError: it can't be made.
@@ -90,12 +90,12 @@ def _make(place: str | None) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        with suppress(OSError):  # a file system without locks: nobody gets one, so nobody removes the folder
+        with suppress(OSError):  # a file system without locks: the folder can't be locked, and is never removed
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             (folder / _FILES).mkdir()
             return folder, lock
-        except FileNotFoundError:  # a sweep that came before the lock took the folder for a dead process's
+        except FileNotFoundError:  # a sweep before the lock took the folder for a dead process's
             os.close(lock)
         except OSError:
             _remove(folder, lock)
@@ -103,26 +103,26 @@ def _make(place: str | None) -> tuple[Path, int]:
 
 
 def _remove(folder: Path, lock: int) -> None:
-    """Remove a folder; the lock goes last, so that what a kill leaves of it is found by a sweep."""
+    """Remove a folder; the lock goes last, so that a sweep finds what a kill leaves of it."""
     shutil.rmtree(folder / _FILES, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 
 
 def _left_in(place: str) -> list[Path]:
-    """The folders in a place that may be ours, whether their processes live or not."""
+    """Return the folders of this package's name in a place, whether their processes live or not."""
     try:
         with os.scandir(place) as entries:
-            return [Path(entry.path) for entry in entries if _OURS.fullmatch(entry.name)]
+            return [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]
     except OSError:
         return []
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove a folder of this user, closed to others, whose lock nobody holds.
+    """Remove a folder of this user, closed to others, whose lock is free.
 
     Raises:
-        OSError: it is gone, has no lock, or somebody holds that.
+        OSError: it is gone, has no lock, or someone holds that.
     """
     found = folder.lstat()
     if (stat.S_ISDIR(found.st_mode), found.st_uid, stat.S_IMODE(found.st_mode)) != (True, os.getuid(), 0o700):

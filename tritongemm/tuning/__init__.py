@@ -1,1 +1,1 @@
-"""The tuning pipeline, which turns problems into records stage by stage."""
+"""Tunes problems: the pipeline that turns them into records stage by stage."""

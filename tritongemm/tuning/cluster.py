@@ -1,4 +1,4 @@
-"""The GPUs and the cores of a Ray cluster's hosts in the words of `tuning.session`."""
+"""Opens the GPUs and the cores of a Ray cluster's hosts for a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tritongemm.workers.ray_hosts import RayHosts
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that a run works with.
+    """A cluster on which a run works.
 
     Attributes:
         hosts: the connection.
@@ -35,11 +35,11 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """What is tuned for, as if all GPUs were this machine's."""
+        """The machine to tune for, as if all GPUs were this machine's."""
         return self.gpus.machine
 
     def openers(self, protocol: MeasureProtocol, timeout: float) -> list[Callable[[], Evaluator]]:
-        """What starts a fresh process on each GPU.
+        """Return functions that start a new process on each GPU.
 
         Raises:
             InputError: the clock asked for works on this host alone.
@@ -53,7 +53,7 @@ class Cluster:
         ]
 
     def pool(self, cache: ArtifactCache, processes: int, timeout: float) -> BuildPool:
-        """Compilers on this host and all others, so many on each; 0 for one a core."""
+        """Return compilers on this host and all others, `processes` on each; 0 for one a core."""
         pool = ClusterBuildPool(cache, processes, timeout, must_keep=True)
         for node in self.hosts.nodes():
             count = min(processes or node.cpus, node.cpus)
@@ -64,7 +64,7 @@ class Cluster:
 
 @contextmanager
 def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
-    """What is tuned on or for, and the cluster that a request names, left at the end; None where it names none.
+    """Open the machine to tune on or for, and the cluster that a request names, left at the end; None without one.
 
     Raises:
         InputError: there is none, or it has no GPUs of one kind to use.

@@ -32,7 +32,7 @@ EFFORTS = {
 
 
 def effort(name: str) -> Effort:
-    """The level of a name.
+    """Return the level of a name.
 
     Raises:
         InputError: there is none; lists those there are.

@@ -14,10 +14,10 @@ from tritongemm.search.cost_model import model as cost_model
 from tritongemm.tuning import roster
 from tritongemm.workloads.m_spans import MSpan
 
-_NEIGHBOURS = 3  # Measured algorithms that an expectation is the mean of.
-_SIDE_ELEMENTS = 64  # What reading the sides of a tile costs, in columns of its area; from cuBLASLt's on an H200.
-_OPTION_DISTANCE = 0.25  # How far two algorithms lie apart that differ in one option, as a logarithm of a tile's side.
-_M_DISTANCE = 0.5  # The same of a factor e between two M.
+_NEIGHBOURS = 3  # measured algorithms that an expectation averages
+_SIDE_ELEMENTS = 64  # cost of reading the sides of a tile, in columns of its area; from cuBLASLt's on an H200
+_OPTION_DISTANCE = 0.25  # distance of two algorithms that differ in one option, as a logarithm of a tile's side
+_M_DISTANCE = 0.5  # the same of a factor e between two M
 _TILE = ("block_m", "block_n", "split_k")
 _OPTIONS_COMPARED = ("algo", "cluster", "custom", "stages", "swizzle")
 
@@ -79,12 +79,12 @@ class Expectation:
         return [candidates[place] for place in np.argsort(expected, kind="stable")]
 
     def _modelled(self, configs: Iterable[Config], m: int) -> dict[Config, float]:
-        """Seconds that the cost model expects of kernels at an M."""
+        """Return the seconds that the cost model expects of kernels at an M."""
         predictions = cost_model.rank(configs, self._span.at(m), self._target)
         return dict(zip(predictions.configs, predictions.seconds.tolist(), strict=True))
 
     def _work(self, configs: Sequence[Config], ms: Sequence[int]) -> _Floats:
-        """Elements that a compute unit computes one after the other, of algorithms at their M."""
+        """Return the elements that a compute unit computes one after the other, of algorithms at their M."""
         block_m, block_n, split = (np.array([getattr(c, a) for c in configs], float) for a in _TILE)
         problem = self._span.problem
         tiles = np.ceil(np.array(ms) / block_m) * np.ceil(problem.n / block_n) * problem.batch * split

@@ -60,7 +60,7 @@ class RaceOutcome:
 
 def prepare_race(task: Task, finalists: int) -> RaceWork:
     """Select the finalists of a size, and those in reserve, from its trials and compiled artifacts."""
-    # A resumed run knows trials of what it has not built: the cache is gone, or the time was up.
+    # A resumed run knows trials of what it has not built: the cache is gone, or time was up.
     built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
     known = [t for t in task.trials.values() if t.config.name in built]
     first, reserve = pick_finalists(known, finalists)
@@ -104,10 +104,10 @@ def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOpti
 def best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> WinnerModule | None:
     """Return the fastest generated kernel of a race, whichever backend won; None without one."""
     searched = {n for n in options.backends if isinstance(registry.get(Backend, n), SearchedBackend)}
-    ours = [t for t in trials if t.samples and t.config.backend in searched]
-    if not ours:
+    searched_trials = [t for t in trials if t.samples and t.config.backend in searched]
+    if not searched_trials:
         return None
-    best = min(ours, key=lambda t: t.seconds)
+    best = min(searched_trials, key=lambda t: t.seconds)
     mine = replace(record, config=best.config, seconds=best.seconds)
     return WinnerModule(best.config.backend, mine, target, options.folder)
 

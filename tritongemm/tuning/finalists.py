@@ -28,7 +28,7 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
     by_backend: dict[str, list[Trial]] = {}
     for trial in ranked:
         by_backend.setdefault(trial.config.backend, []).append(trial)
-    ours = [t for t in ranked if is_searched(t.config.backend)]
+    own = [t for t in ranked if is_searched(t.config.backend)]
     by_backend = {n: found for n, found in by_backend.items() if not is_searched(n)}
     libraries = {n: by_backend.pop(n) for n in list(by_backend) if is_library(n)}
     share = max(1, count // 4)
@@ -40,7 +40,7 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
     invited = sorted(((place, t) for found in by_backend.values() for place, t in enumerate(found[:share])), key=_place)
     first = [t for _, t in invited[: max(len(by_backend), count // 2)]]
     reserved = share if libraries else 0
-    first += hopeful(ours, max(1, count - len(first) - reserved))
+    first += hopeful(own, max(1, count - len(first) - reserved))
     for name, found in libraries.items():
         first += hopeful(found, LIBRARY_PLACES)
         favourite = next(t for t in passed if t.config.backend == name)

@@ -16,12 +16,12 @@ from tritongemm.plugins.contracts import Evaluator
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST_FAILURES = 2  # A device that fails so often in a row is given up while there is another.
+_MOST_FAILURES = 2  # failures in a row after which a device is given up while there is another
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """A device failed at something."""
+    """A device failed at an item."""
 
     reason: str
 
@@ -31,7 +31,7 @@ class _FreeDevices:
 
     Args:
         evaluators: one for each device.
-        say: told which is given up.
+        say: called with a line about each device that is given up.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], say: Callable[[str], None]) -> None:
@@ -43,12 +43,12 @@ class _FreeDevices:
             self._free.put(number)
 
     def take(self) -> tuple[int, Evaluator]:
-        """A device that is free, once one is: its number here, and its evaluator."""
+        """Return a free device, once there is one: its number here, and its evaluator."""
         number = self._free.get()
         return number, self._evaluators[number]
 
     def give_back(self, number: int, failure: str) -> None:
-        """A device has done its work, or failed; the last one that works is never given up."""
+        """Return a device after its work or a failure; the last one that works is never given up."""
         with self._guard:
             self._failures[number] = self._failures[number] + 1 if failure else 0
             if self._failures[number] >= _MOST_FAILURES and self._working > 1:
@@ -73,7 +73,7 @@ def work_when_free(
         evaluators: one for each device.
         things: the items.
         work: processes one item on a device, in a thread; it fails with a TritonGemmError.
-        say: is told which device is given up.
+        say: called with a line about each device that is given up.
 
     Raises:
         OutputError: raised by the work; the remaining items are not tried.
@@ -113,4 +113,4 @@ def work_when_free(
         for thing, made in attempts(again):
             yield thing, Support(made.reason) if isinstance(made, _Failed) else made
     finally:
-        threads.shutdown(cancel_futures=True)  # who is stopped waits for what devices do now, and for nothing else
+        threads.shutdown(cancel_futures=True)  # a stop waits for what devices do now, and for nothing else

@@ -13,7 +13,7 @@ from tritongemm.measure.choose import MARGIN
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """What to do, beside the problems.
+    """The settings of a run beside the problems.
 
     Attributes:
         folder: where generated modules go.

@@ -76,7 +76,7 @@ def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStar
         task: is given its search and its first batch; tasks must come in the order of the run.
         planned: its plan; None if no backend is searched.
         warm_start: shares winners and compiled kernels between problems.
-        watcher: is told of the progress.
+        watcher: is notified of the progress.
     """
     if planned is None:
         task.search = no_search()

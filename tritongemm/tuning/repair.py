@@ -45,7 +45,7 @@ def _stage_and_time(trial: Trial) -> tuple[bool, float]:
 
 
 def _kind(problem: Problem) -> Problem:
-    """What neighbours agree in: all but sizes and how rows are spread."""
+    """Return what neighbours share: all but sizes and how rows are spread."""
     plain = replace(problem, spread="uniform", counts=(), room=1 if problem.room else 0)
     return replace(plain, m=1, n=1, k=1) if not problem.room else replace(plain, m=problem.groups, n=1, k=1)
 
@@ -64,7 +64,7 @@ class Repair:
         options: the baseline, the margin and the toolchain.
         keep: replaces a stale result by a new one, or says why it can't; the device starts no other race meanwhile, so
             that an interruption loses no finished result.
-        say: is told which device is given up.
+        say: called with a line about each device that is given up.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Repair:
         yield from work_when_free(self._evaluators, stale, race, self._say)
 
     def _jobs(self, record: Record, configs: Iterable[Config]) -> list[tuple[Config, CompileJob | None]]:
-        """What to compile for each config that can serve a record, whole ranges too; None where nothing is compiled."""
+        """Return the compile jobs of configs that can serve a record, or its range of M; or None."""
         target, found = self._target, list[tuple[Config, CompileJob | None]]()
         for config in configs:
             if not check_config(config, record.problem, target):

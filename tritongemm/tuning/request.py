@@ -1,4 +1,4 @@
-"""The class `TuneRequest`: what a tuning run is asked for, by a command line, a Python program or a campaign."""
+"""The class `TuneRequest`: a tuning run as a command line, a Python program or a campaign requests it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class SizeSource:
-    """Where sizes come from: values, a file, one size, a range of M, a server's table or a model.
+    """The source of sizes: values, a file, one size, a range of M, a server's table or a model.
 
     Attributes:
         given: sizes as values.
@@ -64,7 +64,7 @@ class SizeSource:
 
 @dataclass(frozen=True)
 class Devices:
-    """Where a run tunes.
+    """The devices of a run.
 
     Attributes:
         target: architecture; None for this machine's GPU.
@@ -114,13 +114,13 @@ class SearchScope:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run after which nothing new is tried; 0 for no limit."""
+        """The seconds of the run after which nothing new is tried; 0 for no limit."""
         return self.budget[1] if self.budget else 0.0
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where results go.
+    """The files of results.
 
     Attributes:
         path: results file, or a file of another tool's format beside which results go; None for one named after the
@@ -140,7 +140,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """All that a tuning run is asked for.
+    """Everything that a tuning run needs to know.
 
     Attributes:
         sizes: what to tune.

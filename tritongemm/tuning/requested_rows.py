@@ -1,4 +1,4 @@
-"""Stage: a request → the rows that its run tunes, and the tables over M that it asks for."""
+"""Stage: a request → the rows that its run tunes, and its tables over M."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tritongemm.workloads.sibling_layers import joined_spans
 
 
 def read_rows(request: TuneRequest, target: Target, say: Callable[[str], None]) -> ResultsFile:
-    """Read what a request asks for; of sizes none may be damaged.
+    """Read the sizes of a request; none may be damaged.
 
     Args:
         request: names the sizes.
@@ -57,7 +57,7 @@ def read_rows(request: TuneRequest, target: Target, say: Callable[[str], None]) 
 
 
 def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watcher: Watcher) -> list[FormatRow]:
-    """Return the rows that a target computes, and say which are left out.
+    """Return the rows that a target computes, and report which are left out.
 
     Rows of a workload or a model are left out one by one, and those that only another target computes, of a file for
     several targets, in one line. Any other row must be one that the target computes.
@@ -66,7 +66,7 @@ def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watche
         rows: what is asked for.
         target: of the run.
         source: where the rows are from.
-        watcher: is told what is left out.
+        watcher: is notified of what is left out.
 
     Raises:
         InputError: a row must be computed and can't be, or none is left; names file, row and reason.
@@ -92,7 +92,7 @@ def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watche
 
 
 def complain(row: FormatRow, target: Target, source: SizeSource) -> str:
-    """Return why a target can't compute a row, with where the row stands; "" if it can."""
+    """Return why a target can't compute a row, with the row's place; "" if it can."""
     supported = registry.get(Family, row.problem.family).supports(row.problem, target)
     if supported:
         return ""
@@ -106,12 +106,12 @@ def is_for_another_target(row: FormatRow) -> bool:
 
 
 def read_spans(rows: Sequence[FormatRow], source: SizeSource, say: Callable[[str], None]) -> list[MSpan]:
-    """Return the spans of M that tables are asked for, none where sizes alone are, and say what is left out."""
+    """Return the spans of M of tables, none where only sizes are requested, and report what is left out."""
     if not source.is_workload:
         return [] if source.m_range is None else group_spans(rows, source.m_range)
     kept, small = drop_small(rows)
     for product, share in small.items():
-        reason = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
+        reason = f"{share:.2%} of the workload's time, estimated from bytes and operations"
         say(f"left out: {product.product}: {reason}")
     joined = joined_spans(kept, source.m_range) if source.join else {}
     for span, layers in joined.items():
@@ -130,5 +130,5 @@ def list_measured(spans: Iterable[MSpan]) -> list[Problem]:
 
 
 def search_budgets(spans: Iterable[MSpan]) -> dict[Problem, int]:
-    """Return the most configs tried at the searched M that no call is known to have, which race again at other M."""
+    """Return the most configs to try at searched M that no call is known to have, which race again at other M."""
     return {span.at(m): SEARCH_BUDGET for span in spans for m in span.searched() if m not in span.wanted}

@@ -1,4 +1,4 @@
-"""The run that a `TuneRequest` asks for, from its sizes to results on disk; command lines and Python call `tune`."""
+"""Runs a `TuneRequest`, from its sizes to results on disk; command lines and Python call `tune`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TuningStopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """What a run gave.
+    """The outcome of a run.
 
     Attributes:
         target: what was tuned for.
@@ -75,11 +75,11 @@ class TuningOutcome:
 
 
 def tune(request: TuneRequest, watcher: Watcher) -> TuningOutcome:
-    """Tune what a request asks for, and write results as they are made.
+    """Tune what a request names, and write results as they are made.
 
     Args:
         request: sizes, devices, search and outputs.
-        watcher: is told of the progress.
+        watcher: is notified of the progress.
 
     Raises:
         InputError: the sizes can't be read, or what is asked for contradicts itself.
@@ -148,7 +148,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 def _choose_backends(
     request: TuneRequest, rows: Sequence[FormatRow], machine: Machine, watcher: Watcher
 ) -> tuple[str, ...]:
-    """The backends that race; the machine and what does not race are said."""
+    """Return the backends that race, and report the machine and what does not race."""
     remarks, libtype = [machine.why], request.search.libtype
     if request.search.server is not None:
         libtype = servers.choose_kernels(request, rows, machine, remarks.append)
@@ -163,15 +163,13 @@ def _choose_backends(
 def _wanted(
     rows: Sequence[FormatRow], tuned_file: TunedFile, request: TuneRequest, target: Target, watcher: Watcher
 ) -> list[FormatRow]:
-    """The rows whose results another tool's file does not have yet."""
+    """Return the rows whose results another tool's file does not have yet."""
     source = None if request.sizes.is_workload else request.sizes.path
     again, family = not request.outputs.resume, request.sizes.defaults.family
     wanted, damaged = tuned_file.wanted(rows, source, target, again, family)
     watcher.say_alike(f"kept, but not understood: {row.reason}" for row in damaged)
     if len(wanted) < len(rows):
-        watcher.say(
-            f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {tuned_file.path} tells them already"
-        )
+        watcher.say(f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {tuned_file.path} has them already")
     return wanted
 
 
@@ -183,7 +181,7 @@ def _write_tuned_file(
     request: TuneRequest,
     watcher: Watcher,
 ) -> None:
-    """Write results into another tool's file, and say what it can't hold."""
+    """Write results to another tool's file, and report what it can't hold."""
     written = tuned_file.write(store, problems, rows, request.sizes.defaults.family)
     watcher.say_alike(f"{tuned_file.path}: {record.problem.key}: {reason}" for record, reason in written.omitted)
     for name in filter(None, written.files):
@@ -207,7 +205,7 @@ def merging(store: Store, problems: Sequence[Problem], write_others: Callable[[]
     try:
         yield
     except Exception:
-        with suppress(TritonGemmError), uninterrupted():  # the first fault is the one to tell
+        with suppress(TritonGemmError), uninterrupted():  # the first fault is reported
             store.merge(problems)
         raise
     except KeyboardInterrupt:

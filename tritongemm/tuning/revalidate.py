@@ -41,7 +41,7 @@ def compile_rows(
         rows: results; every one has a config.
         target: facts of the device.
         pool: compiles their kernels.
-        watcher: is told of the progress.
+        watcher: is notified of the progress.
     """
     configs = [(row.problem, row.config) for row in rows if row.config is not None]
     jobs = [_job(row, config, target) for row, (_, config) in zip(rows, configs, strict=True)]
@@ -59,7 +59,7 @@ def compile_rows(
 
 
 def _job(row: FormatRow, config: Config, target: Target) -> CompileJob | Artifact:
-    """What to compile for a row, or an artifact where there is nothing to compile or the row is refused."""
+    """Return the compile job of a row, or an artifact where there is nothing to compile or the row is refused."""
     possible = check_config(config, row.problem, target, row.target)
     if not possible:
         return Artifact(config, "", status="refused", reason=possible.reason)
@@ -77,7 +77,7 @@ class Revalidation:
     Args:
         evaluator: verifies and times them.
         pool: compiles their kernels.
-        watcher: is told of the progress.
+        watcher: is notified of the progress.
     """
 
     def __init__(self, evaluator: Evaluator, pool: BuildPool, watcher: Watcher) -> None:

@@ -79,12 +79,12 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
         state = _can_race(name, runs, builds_only)
         if not state:
             raise InputError(f"--libtype {name}: {state}")
-    # The baseline races anyway; by itself it is measured as the candidate.
+    # The baseline races anyway; alone it is measured as the candidate.
     return Roster(tuple(n for n in names if n != baseline) or (baseline,))
 
 
 def _resolve(text: str) -> str:
-    """The backend that a name or an alias stands for.
+    """Return the backend that a name or an alias stands for.
 
     Raises:
         InputError: there is none.
@@ -99,7 +99,7 @@ def _resolve(text: str) -> str:
 
 
 def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
-    """Whether a backend can take part in this run."""
+    """Return whether a backend can take part in this run."""
     available = registry.available(Backend, name)
     if not available or runs or is_searched(name):
         return available

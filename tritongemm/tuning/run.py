@@ -50,9 +50,9 @@ from tritongemm.tuning.search_processes import Planner
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
 from tritongemm.tuning.threads import choose_batch, send_builds, send_plans, send_slow_build
 
-# Of each size's first batch so many, the best predicted, are compiled before all else; the rest in the sizes' order.
+# how many of each size's first batch, the best predicted, are compiled before all else; the rest in the sizes' order
 URGENT_CONFIGS, FIRST_TURN = 8, 0
-# So many of a library's best guesses are screened with generated kernels, the others when a device is otherwise idle.
+# how many of a library's best guesses are screened with generated kernels, the others when a device is idle
 FIRST_ALGORITHMS = 8
 
 
@@ -64,7 +64,7 @@ class TuningRun:
         pool: compiles for all of them.
         store: receives trials and records.
         options: strategy, limits and backends of the run.
-        watcher: is told of the progress.
+        watcher: is notified of the progress.
 
     Attributes:
         unstored: trials that the store does not keep, so that a resumed run tries them again.
@@ -78,7 +78,7 @@ class TuningRun:
         self._deadline = inf  # of time.monotonic; from then on nothing new is tried
         self._events: SimpleQueue[events.Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
-        self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or are where they work
+        self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or run them
         self._to_compile, self._background, self._planner = CompileQueue(), BackgroundBuilds(pool), Planner(0)
         self._tasks: list[Task] = []
         self._warm_start = WarmStart((), store)
@@ -155,7 +155,7 @@ class TuningRun:
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     def _begin_batch(self, task: Task) -> None:
-        """Compile and screen what a task's strategy asks for, and with its first batch what other backends bring."""
+        """Compile and screen a strategy's batch, and with its first one the candidates of other backends."""
         task.move_to(TaskState.BUILDING)
         jobs = [] if self._time_is_spent else list(self._compile_jobs(task))
         first, task.asked_others = not task.asked_others, True
@@ -175,11 +175,11 @@ class TuningRun:
         self._go_on(task)
 
     def _turn_of(self, task: Task) -> int:
-        """When a task's kernels are compiled: one size after the other, or, in a run of limited time, all alike."""
+        """Return the priority of a task's compiles: one size after the other, or all alike in a run of limited time."""
         return FIRST_TURN + (1 if self.options.seconds else task.turn)
 
     def _compile_jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
-        """What to compile of a batch; what is known to fail is not compiled again."""
+        """Yield the compile jobs of a batch; configs that are known to fail are not compiled again."""
         known = self.store.trials(task.problem)
         for config in [*task.batch, *(() if task.asked_others else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
@@ -194,7 +194,7 @@ class TuningRun:
                 yield config, job
 
     def _candidates(self, task: Task) -> list[Config]:
-        """The candidates of the backends that bring code; a backend that fails costs itself alone."""
+        """Return the candidates of the backends that bring code; a backend that fails costs itself alone."""
         found: list[Config] = []
         for name in filter(roster.lists_kernels, self.options.backends):
             try:
@@ -245,14 +245,14 @@ class TuningRun:
                 raise error
 
     def _take_built(self, artifact: Artifact) -> None:
-        """Hand an artifact to all who wait for it; configs that differ in their arguments alone share a binary."""
+        """Pass an artifact to all configs that wait for it; configs that differ only in arguments share a binary."""
         for task, config in self._to_compile.take(artifact.digest):
             self.watcher.step("compile")
             self._take_artifact(task, replace(artifact, config=config), in_batch=True)
             self._go_on(task)
 
     def _take_slow(self, task: Task, artifact: Artifact) -> None:
-        """Take in a compile of minutes, unless it was given up meanwhile."""
+        """Take a slow compile, unless it was given up meanwhile."""
         if task.slow.pop(artifact.config.name, None) is not None:
             self.watcher.step("compile")
             self._take_artifact(task, artifact, in_batch=False)
@@ -265,7 +265,7 @@ class TuningRun:
             self._go_on(task)
 
     def _take_choice(self, task: Task, batch: list[Config] | None) -> None:
-        """Begin what a strategy wants next; None: it wants no more."""
+        """Begin a strategy's next batch; None: it wants no more."""
         task.batch = batch or []
         if batch is None:
             task.move_to(TaskState.WAITING)
@@ -284,7 +284,7 @@ class TuningRun:
         self._go_on(task)
 
     def _go_on(self, task: Task) -> None:
-        """Take a task to its next state, where nothing that it waits for is under way."""
+        """Move a task to its next state, where nothing that it waits for is under way."""
         if task.state is TaskState.BUILDING and not task.unscreened:
             task.move_to(TaskState.SEARCHING)
             if task.failure or self.options.stop or self._time_is_spent:
@@ -301,7 +301,7 @@ class TuningRun:
         self._devices.put(task, work, later)
 
     def _take_artifact(self, task: Task, artifact: Artifact, in_batch: bool) -> None:
-        """Screen an artifact that has not been; one that was not built has its trial without a device."""
+        """Screen an artifact that was not screened yet; one that was not built gets its trial without a device."""
         task.artifacts[artifact.config.name] = artifact
         self._warm_start.note_built(task.problem, artifact)
         known = artifact.config.name in task.trials or bool(task.failure)
@@ -314,7 +314,7 @@ class TuningRun:
             self._keep(task, [artifact.failed_trial()])
 
     def _take_algorithms(self, event: events.AlgorithmsListed) -> None:
-        """Screen a library's algorithms that have not been; they need no compiling."""
+        """Screen a library's algorithms that were not screened yet; they need no compiling."""
         task = event.task
         task.in_flight -= 1
         if event.refusal:
@@ -333,7 +333,7 @@ class TuningRun:
         self._go_on(task)
 
     def _give_up_slow(self) -> bool:
-        """Go on without compiles that are not done, where the time is spent; whether there were any."""
+        """Go on without unfinished compiles, where time is up; return whether there were any."""
         waiting = [task for task in self._tasks if task.slow]
         for task in waiting:
             for backend in dict.fromkeys(c.backend for c in task.slow.values()):
@@ -355,7 +355,7 @@ class TuningRun:
         self._send(task, prepare_race(task, self.options.finalists), later=True)
 
     def _take_race(self, task: Task, outcome: RaceOutcome) -> None:
-        """Keep the trials and the record that a race has given."""
+        """Store the trials and the record of a race."""
         trials = outcome.result.trials if outcome.result else ()
         for trial in (*outcome.lost, *trials):
             self.watcher.trial(task.problem, trial)
@@ -388,13 +388,13 @@ class TuningRun:
         self.watcher.refused(task.problem, backend, reason)
 
     def _keep(self, task: Task, trials: Sequence[Trial]) -> None:
-        """Take note of trials, on disk as well."""
+        """Store trials, on disk as well."""
         self._store(task.problem, trials)
         for trial in trials:
             task.add_trial(trial)
             self.watcher.trial(task.problem, trial)
 
     def _store(self, problem: Problem, trials: Sequence[Trial], record: Record | None = None) -> None:
-        """Keep trials on disk, but for those that a resumed run shall try again, and the record of their race."""
+        """Store trials on disk, but for those that a resumed run shall try again, and the record of their race."""
         self.unstored.setdefault(problem, []).extend(trial for trial in trials if trial.try_again)
         self.store.add_trials(problem, [trial for trial in trials if not trial.try_again], record)

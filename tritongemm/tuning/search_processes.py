@@ -1,4 +1,4 @@
-"""Child processes that plan problems, run their searches and write winners' modules: the main process has less to do.
+"""Plans problems, runs their searches and writes winners' modules in child processes, off the main process.
 
 Planning takes a quarter to half of a core-second where a space has 40 million configs, half of it to prune them; a
 search takes a tenth, and a module too. All threads of a run share one core, which must keep several devices busy. A
@@ -35,10 +35,10 @@ from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.search.planner import NO_LIMITS, PlannedProblem, plan_search
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-# So many problems, or fewer, are planned sooner than processes start.
+# Up to this number of problems planning is faster than starting processes.
 FEW_PROBLEMS = 3
-# Each takes 100 to 130 MB for the whole run, and two to three core-seconds before its first plan. So there is one for
-# two compilers, which begin with the first sizes while others are planned, and there are at most so many.
+# Each takes 100 to 130 MB for the run, and two to three core-seconds before its first plan. So there is one for
+# two compilers, which begin with the first sizes while others are planned, up to this number.
 MOST_PROCESSES = 32
 
 
@@ -100,7 +100,7 @@ class PreparedBatch:
         jobs = [compile_job(problem, config, target) for config in configs]
         for job in jobs:
             if isinstance(job, CompileJob):
-                _ = job.digest  # is kept with it
+                _ = job.digest  # it is cached in the job
         return cls(configs, jobs)
 
 
@@ -186,7 +186,7 @@ class SearchWorker:
         self._searches: dict[Problem, tuple[Search, Target, set[str]]] = {}
 
     def __call__(self, request: SearchJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
-        """One answer: the first batch of a search, or the plan where it is searched elsewhere; then its next batches.
+        """Yield one answer: the first batch of a search, or the plan where it is searched elsewhere; then the next.
 
         The last answer of a search is None, and so is that of a module.
         """
@@ -225,7 +225,7 @@ class SearchProcess:
     """
 
     ROLE = "tritongemm.tuning.search_processes:SearchWorker"
-    TRIES = 2  # A process may be killed for want of memory; who does without it is slower, but gets there.
+    TRIES = 2  # tries before doing without it: a process may be killed for want of memory
 
     def __init__(self) -> None:
         self._child = WorkerProcess(self.ROLE)
@@ -253,7 +253,7 @@ class SearchProcess:
         Raises:
             CancelledError: it was closed.
         """
-        # Who asked meets the same error when it plans by itself, and can tell it whole.
+        # The caller meets the same error when it plans by itself, and can report it in full.
         with self._turn(for_batch=False), suppress(UnavailableError, WorkerError, WorkerTimeout):
             for _ in range(self.TRIES):
                 if self.closed:
@@ -387,7 +387,7 @@ def no_search() -> Search:
 
 
 def _resumed(search: Search, reported: Sequence[list[Trial]]) -> Search:
-    """A new search, brought to where a lost one was by sending it the same trials; it yields only later batches."""
+    """Yield the later batches of a new search, brought to where a lost one was by sending it the same trials."""
     next(search)
     try:
         for trials in reported:

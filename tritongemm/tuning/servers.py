@@ -1,4 +1,4 @@
-"""Tables of servers: whose kernels race for them, and what may be tried of them."""
+"""Chooses whose kernels race for the tables of servers, and what may be tried of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tritongemm.tuning.request import TuneRequest
 
 
 def server_format(server: str, groups: int = 1) -> ServerFormat:
-    """The format that sets a server's kernels.
+    """Return the format that sets a server's kernels.
 
     Args:
         server: its name.
@@ -34,12 +34,12 @@ def server_format(server: str, groups: int = 1) -> ServerFormat:
 
 
 def format_of(request: TuneRequest) -> ServerFormat:
-    """The format that sets the kernels of the server that a request names."""
+    """Return the format that sets the kernels of the server that a request names."""
     return server_format(request.search.server or "", request.sizes.defaults.groups)
 
 
 def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> SearchLimits:
-    """What may be tried: what the user, and the server whose kernel is raced, allow.
+    """Return what may be tried within the limits of the user and of the server's kernel.
 
     Args:
         request: what is asked for.
@@ -56,7 +56,7 @@ def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> S
 
 
 def may_race(backend: str, server: str) -> bool:
-    """Whether a backend's kernels can stand in a server's tables: the server's own, or those of templates of ours.
+    """Return whether a backend's kernels fit a server's tables: the server's own, or generated ones.
 
     Args:
         backend: as a user names it.
@@ -70,13 +70,13 @@ def may_race(backend: str, server: str) -> bool:
 def choose_kernels(
     request: TuneRequest, rows: Sequence[FormatRow], machine: Machine, say: Callable[[str], None]
 ) -> str:
-    """The backend that races for a server's tables, which is said: the server's own kernels, or ours in their places.
+    """Return, and report, the backend that races for a server's tables: the server's own kernels, or generated ones.
 
     Args:
         request: what is asked for, with a server.
         rows: what is to be tuned.
         machine: where.
-        say: tells the user.
+        say: prints a line for the user.
     """
     server = format_of(request)
     if request.search.libtype is not None:
@@ -86,12 +86,12 @@ def choose_kernels(
         version = registry.get(LibraryBackend, server.backend).version()
         say(f"{server.server} {version}: its own kernels race, set as its tables can set them")
         return server.backend
-    say(f"templates of ours with the same tiles race in the places of {server.server}'s kernels, for {own}")
+    say(f"generated kernels with the same tiles race in the places of {server.server}'s kernels, for {own}")
     return DEFAULT_BACKEND
 
 
 def _can_race(backend: str, rows: Sequence[FormatRow], machine: Machine) -> Support:
-    """Whether a server's own kernels can be raced with all that is to be tuned."""
+    """Return whether a server's own kernels can be raced with all that is to be tuned."""
     if backend not in registry.names(LibraryBackend):
         return Support("its kernels are not known here")
     if not machine.devices:

@@ -1,4 +1,4 @@
-"""The tools that a request's run works with, and its options in the words of the stages."""
+"""Opens the tools of a request's run, and turns its options into those of the stages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tritongemm.tuning.run import TuningRun
 
 @dataclass(frozen=True)
 class Session:
-    """What a run works with.
+    """The tools of a run.
 
     Attributes:
         evaluators: one for each device, or the stand-in for one.
@@ -53,7 +53,7 @@ class Session:
 def open_session(
     request: TuneRequest, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None = None
 ) -> Iterator[Session]:
-    """Evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
+    """Open evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
     with ExitStack() as stack:
         evaluators: list[Evaluator] = [open_one() for open_one in openers(request, machine, protocol, cluster)]
         evaluators = evaluators or [OfflineEvaluator(machine.target, request.timeout_s)]
@@ -67,7 +67,7 @@ def open_session(
 def openers(
     request: TuneRequest, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None
 ) -> list[Callable[[], Evaluator]]:
-    """What starts a fresh process on each device; none without a GPU."""
+    """Return functions that start a new process on each device; none without a GPU."""
     if cluster:
         return cluster.openers(protocol, request.timeout_s)
     return [
@@ -78,7 +78,7 @@ def openers(
 
 @contextmanager
 def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPool]:
-    """Compilers, closed at the end.
+    """Open compilers, closed at the end.
 
     Raises:
         OutputError: their cache can't be written.
@@ -95,7 +95,7 @@ def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPo
 
 
 def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
-    """How a run measures.
+    """Return the measuring protocol of a run.
 
     Raises:
         InputError: the profiler asked for can't be used here.
@@ -106,7 +106,7 @@ def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
 def make_options(
     request: TuneRequest, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
 ) -> TuningOptions:
-    """What a run does.
+    """Return the options of a run.
 
     Args:
         request: what is asked for.
@@ -146,7 +146,7 @@ def open_store(
     output: Path,
     problems: Sequence[Problem],
 ) -> Store:
-    """The results file, held by this run until it is closed.
+    """Return the results file, held by this run until it is closed.
 
     Raises:
         OutputError: it can't be written, or belongs to another run, target or toolchain.
@@ -164,7 +164,7 @@ def open_store(
 
 
 def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
-    """Write the modules of winners that are not there, e.g. because their folder was deleted before the run went on."""
+    """Write missing modules of winners, e.g. because their folder was deleted before the run went on."""
     for problem in problems:
         record = run.store.record(problem)
         if record is None or winner_path(problem, run.options.folder).exists():
@@ -192,13 +192,13 @@ def race_layers(rows: Sequence[FormatRow], run: TuningRun, request: TuneRequest)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
-    """What must agree for trials to be continued; an option added later counts where it is used."""
+    """Return what must agree for trials to be continued; an option added later counts where it is used."""
     fields = asdict(protocol)
     return {k: v for k, v in fields.items() if k != "err_ratio" or v}
 
 
 def pick_timer(profiler: str | None, machine: Machine) -> str:
-    """The name of the timer to measure with, or `PREDICTED` where nothing can be measured.
+    """Return the name of the timer to measure with, or `PREDICTED` where nothing can be measured.
 
     Events need nothing but the driver, count the gaps that users pay for as well, and cost a fifth of a profiler's
     call, so they are the default.
@@ -222,7 +222,7 @@ def pick_timer(profiler: str | None, machine: Machine) -> str:
 
 
 def _racing_under(timer: str, backends: tuple[str, ...]) -> tuple[str, ...]:
-    """The backends that can race under a timer.
+    """Return the backends that can race under a timer.
 
     Raises:
         InputError: none can; says why.

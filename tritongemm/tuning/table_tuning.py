@@ -39,19 +39,19 @@ from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
-KERNELS = (2, 6)  # Kernels that race at an M as the fastest expected there; the second number where M is small.
-ALGORITHMS = (5, 2)  # The same of the libraries' algorithms.
-MOST_OF_A_TILE = 2  # Of those algorithms that have the same tile.
-GUESSES = 48  # Algorithms that a library is asked for, its own best guesses.
-FIRST_GUESSES = 2  # The first of them race anyway: PyTorch takes one of these.
-GUESSED_BELOW = (1 / 24, 1 / 12)  # And the first ones so far below an M: its row serves there what PyTorch does not.
-HELD_OUT = 8  # M of a table that rows are tried at without having been chosen there.
-TABLES_A_DEVICE = 3  # Tables that are made at a time, so that a device races for one while others are thought about.
-MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
-_SCREENED = 24  # Kernels of a searched M, the fastest first, that may race at its neighbours.
-_FINE_UP_TO = 64  # M up to which the ladder has every tile's height.
-_TILE_STEP = 8  # Heights of a library's tiles differ by so many rows.
-_SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # From one row of a table to the next, of its M.
+KERNELS = (2, 6)  # kernels that race at an M as the fastest expected there; the second number where M is small
+ALGORITHMS = (5, 2)  # the same of the libraries' algorithms
+MOST_OF_A_TILE = 2  # of those algorithms that have the same tile
+GUESSES = 48  # algorithms that a library is asked for, its own best guesses
+FIRST_GUESSES = 2  # the first of them race anyway: PyTorch takes one of these
+GUESSED_BELOW = (1 / 24, 1 / 12)  # and the first ones this far below an M, where its row serves
+HELD_OUT = 8  # M of a table at which rows are tried without having been chosen there
+TABLES_A_DEVICE = 3  # tables that are made at a time, so that a device races for one while others are computed
+MOST_TRIES = 2  # times that M are held out, where rows failed at the first
+_SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
+_FINE_UP_TO = 64  # M up to which the ladder has every tile's height
+_TILE_STEP = 8  # step of the heights of a library's tiles, in rows
+_SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TableTuning:
         return tables
 
     def devices(self) -> list[RacingDevice]:
-        """The devices that run the races, each with a lock of its own."""
+        """Return the devices that run the races, each with a lock of its own."""
         return [RacingDevice(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
     def in_time(self) -> bool:
@@ -164,7 +164,7 @@ class TableTuning:
         return (config.name, "final") in self._run.store.trials(problem)
 
     def _artifacts(self, problem: Problem, configs: Iterable[Config], evaluator: Evaluator) -> list[Artifact]:
-        """What can be launched of some configs at an M; few of them have to be compiled."""
+        """Return the artifacts of configs that can be launched at an M; few of them have to be compiled."""
         found: list[Artifact] = []
         jobs: list[tuple[Config, CompileJob]] = []
         for config in dict.fromkeys(configs):
@@ -215,7 +215,7 @@ class _SpanTuning:
                 self._table.rows[m] = found
 
     def table(self) -> MTable:
-        """The table; empty where none of its searched M has a result."""
+        """Return the table; empty where none of its searched M has a result."""
         if not self._searched:
             return self._table
         fixed = {*self._span.ladder(), *self._searched}
@@ -228,7 +228,7 @@ class _SpanTuning:
         return self._table
 
     def _next_below(self, m: int) -> int:
-        """The M at which the row of one ends to be the best, as its tiles would fit another height."""
+        """Return the M at which a row stops being the best, as its tiles would fit another height."""
         row = self._table.row_of(m)
         if row is None or m <= _FINE_UP_TO or not row.record.config.block_m:
             return self._span.low
@@ -246,7 +246,7 @@ class _SpanTuning:
             self._table.rows[m] = found
 
     def _hold_out(self) -> None:
-        """Try the rows at M that had no part in choosing them; where one fails, it gets a row, and others are drawn."""
+        """Try the rows at M that had no part in choosing them; a failure adds a row, and other M are drawn."""
         for turn in range(MOST_TRIES):
             self._table.held_out = {}
             for m in self._drawn(turn):
@@ -267,7 +267,7 @@ class _SpanTuning:
         return (found.regret(row.record) if row else None) or 0.0
 
     def _drawn(self, turn: int) -> list[int]:
-        """M that nothing has been measured at, spread evenly over the powers of two; the same in a resumed run."""
+        """Return M without measurements, spread evenly over the powers of two; the same in a resumed run."""
         low, high = self._span.low, max(self._table.rows, default=self._span.low)
         generator = random.Random(f"{self._span.problem.key} {turn}")
         width = math.log2(high / low) / HELD_OUT if high > low else 0.0
@@ -275,7 +275,7 @@ class _SpanTuning:
         return sorted({m for m in drawn if low < m < high and m not in self._table.rows})
 
     def _race(self, m: int, also: Sequence[Config] = ()) -> MeasuredM | None:
-        """Race at an M what is expected to be fast there, and more."""
+        """Race at an M the kernels that are expected to be fast there, and more."""
         problem = self._span.at(m)
         above = [known for known in self._searched if known >= m]
         below = [known for known in self._searched if known < m]
@@ -294,18 +294,18 @@ class _SpanTuning:
         return found
 
     def _guessed_below(self, m: int) -> list[Config]:
-        """The libraries' first guesses at some M that the row of an M may come to serve."""
+        """Return the libraries' first guesses at some M that the row of an M may serve."""
         lower = {max(self._span.low, round(m * (1 - part))) for part in GUESSED_BELOW}
         return [c for one in sorted(lower) for c in self._tables.guesses(self._span.at(one), self._device, 1)]
 
     def _fitting(self, configs: Iterable[Config], problem: Problem, count: int) -> list[Config]:
-        """The first so many that can compute a problem."""
+        """Return the first `count` that can compute a problem."""
         target = self._device.evaluator.target
         return list(islice((config for config in configs if check_config(config, problem, target)), count))
 
 
 def _of_several_tiles(configs: Iterable[Config]) -> Iterator[Config]:
-    """The algorithms in their order, but at most two of a tile: those that differ in little else are expected alike."""
+    """Yield the algorithms in their order, but at most two of a tile, as similar ones are expected alike."""
     seen: Counter[tuple[int, ...]] = Counter()
     for config in configs:
         tile = (config.block_m, config.block_n, config.split_k)
@@ -315,5 +315,5 @@ def _of_several_tiles(configs: Iterable[Config]) -> Iterator[Config]:
 
 
 def _preferring_kernels(record: Record) -> Record:
-    """A result whose tie goes to its candidate: the kernel that the library chooses changes from M to M."""
+    """Return a result whose tie goes to its candidate: the kernel that the library chooses changes from M to M."""
     return replace(record, winner=record.config.backend) if record.tie and library_serves(record) else record

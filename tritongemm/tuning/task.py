@@ -24,10 +24,10 @@ from tritongemm.tuning.options import TuningOptions
 class TaskState(Enum):
     """The stage that a size has reached in the pipeline."""
 
-    QUEUED = "queued"  # nothing of it has been planned
+    QUEUED = "queued"  # it is not planned
     BUILDING = "building"  # the batch that its strategy asked for is compiled, and screened binary by binary
     SEARCHING = "searching"  # its strategy works out the next batch
-    WAITING = "waiting"  # its strategy wants no more; slow compiles or a device still have something of it
+    WAITING = "waiting"  # its strategy wants no more; slow compiles or a device still work on it
     RACING = "racing"  # its finalists are verified and raced, or queued for that
     DONE = "done"  # it has a record, or was compiled where no more was wanted
     FAILED = "failed"  # it can't be tuned; `Task.failure` says why
@@ -117,7 +117,7 @@ class Task:
         self.failure = self.failure or reason
 
     def count_tried(self, count: int) -> int:
-        """Count configs of the batch that are screened, or won't be; returns how many the search counts."""
+        """Count configs of the batch that are screened, or won't be; return how many the search counts."""
         self.unscreened -= count
         counted = min(count, self.untried)  # other backends' candidates come on top
         self.untried -= counted
@@ -179,7 +179,7 @@ def make_record(
 
 
 def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
-    """Sort problems in the order in which they are begun: those that keep a device busy longest come first.
+    """Sort problems in the order in which they begin: those that keep a device busy longest come first.
 
     A device times them while kernels for the others compile.
     """

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.cpu.architecture.offenders import check
-from tests.cpu.architecture.source_tree import DOOR_LINES, FILES, HOME, PACKAGE, imports, place
+from tests.cpu.architecture.source_tree import COMMAND_LINES, FILES, HOME, PACKAGE, imports, place
 from tests.support import ROOT, forked
 from tritongemm.cli.arguments import COMMANDS
 
@@ -112,7 +112,7 @@ def test_every_package_is_in_the_table() -> None:
 
 
 def test_the_first_level_is_short() -> None:
-    modules = {path for path in HOME.glob("*.py") if len(path.read_text().splitlines()) > DOOR_LINES}
+    modules = {path for path in HOME.glob("*.py") if len(path.read_text().splitlines()) > COMMAND_LINES}
     packages = {path for path in HOME.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert len(modules | packages) <= 27, sorted(path.name for path in modules | packages)
 
@@ -120,7 +120,7 @@ def test_the_first_level_is_short() -> None:
 def test_imports_go_down() -> None:
     offenders = []
     for module in FILES:
-        own = place(module) if place(module) in LEVELS else "cli"  # the doors
+        own = place(module) if place(module) in LEVELS else "cli"  # commands
         allowed = PACKAGE_ITSELF if module == PACKAGE else {*ALLOWED[own], own}
         offenders += [str(line) for line in imports(module) if place(line.imported) not in {*allowed, PACKAGE}]
     check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import capture, door
+from tritongemm.cli import capture, shell
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_what_cannot_be_run_is_refused(
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", "")  # so that what the command sets is undone
-    assert capture.main(words) == door.REFUSED
+    assert capture.main(words) == shell.REFUSED
     assert reported in capsys.readouterr().err

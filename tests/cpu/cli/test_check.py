@@ -164,7 +164,7 @@ def test_all_devices_repair(
 
 
 class Watched(FakeEvaluator):
-    """A GPU that keeps what lies at a path whenever it races."""
+    """A GPU that stores the file at a path whenever it races."""
 
     def __init__(self, path: Path, read: Callable[[Path], list[Any]]) -> None:
         super().__init__(baseline_seconds=3e-5, rounds=9)
@@ -178,7 +178,7 @@ class Watched(FakeEvaluator):
 def test_each_repaired_row_is_written_when_it_is_known(
     results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that a kill in the next race costs that alone; nobody else writes meanwhile, which is told before any race."""
+    """A kill in the next race costs that alone; the file is locked meanwhile, which is reported before any race."""
     watched = Watched(results, lambda path: path.read_text().splitlines())
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([watched]))
     before = results.read_text().splitlines()

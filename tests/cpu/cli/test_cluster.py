@@ -16,7 +16,7 @@ from tests.support import fake_ray
 from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE, StandInGpu
 from tritongemm.campaigns.driver import STAGES
-from tritongemm.cli import door, optimize, tune
+from tritongemm.cli import optimize, shell, tune
 from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
@@ -46,7 +46,7 @@ def test_a_run_on_a_cluster_ends_in_one_file(
     assert "tuning on W7900 x 2 (gfx1100) of a Ray cluster; one: 1, two: 1" in said
     assert ray.held == dict.fromkeys(ray.held, 0)
     curve = quality_over_time(history.read(tmp_path / "out.yaml.journal"))
-    assert f"time to quality: {curve.describe()}" in said, "as report tells it"
+    assert f"time to quality: {curve.describe()}" in said, "as in the report"
     rows = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert [row["M"] for row in rows] == [16, 24]
     assert tune.main(argv) == 0
@@ -89,7 +89,7 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
     ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "tunings"
-    assert optimized(tmp_path) == door.DONE
+    assert optimized(tmp_path) == shell.DONE
     said = capsys.readouterr().err
     assert "tuning on W7900 x 2 (gfx1100) of a Ray cluster; one: 1, two: 1" in said
     assert "measuring the baseline of 2 GEMMs on 2 devices" in said and "2 of 2 GEMMs kept" in said
@@ -103,7 +103,7 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
     warps = {"1": "2", "2": "4", "4": "8", "8": "4"}
     found = (folder / "merged.yaml").read_text()
     other.write_text(re.sub(r"(?<='num_warps': )\d", lambda count: warps[count[0]], found))
-    assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == door.DONE
+    assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == shell.DONE
     assert "raced again" in capsys.readouterr().err
 
 
@@ -123,12 +123,12 @@ def test_a_campaign_whose_gpus_are_all_lost_goes_on_where_it_was(
     answers = StandInGpu.__call__
     monkeypatch.setattr(cluster_gpus, "_FREE_SECONDS", 0.0)
     monkeypatch.setattr(StandInGpu, "__call__", answered)
-    assert optimized(tmp_path) == door.REFUSED
+    assert optimized(tmp_path) == shell.REFUSED
     assert "error: --ray auto: no GPU of the cluster is left; what is done is kept" in capsys.readouterr().err
     assert done(tmp_path) == ["configs"]
     ray.lost.clear()
     ray.held, lost = dict.fromkeys(ray.held, 0), 1 << 20
-    assert optimized(tmp_path) == door.DONE and done(tmp_path) == list(STAGES)
+    assert optimized(tmp_path) == shell.DONE and done(tmp_path) == list(STAGES)
     entries = map(json.loads, (tmp_path / "tunings" / "tuned.yaml.journal").read_text().splitlines())
     tried = [(str(e["problem"]), e["trial"]["config"], e["trial"]["stage"]) for e in entries if "trial" in e]
     assert len(tried) == len(set(tried)) == 12, "two sizes, each with three that are screened and raced"
@@ -144,6 +144,6 @@ def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
         with pytest.raises(SystemExit):
             optimized(tmp_path, *words)
         assert complaint in capsys.readouterr().err
-    assert optimized(tmp_path, "-a", "gfx942") == door.REFUSED
+    assert optimized(tmp_path, "-a", "gfx942") == shell.REFUSED
     assert "the cluster has no GPU of gfx942, but 2 x W7900" in capsys.readouterr().err
     assert not (tmp_path / "tunings").exists()

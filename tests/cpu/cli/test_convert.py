@@ -1,4 +1,4 @@
-"""Results told in another tool's format, and files merged, from the command line."""
+"""Results written in another tool's format, and files merged, from the command line."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def test_nothing_that_could_be_told_is_no_success(
 
 
 def test_what_aiter_says_of_its_kernels_goes_both_ways(tmp_path: Path) -> None:
-    """Its number of a kernel and the share of elements that it found wrong, which a table of its own tells."""
+    """AITER's own number of a kernel, and the share of elements that it found wrong, from its own table."""
     tuned, ours = tmp_path / "a8w8_bpreshuffle_tuned_gemm.csv", tmp_path / "ours.yaml"
     head = "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
     kernel = "_ZN5aiter41I8gemm_bf16_perTokenI8_BpreShuffle_16x128E"
     size = "gfx942,80,128,128,5120,torch.int8,asm"
     written(tuned, head, f"{size},7,8,7.3189,{kernel},22.92,183.56,0.182")
     assert convert.main([str(tuned), "-o", str(ours)]) == 0
-    assert convert.main([str(ours), "-o", str(ours)]) == 0, "our own file told anew keeps them"
+    assert convert.main([str(ours), "-o", str(ours)]) == 0, "our own file keeps them"
     tuned.unlink()
     assert convert.main([str(ours), "-o", str(tuned)]) == 0
     assert tuned.read_text().splitlines()[1].startswith(f"{size},7,8,7.3189,{kernel},")
@@ -151,9 +151,9 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
         (
             [str(tuned), "-o", str(tmp_path / "x.odd")],
             2,
-            "none of the formats that can tell results is meant; name one",
+            "none of the formats that can express results is meant; name one",
         ),
-        ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't tell results; these can: "),
+        ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't express results; these can: "),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "pdf"], 2, "no format is called 'pdf'"),
         ([str(tmp_path / "absent.csv"), "-o", str(tmp_path / "x.yaml")], 2, "absent.csv: there is no such file"),
         ([bare, "-o", str(tmp_path / "x.yaml")], 2, "those of several families; name one with --family"),

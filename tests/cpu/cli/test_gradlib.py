@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.cli import door, gradlib, tune
+from tritongemm.cli import gradlib, shell, tune
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import Defaults
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_says_how_to_continue(
         raise requested_run.TuningStopped(Path("some.yaml.journal"))
 
     monkeypatch.setattr(requested_run, "tune", stop)
-    assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == door.INTERRUPTED
+    assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == shell.INTERRUPTED
     reported = capsys.readouterr().err
     assert "stopped; what is done is in some.yaml.journal. Go on with:" in reported
     assert f"\n  python -m tritongemm gradlib -i {untuned.name} --sort\n" in reported
@@ -211,11 +211,11 @@ def test_a_family_that_there_is_not_is_the_complaint(
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.filterwarnings("ignore:.*tell of what others tell of")
+@pytest.mark.filterwarnings("ignore:.*repeat others")
 def test_a_run_keeps_other_rows_and_skips_what_is_told(
     untuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prediction is no time to tell: our own file has it, and the CSV stays as it was, sorted as asked."""
+    """A prediction is no time to write: our own file has it, and the CSV stays as it was, sorted as asked."""
     there = [
         TUNED,
         "gfx942,304,8,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,5.1,flydsl_x,0.0,0.1,0.2",
@@ -226,7 +226,7 @@ def test_a_run_keeps_other_rows_and_skips_what_is_told(
     flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True", "--budget", "1"]
     assert gradlib.main(flags) == 0
     said = capsys.readouterr()
-    assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv tells them already" in said.err
+    assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv states them already" in said.err
     assert "16x64x64_bf16_TN: its time is a prediction" in said.err
     assert tuned.read_text().splitlines() == [there[0], there[2], there[1]]
     (row,) = sizes.from_file(Path("bf16_tuned_gemm.yaml"), Defaults())

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
-from tritongemm.cli import door, optimize
+from tritongemm.cli import optimize, shell
 from tritongemm.core.errors import TargetError
 from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 # Small sizes, and the target with the smallest space, so that planning takes no time.
 LOG = "".join(line(m=16, n=n, k=16, count=n) for n in (16, 8, 5))
 SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "2")
-MAIN = "import sys; from tritongemm.cli import door; sys.exit(door.run('tritongemm.cli.optimize:main'))"
+MAIN = "import sys; from tritongemm.cli import shell; sys.exit(shell.run('tritongemm.cli.optimize:main'))"
 
 
 def log_in(folder: Path) -> str:
@@ -43,15 +43,15 @@ def test_from_a_log_to_merged_results(
 ) -> None:
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     folder = tmp_path / "tunings"
-    assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == door.DONE
+    assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == shell.DONE
     printed = str(capsys.readouterr())
     assert "What takes the time" in printed and "BBS_TN_2" in printed and "ms, predicted" in printed
-    assert run(tmp_path, "--only", "tune") == door.DONE
-    assert run(tmp_path, "--only", "merge") == door.DONE
+    assert run(tmp_path, "--only", "tune") == shell.DONE
+    assert run(tmp_path, "--only", "merge") == shell.DONE
     rows = sizes.from_file(folder / "merged.yaml", Defaults())
     other = tmp_path / "other.yaml"
     other.write_text((folder / "merged.yaml").read_text(), encoding="utf-8")
-    assert run(tmp_path, "--only", "merge", "--with", str(other)) == door.DONE
+    assert run(tmp_path, "--only", "merge", "--with", str(other)) == shell.DONE
     assert [row.problem for row in sizes.from_file(folder / "merged.yaml", Defaults())] == [r.problem for r in rows]
     assert {row.problem.key for row in rows} == {f"{m}x16x16_bf16_TN" for m in (16, 8, 5)}
     assert all(row.record and row.record.target == "gfx1100" and row.record.timer == "model" for row in rows)
@@ -60,7 +60,7 @@ def test_from_a_log_to_merged_results(
     trials = [json.loads(text) for text in (folder / "tuned.yaml.journal").read_text().splitlines()]
     screened = [entry["trial"]["config"] for entry in trials if entry.get("trial", {}).get("stage") == "screen"]
     assert len(screened) == 9, "three of a generation of three products"
-    assert run(tmp_path, "--only", "tune") == door.DONE
+    assert run(tmp_path, "--only", "tune") == shell.DONE
     assert "3 of 3 GEMMs are in" in capsys.readouterr().err
 
 
@@ -80,7 +80,7 @@ def test_options_that_can_t_be(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         optimize.main([log_in(tmp_path), "-o", str(tmp_path / "tunings"), *words])
-    assert ended.value.code == door.REFUSED and complaint in capsys.readouterr().err
+    assert ended.value.code == shell.REFUSED and complaint in capsys.readouterr().err
     assert not (tmp_path / "tunings").exists()
 
 
@@ -96,20 +96,20 @@ def test_options_that_can_t_be(
 def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.log"
     path.write_text(text)
-    assert run(tmp_path, str(path)) == door.REFUSED
+    assert run(tmp_path, str(path)) == shell.REFUSED
     reported = capsys.readouterr().err
     assert reported.count("error: ") == 1 and any(one in reported for one in complaint.split("|")), reported
     assert not list(tmp_path.glob("tunings/gemms.csv"))
 
 
 def test_a_backend_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Told before anything is measured."""
-    assert run(tmp_path, log_in(tmp_path), "--libtype", "abacus", "--log_summary") == door.REFUSED
+    """Reported before anything is measured."""
+    assert run(tmp_path, log_in(tmp_path), "--libtype", "abacus", "--log_summary") == shell.REFUSED
     assert "abacus" in capsys.readouterr().err and not (tmp_path / "tunings").exists()
 
 
 def test_devices_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, log_in(tmp_path), "--devices", "0,3") == door.REFUSED
+    assert run(tmp_path, log_in(tmp_path), "--devices", "0,3") == shell.REFUSED
     assert "need a GPU" in capsys.readouterr().err and TargetError.__doc__
 
 
@@ -118,14 +118,14 @@ def test_the_last_stages_need_a_gpu(
 ) -> None:
     """A campaign that did all that can be done here has not failed; who asks for such a stage alone is refused."""
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
-    assert run(tmp_path, log_in(tmp_path)) == door.DONE
+    assert run(tmp_path, log_in(tmp_path)) == shell.DONE
     reported = capsys.readouterr().err
     assert (
         "benchmark and filter: left to do, as they measure and no GPU" in reported
         and "or name a Ray cluster" in reported
     )
     assert "error" not in reported
-    assert run(tmp_path, "--only", "benchmark") == door.REFUSED
+    assert run(tmp_path, "--only", "benchmark") == shell.REFUSED
     assert "error: the benchmark measures, and no GPU" in capsys.readouterr().err
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == ["configs", "tune", "merge"]
     assert not (tmp_path / "tunings" / "results").exists()

@@ -91,7 +91,7 @@ def test_rows_of_other_targets_in_aiters_files_are_named_one_by_one(capsys: pyte
     assert sizes == ["16"] and "row 4 (line 5)" in said[3] and said[4].startswith("error: ")
 
 
-@pytest.mark.filterwarnings("error::tritongemm.core.errors.UntunableRowsWarning")  # it is told once
+@pytest.mark.filterwarnings("error::tritongemm.core.errors.UntunableRowsWarning")  # it is reported once
 def test_a_row_that_no_family_computes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("untuned.csv").write_text("GemmTunableOp_double_TN,tn_64_16_64\nGemmTunableOp_Half_TN,tn_64_16_64\n")
     assert tune.main(["--gemm_size_file", "untuned.csv", "--print_sizes"]) == 1

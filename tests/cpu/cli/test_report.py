@@ -1,4 +1,4 @@
-"""A report from the command line: what is read, what is refused, and what is told."""
+"""A report from the command line: what is read, what is refused, and what is reported."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Judge(FakeEvaluator):
 def test_a_table_of_the_servers_own_kernels(
     size: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole command, but for the device: both kinds of tables, of the backend's results alone."""
+    """The complete command, but for the device: both kinds of tables, of the backend's results alone."""
     server_kernels.install_vllm(monkeypatch)
     monkeypatch.setattr(cluster, "find_machine", lambda *asked: H200)
     monkeypatch.setattr(session, "toolchain", lambda machine: {"triton": "3.6.0", "device": "NVIDIA H200"})

@@ -326,7 +326,7 @@ def test_a_budget_is_not_spent_on_kernels_that_only_a_gpu_can_check(
 
 
 def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not writable, held by another run, or somebody else's: status 2, and the way out."""
+    """Not writable, held by another run, or another program's: status 2, and the way out."""
     copy = tmp_path / "copy.yaml"
     shutil.copy(tuned.results, copy)
     copy.write_text(copy.read_text().replace('"triton": "', '"triton": "0.'))

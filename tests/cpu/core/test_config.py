@@ -1,4 +1,4 @@
-"""The short name by which tables call a config, and its whole name, which is read back."""
+"""The short name by which tables call a config, and its complete name, which is read back."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ PROBLEMS = st.builds(
 
 
 def trials(statuses: tuple[str, ...], stages: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Trial]:
-    """Trials of so many samples."""
+    """Trials with `samples` samples."""
     return st.builds(
         Trial,
         config=CONFIGS,
@@ -188,7 +188,7 @@ def test_dtypes_are_pytorchs() -> None:
 
     for one in DTYPES.values():
         theirs = getattr(torch, one.torch)
-        if one.packed > 1:  # PyTorch tells nothing of these but their size
+        if one.packed > 1:  # PyTorch knows nothing of these but their size
             assert one.bytes == theirs.itemsize
             continue
         facts = torch.finfo(theirs) if theirs.is_floating_point else torch.iinfo(theirs)

@@ -1,4 +1,4 @@
-"""The CSV of all candidates: what its rows say, that it is whole or old, and that a resumed run's is the same."""
+"""The CSV of all candidates: what its rows say, that it is complete or old, and that a resumed run's is the same."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal has what an earlier run found; the file is replaced as a whole."""
+    """The journal has what an earlier run found; the file is replaced completely."""
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
 
     def passed(self: Any, problem: Problem, config: Config) -> Trial:

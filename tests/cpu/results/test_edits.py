@@ -1,4 +1,4 @@
-"""What somebody else does to the files of a run: edits of the results are kept, damage does not spread into them."""
+"""What another program does to the files of a run: edits of the results are kept, damage does not spread into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal tells of how its runs went."""
+"""How a journal's runs went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: whole lines, on disk when a call returns, whatever happens to the process or the disk."""
+"""The journal: complete lines, on disk when a call returns, whatever happens to the process or the disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def start(path: Path) -> subprocess.Popen[str]:
 
 
 def test_kill_nine_while_appending(tmp_path: Path) -> None:
-    """What a killed run had said is done is there, once; while it lived, nobody else could take the file."""
+    """What a killed run had said is done is there, once; while it lived, no one else could take the file."""
     path = tmp_path / "out.yaml"
     writer = start(path)
     try:
@@ -174,7 +174,7 @@ def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, whole: bytes) -> No
     ],
 )  # fmt: skip
 def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, whole: bytes, header: Any) -> None:
-    """Nothing else tells under which toolchain the rest was measured. What is merged first fits this run."""
+    """Nothing else records under which toolchain the rest was measured. What is merged first fits this run."""
     path = tmp_path / "out.yaml"
     journal_of(path).write_bytes(whole)
     append(path, {"record": record(Problem(9, 9, 9), target="sm90").to_json()})
@@ -190,7 +190,7 @@ def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, whole:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the write fails, is cut short, or the sync fails: an error that says what to do, and whole lines only."""
+    """Whether the write fails, is cut short, or the sync fails: an error with advice, and complete lines only."""
     path = tmp_path / "out.yaml"
     write, sync = os.write, os.fsync
 

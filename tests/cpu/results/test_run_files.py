@@ -1,4 +1,4 @@
-"""What a run keeps beside its results: nothing of anybody else's is touched, and nobody is waited for."""
+"""What a run keeps beside its results: files of other programs are not touched, and never waited for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put_link(path: Path) -> None:
 def test_what_stands_beside_an_output_is_refused_at_once(
     tmp_path: Path, suffix: str, put: Callable[[Path], None]
 ) -> None:
-    """A lock of another program, a pipe that nobody reads, a link that somebody planted: each stays as it is."""
+    """A lock of another program, a pipe without a reader, a link that was planted: each stays as it is."""
     path = tmp_path / f"out.yaml{suffix}"
     put(path)
     before = path.lstat()
@@ -90,7 +90,7 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
 
 
 def test_every_output_has_its_folder_of_modules() -> None:
-    """But for one with and one without the suffix, whose folder tells whose it is."""
+    """But for one with and one without the suffix, whose folder names its owner."""
     names = ["x.yaml", "x.yml", "x.YAML", "tuned.gfx942", "tuned.gfx90a", "a.b.yaml", "x.v1", "x.v2"]
     folders = [module_folder(Path("d") / name) for name in names]
     assert len(set(folders)) == len(names)

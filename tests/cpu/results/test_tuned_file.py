@@ -1,4 +1,4 @@
-"""Results of a run told in another tool's file, beside what that tool has written there."""
+"""Results of a run written to another tool's file, beside what that tool has written there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a run told in the tables of a server, which keeps a folder of them."""
+"""Results of a run written to the tables of a server, which keeps a folder of them."""
 
 from __future__ import annotations
 

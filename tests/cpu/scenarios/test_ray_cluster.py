@@ -26,7 +26,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.driver import STAGES
-from tritongemm.cli import door
+from tritongemm.cli import shell
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
@@ -43,11 +43,11 @@ pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/c
 OPTIMIZE = f"""
 import sys
 from functools import partial
-from tritongemm.cli import door
+from tritongemm.cli import shell
 from tritongemm.tuning import cluster
 from tritongemm.measure.cluster import ClusterGpus
 cluster.ClusterGpus = partial(ClusterGpus, roles={(GPU_ROLE, SURVEY_ROLE)})
-sys.exit(door.run("tritongemm.cli.optimize:main"))
+sys.exit(shell.run("tritongemm.cli.optimize:main"))
 """
 SIZES = [Problem(64 * n, 128, 64) for n in (1, 2, 3, 4)]
 
@@ -171,7 +171,7 @@ def test_a_campaign_goes_on_after_a_kill_and_the_loss_of_a_host(
     ray_cluster.remove_node(victim, allow_graceful=False)
     again = start()
     out, reported = again.communicate(timeout=240)
-    assert again.returncode == door.DONE, out + reported
+    assert again.returncode == shell.DONE, out + reported
     assert "configs: done already" in reported and "4 of 4 GEMMs kept" in reported
     assert len(trials()) == len(set(trials())) and {stage for _, _, stage in trials()} == {"screen", "final"}
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == list(STAGES)

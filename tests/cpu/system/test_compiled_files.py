@@ -27,7 +27,7 @@ TOP = (0, 0o755)
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Everybody is user 1000 here, whose default folder lies in the test's."""
+    """Every user is user 1000 here, whose default folder is in the test's."""
     monkeypatch.setattr(os, "geteuid", lambda: ME)
     monkeypatch.setattr(ownership, "is_private", lambda uid, gid: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -74,7 +74,7 @@ def test_what_is_kept_is_found_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
 def test_nothing_that_is_kept_can_be_written_by_others(tmp_path: Path, home: Path, umask: int) -> None:
-    """Whatever the umask; in a named folder others may read, in the default one nobody else does anything."""
+    """Whatever the umask: others may read a named folder, and have no access to the default one."""
     before = os.umask(umask)
     try:
         CompiledFiles(tmp_path / "named").keep(KEY, FILES, FACTS)
@@ -128,7 +128,7 @@ def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: pytest.Monk
         assert cache.find(KEY) is None, name
         (entry / name).unlink()
         os.mkfifo(entry / name)
-        assert cache.find(KEY) is None, "and nobody waits for a writer"
+        assert cache.find(KEY) is None, "and no reader waits for a writer"
         cache.keep(KEY, FILES, FACTS)
         assert cache.find(KEY)
 
@@ -144,7 +144,7 @@ def test_a_folder_that_anybody_can_change_is_refused(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(ownership, "is_private", lambda uid, gid: True)
     whose(monkeypatch, {tmp_path: (ME, 0o775)})
-    assert CompiledFiles(tmp_path).find(KEY) is None, "a group of one's own is nobody else"
+    assert CompiledFiles(tmp_path).find(KEY) is None, "a group of one's own is not another user"
 
 
 def test_a_folder_that_an_administrator_filled_is_read(
@@ -166,7 +166,7 @@ def test_a_folder_that_an_administrator_filled_is_read(
 def test_users_of_a_shared_folder_have_entries_of_their_own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = kept_by(OTHER, shared, monkeypatch)
     assert theirs.parents[1].name == "user-3000"
-    assert CompiledFiles(shared).find(KEY) is None, "nobody is trusted who is not named"
+    assert CompiledFiles(shared).find(KEY) is None, "only named users are trusted"
     mine = CompiledFiles(shared).keep(KEY, FILES, FACTS)
     assert mine.path.parents[1].name == "user-1000" and CompiledFiles(shared).find(KEY) == mine
 
@@ -215,7 +215,7 @@ def library(tmp_path: Path) -> Callable[[str], bytes]:
 def test_a_shared_object_is_loaded_as_it_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Callable[[str], bytes]
 ) -> None:
-    """One that was replaced or is somebody else's runs nothing; two are told apart."""
+    """One that was replaced or is another program's runs nothing; two are distinguished."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     codes = {name: library(name) for name in ("11", "12", "13")}
     whose(monkeypatch, {tmp_path: (ME, None)})
@@ -227,9 +227,9 @@ def test_a_shared_object_is_loaded_as_it_was_kept(
     path = cache.keep("object-13", {"kernel.so": codes["13"]}, {}).path / "kernel.so"
     wanted = hashlib.sha256(codes["13"]).hexdigest()
     (tmp_path / "12").unlink()
-    for fault in ("somebody else's", "replaced", "a link"):
+    for fault in ("another program's", "replaced", "a link"):
         with monkeypatch.context() as patch:
-            if fault == "somebody else's":
+            if fault == "another program's":
                 whose(patch, {tmp_path: (ME, None), path: (OTHER, None)})
             elif fault == "replaced":
                 path.write_bytes(codes["12"])
@@ -242,7 +242,7 @@ def test_a_shared_object_is_loaded_as_it_was_kept(
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was keeping something: the half of it is found by nobody, and the next process removes it."""
+    """It was storing something: the unfinished part is never found, and the next process removes it."""
     monkeypatch.undo()
     kept = CompiledFiles(tmp_path / "cache")
     kept.keep(KEY, FILES, FACTS)

@@ -1,4 +1,4 @@
-"""Texts that are replaced as a whole, and what is told where that is not possible."""
+"""Texts that are replaced at once, and what is reported where that is not possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules come from folders that somebody named, never from where the user happens to stand."""
+"""Modules come from folders that were named, never from the current folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOME = str(ROOT)
 
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A current folder that nobody named."""
+    """A current folder that was not named."""
     monkeypatch.chdir(tmp_path)
     return str(tmp_path)
 

@@ -48,7 +48,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> None:
         (status(ME, 0o775, gid=ME), False),  # as Debian and Fedora make folders
         (status(ADMIN, 0o775, gid=ADMIN), True),  # a group of that name, but not of that user alone
         (status(ADMIN, 0o775, gid=ME), False),  # that this user writes too is no surprise
-        (status(ME, 0o775, gid=999), True),  # a group that nobody knows
+        (status(ME, 0o775, gid=999), True),  # an unknown group
     ],
 )
 def test_who_writes_beside_the_owner(found: os.stat_result, others: bool) -> None:
@@ -70,7 +70,7 @@ def test_files_of_trusted_users_are_used_where_nobody_else_writes() -> None:
         (ADMIN, 0o755, (ADMIN, 0o755), True),
         (ADMIN, 0o1777, (0, 0o755), False),  # each writes there
         (STRANGER, 0o755, (0, 0o1777), False),  # in /tmp: whoever was first
-        (STRANGER, 0o755, (STAFF, 0o755), False),  # somebody else put it there
+        (STRANGER, 0o755, (STAFF, 0o755), False),  # another program put it there
     ],
 )
 def test_the_owner_of_a_folder_is_trusted_where_nobody_else_can_have_put_it(

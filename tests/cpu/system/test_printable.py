@@ -18,8 +18,8 @@ def test_commands_to_a_terminal_are_shown() -> None:
 
 
 def test_a_long_word_loses_its_middle() -> None:
-    text = printable(f"M must be whole, not {'1' * 100_000}z; write 16")
-    assert text.startswith("M must be whole, not 111") and text.endswith("1z; write 16")
+    text = printable(f"M must be a number, not {'1' * 100_000}z; write 16")
+    assert text.startswith("M must be a number, not 111") and text.endswith("1z; write 16")
     assert text.count("…") == 1 and len(text) < WORD_CHARACTERS + 50
 
 

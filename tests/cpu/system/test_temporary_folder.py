@@ -43,7 +43,7 @@ def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> 
     assert list(place.iterdir()) == []
     kept = TemporaryFolder(str(place))
     del kept
-    assert list(place.iterdir()) == [], "nobody uses it any more"
+    assert list(place.iterdir()) == [], "it is not used any more"
 
 
 def test_the_dead_are_swept_and_the_living_are_not(place: Path) -> None:

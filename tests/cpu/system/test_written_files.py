@@ -43,7 +43,7 @@ def write_protected(path: Path) -> None:
 def test_what_is_no_file_of_ours_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], what: str
 ) -> None:
-    """It is told before work starts, and holds for every text that is written."""
+    """It is reported before work starts, and holds for every text that is written."""
     monkeypatch.chdir(tmp_path)  # a socket's name must be short
     path = Path("out")
     make(path)
@@ -68,7 +68,7 @@ def test_places_that_can_not_be_written_are_found_before_work_starts(tmp_path: P
 
 
 def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one without the right to be searched, which stops nobody who may do everything."""
+    """A folder without the right to be searched, which stops every user but root."""
 
     def refuse(path: Path) -> os.stat_result:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -88,7 +88,7 @@ def test_a_file_of_another_kind_is_told_by_its_beginning(tmp_path: Path) -> None
 
 
 def test_nobody_is_waited_for(tmp_path: Path) -> None:
-    """A pipe that nobody writes to is refused at once, and a link is not followed."""
+    """A pipe without a writer is refused at once, and a link is not followed."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):

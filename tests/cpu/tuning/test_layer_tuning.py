@@ -1,4 +1,4 @@
-"""Both products of a layer of experts: the same configs race at each, so that one can be told for the layer."""
+"""Both products of a layer of experts: the same configs race at each, so that one can be written for the layer."""
 
 from __future__ import annotations
 

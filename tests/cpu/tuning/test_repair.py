@@ -87,7 +87,7 @@ def test_what_can_not_be_raced_keeps_its_place(monkeypatch: Any) -> None:
 
 
 def test_a_device_races_nothing_while_a_result_is_kept(monkeypatch: Any) -> None:
-    """And what can't be kept is told as what can't be raced is."""
+    """And what can't be kept is reported as what can't be raced is."""
     monkeypatch.setattr(repair, "brings_kernels", lambda config: False)
     gpu, stale, raced = FakeEvaluator(rounds=9), [record(replace(SIZE, m=m), SLOW) for m in (8, 9)], list[int]()
     monkeypatch.setattr("tests.support.evaluators.require_launch", lambda *_: None)

@@ -66,7 +66,7 @@ def test_a_stored_result_that_is_wrong(
 
 
 def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their kernels lie in one module; the second does not displace the first. The target is the rows' own."""
+    """Their kernels are in one module; the second does not displace the first. The target is the rows' own."""
     row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: gfx950, "
     (tmp_path / "stored.yaml").write_text(
         f"{row}num_warps: 1}}\n{row}compute_units: 80, NUM_SMS: 304, num_warps: 1}}\n"

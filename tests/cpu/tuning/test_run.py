@@ -44,7 +44,7 @@ from tritongemm.tuning.task import Task
 
 
 def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:
-    """An evaluator, and what is set when it has screened so many of Triton's kernels."""
+    """An evaluator, and an event that is set when it has screened a number of Triton's kernels."""
     reached = threading.Event()
     screened: list[Trial] = []
 
@@ -179,7 +179,7 @@ def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_slow_compile_that_has_ended_already_is_not_lost(
     drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may end before anybody waits for it."""
+    """It may end before another thread waits for it."""
     drop("toycode", CODE)
     ended: list[CompileJob] = []
 

@@ -63,7 +63,7 @@ def seconds_of(config: Config) -> float:
 
 
 def asked_of(search: Search) -> list[list[Config]]:
-    """The batches of a search that is told times of its configs."""
+    """The batches of a search that is sent times of its configs."""
     batches = [next(search)]
     try:
         while True:

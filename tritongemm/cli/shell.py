@@ -1,13 +1,13 @@
-"""The one way into every command, `python -m tritongemm.…`, and the one way out.
+"""Runs every command: prepares the streams and signals, and turns errors into messages and exit statuses.
 
-Whatever ends a command, the user is told in one line, and its exit status is one of these:
+Whatever ends a command, the user gets one line, and the exit status is one of these:
 
 0     done
 1     a result is wrong, a size failed, or a row of a file to tune is of a product that no family computes
 2     bad input, a place that can't be written, or no memory left
 130   Ctrl-C, or another signal to stop
 
-An error that is none of the user's is a fault of this program and keeps its traceback. What can't be printed, because
+An error that is not the user's is a fault of this program and keeps its traceback. What can't be printed, because
 the reader of a pipe is gone or a disk is full, is dropped: it changes neither the work nor the exit status.
 """
 
@@ -35,11 +35,11 @@ from tritongemm.system.printable import printable
 from tritongemm.system.stop_signals import handled, on_stop
 
 DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
-_AGAIN_SECONDS = 0.01  # until a Ctrl-C that got lost is repeated
+_AGAIN_SECONDS = 0.01  # until a lost Ctrl-C is repeated
 
 
 def run(command: str) -> int:
-    """Run a command as the whole of this process, and return its exit status.
+    """Run a command as this entire process, and return its exit status.
 
     Nothing is to be undone before the command's modules are imported and after it is over, so a signal to stop ends the
     process at once then: an exception may get lost in the code of packages that are being imported.
@@ -52,7 +52,7 @@ def run(command: str) -> int:
     sys.unraisablehook = _interrupt_again
     atexit.register(on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
     on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
-    status = _told(functools.partial(_import_and_run, command))
+    status = _exit_status(functools.partial(_import_and_run, command))
     _forget_interrupt()
     sys.stdout.flush()
     on_stop(functools.partial(_end, status, b""))
@@ -60,54 +60,54 @@ def run(command: str) -> int:
 
 
 def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """The decorator of a command's main: it gets the words of the command line, and its errors become exit statuses."""
+    """Decorate a command's main: it gets the words of the command line, and its errors become exit statuses."""
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> int:
         with _stopped_like_ctrl_c():
-            return _told(lambda: main(sys.argv[1:] if argv is None else list(argv)))
+            return _exit_status(lambda: main(sys.argv[1:] if argv is None else list(argv)))
 
     return guarded
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print one line for a person on the standard error."""
     print(printable(text), file=sys.stderr)
 
 
-def tell_alike(lines: Iterable[str], verbose: bool) -> None:
+def report_alike(lines: Iterable[str], verbose: bool) -> None:
     """Print messages about rows, one of each kind with a count, or all of them."""
     for line in summarise(lines, verbose):
-        tell(line)
+        report(line)
 
 
 def _import_and_run(command: str) -> int:
     module, name = command.split(":")
-    os.getcwd()  # packages that are imported look there, and fail in their own ways
+    os.getcwd()  # imported packages use it, and fail in their own ways
     main: Callable[[], int] = getattr(importlib.import_module(module), name)
     return main()
 
 
-def _told(work: Callable[[], int]) -> int:
-    """The exit status of some work; what ends it before is told."""
+def _exit_status(work: Callable[[], int]) -> int:
+    """Return the exit status of some work, and report what ends it early."""
     try:
         return work()
     except KeyboardInterrupt:
-        tell("interrupted")
+        report("interrupted")
         return INTERRUPTED
     except TritonGemmError as error:
-        tell(f"error: {error}")
+        report(f"error: {error}")
     except MemoryError:
-        tell("error: there is not enough memory; use fewer processes (--num_threads), or fewer sizes at a time")
+        report("error: there is not enough memory; use fewer processes (--num_threads), or fewer sizes at a time")
     except RecursionError:
-        tell("error: what was read is nested too deeply")
+        report("error: what was read is nested too deeply")
     except OSError as error:
-        tell(f"error: {_described(error)}")
+        report(f"error: {_described(error)}")
     return REFUSED
 
 
 def _described(error: OSError) -> str:
-    """What the system refused, with the file's name, and what to do where that is known."""
+    """Return what the system refused, with the file's name, and advice where there is any."""
     if error.filename is None and not _has_current_folder():
         return "the current folder is not there any more; change into another one"
     path = error.filename if isinstance(error.filename, str) else ""
@@ -130,22 +130,22 @@ def _has_current_folder() -> bool:
 
 @contextmanager
 def _stopped_like_ctrl_c() -> Iterator[None]:
-    """What a batch system sends, or a terminal that is closed, ends a run as Ctrl-C does."""
+    """End a run at the signals of a batch system or a closed terminal as Ctrl-C does."""
     with handled(signal.default_int_handler):
         yield
 
 
 def _forget_interrupt() -> None:
-    """Have Python end with the status that it is given.
+    """Let Python end with the status that it is given.
 
     Where an interrupt passed through an `exec` of text, as packages use it to make classes, Python remembers it as one
-    that nobody caught, and ends `python -m` by the signal instead. The next `exec` of text makes it forget that.
+    that was not caught, and ends `python -m` by the signal instead. The next `exec` of text makes it forget that.
     """
     exec("")
 
 
 def _interrupt_again(lost: Any) -> None:
-    """Repeat a Ctrl-C that came where Python drops what is raised, e.g. while an object is being deleted."""
+    """Repeat a Ctrl-C that came where Python drops exceptions, e.g. while an object is being deleted."""
     if lost.exc_type is KeyboardInterrupt:
         main_thread = threading.main_thread().ident or 0  # whose wait ends by a signal to it alone
         threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
@@ -167,9 +167,9 @@ class _UnfailingFile(io.FileIO):
     """A file to which no write fails: what it can't take is dropped."""
 
     def write(self, data: Any, /) -> int:
-        """Write some bytes; returns how many are done with."""
+        """Write some bytes; return how many are done with."""
         try:
-            while (count := super().write(data)) is None:  # a terminal that another program set so may be busy
+            while (count := super().write(data)) is None:  # a terminal that another program changed may be busy
                 select.select((), (self,), ())
             return count
         except OSError:
@@ -177,7 +177,7 @@ class _UnfailingFile(io.FileIO):
 
 
 def _open_streams() -> None:
-    """Make the standard streams ones that can print any text, and never fail.
+    """Make the standard streams print any text, and never fail.
 
     One that is closed is opened on the null device: a file of results that took its number would get what compilers
     print.
@@ -191,7 +191,7 @@ def _open_streams() -> None:
 
 
 def _unfailing(descriptor: int, stream: TextIO | None) -> TextIO:
-    """A stream of any text to where another one goes."""
+    """Return a stream of any text that goes where another one goes."""
     file = _UnfailingFile(descriptor, "w", closefd=False)
     at_once = isinstance(stream, io.TextIOWrapper) and stream.write_through  # python -u
     lines = descriptor == 2 or at_once or file.isatty()
@@ -200,5 +200,5 @@ def _unfailing(descriptor: int, stream: TextIO | None) -> TextIO:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Send a warning in one line, without the line of code that gave it."""
-    tell(f"warning: {message}")
+    """Print a warning in one line, without the line of code that gave it."""
+    report(f"warning: {message}")

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tritongemm.cli import door
+from tritongemm.cli import shell
 from tritongemm.core.errors import InputError
 
 IMPORTS = """import os, signal, sys, time
-from tritongemm.cli import door
+from tritongemm.cli import shell
 from tritongemm.core import stop_signals
 """
-DOOR = "import sys; from tritongemm.cli import door; sys.exit(door.run('command:main'))"
+RUN = "import sys; from tritongemm.cli import shell; sys.exit(shell.run('command:main'))"
 
 
 def status_of(error: BaseException) -> int:
-    @door.command
+    @shell.command
     def main(argv: Sequence[str]) -> int:
         raise error
 
@@ -68,13 +68,13 @@ def test_the_folder_for_temporary_files_is_named(capsys: pytest.CaptureFixture[s
 
 
 def started(folder: Path, text: str, streams: str = "", **variables: str) -> subprocess.Popen[str]:
-    """A process whose command is `text`, started through the door; a shell makes its streams what `streams` says."""
+    """A process whose command is `text`, started as commands are; `streams` redirects its streams."""
     (folder / "command.py").write_text(f"{IMPORTS}{text}")
     env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **variables}
-    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", DOOR]
+    line = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", RUN]
     # A signal may be ignored where the tests run, which a command respects.
     return subprocess.Popen(
-        shell, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, restore_signals=True,
+        line, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, restore_signals=True,
         preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-MAIN = "@door.command\ndef main(argv):\n"
+MAIN = "@shell.command\ndef main(argv):\n"
 PRINTS = MAIN + (
     "    for _ in range(99999): print('many lines')\n"
     "    print('…', file=sys.stderr, flush=True)\n    sys.stdout.flush()\n    open('done', 'w')\n    return 1\n"
@@ -125,9 +125,9 @@ def test_any_locale_prints_any_text(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "command.py").write_text("raise AssertionError('nothing is imported')")
-    shell = f'cd gone; rmdir ../gone; exec "{sys.executable}" -c "{DOOR}"'
+    line = f'cd gone; rmdir ../gone; exec "{sys.executable}" -c "{RUN}"'
     done = subprocess.run(
-        ["sh", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        ["sh", "-c", line], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
@@ -137,7 +137,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", door._show_warning)
+        monkeypatch.setattr(warnings, "showwarning", shell._show_warning)
         warnings.warn("rows need a newer version\n\x1b[1m", stacklevel=1)
     assert capsys.readouterr().err == "warning: rows need a newer version\\n\\x1b[1m\n"
 
@@ -173,10 +173,10 @@ def test_a_signal_that_python_drops_comes_again(tmp_path: Path) -> None:
 
 
 def test_a_signal_within_text_that_is_executed(tmp_path: Path) -> None:
-    """Under `python -m` Python would end by the signal, as if nobody had caught it."""
-    (tmp_path / "opened.py").write_text(DOOR)
+    """Under `python -m` Python would end by the signal, as if no one had caught it."""
+    (tmp_path / "opened.py").write_text(RUN)
     text = "print('ready', flush=True); import time; time.sleep(60)"
-    (tmp_path / "command.py").write_text(f"from tritongemm.cli import door\n{MAIN}    exec({text!r})\n")
+    (tmp_path / "command.py").write_text(f"from tritongemm.cli import shell\n{MAIN}    exec({text!r})\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "opened"],
         cwd=tmp_path,

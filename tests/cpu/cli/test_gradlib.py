@@ -226,7 +226,7 @@ def test_a_run_keeps_other_rows_and_skips_what_is_told(
     flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True", "--budget", "1"]
     assert gradlib.main(flags) == 0
     said = capsys.readouterr()
-    assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv states them already" in said.err
+    assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv has them already" in said.err
     assert "16x64x64_bf16_TN: its time is a prediction" in said.err
     assert tuned.read_text().splitlines() == [there[0], there[2], there[1]]
     (row,) = sizes.from_file(Path("bf16_tuned_gemm.yaml"), Defaults())

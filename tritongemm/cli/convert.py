@@ -82,7 +82,7 @@ def parser() -> arguments.Parser:
 
 
 def _base(output: Path, format_: WritableFormat, paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """The output as it stands, where its rows are kept.
+    """Return the output as it stands, where its rows are kept.
 
     Raises:
         OutputError: it can't be written, or holds results that would be lost.
@@ -107,7 +107,7 @@ def _are_one(one: Path, other: Path) -> bool:
 
 
 def _read(paths: Sequence[Path], format_: WritableFormat, family: str) -> _Found:
-    """What the files hold; of results of one thing the fastest, and of equally fast ones the first."""
+    """Return what the files hold; of results of one thing the fastest, and of equally fast ones the first."""
     found = _Found()
     for path in paths:
         exact = read_exactly(path) or read_text(path)  # which reports what is wrong with a file that is empty

@@ -27,7 +27,7 @@ _ADVICE = "choose another file with -o"
 
 
 def output_format(path: Path, name: str = "") -> WritableFormat:
-    """The format in which results are told in a file.
+    """Return the format in which results are written in a file.
 
     Args:
         path: the file, there or not; or a folder.
@@ -40,14 +40,14 @@ def output_format(path: Path, name: str = "") -> WritableFormat:
     if name:
         named = registry.get(Format, name)
         if not isinstance(named, WritableFormat):
-            raise InputError(f"--to {name}: {named.title} can't tell results; these can: {_names(translating)}")
+            raise InputError(f"--to {name}: {named.title} can't hold results; these can: {_names(translating)}")
         return named
     text = read_exactly(path) if os.path.isfile(path) else ""
     claimed = [f for f in translating if f.recognises(path, text)]
     suffixed = [] if text.strip() else [f for f in translating if path.suffix in f.suffixes]
     found = claimed or suffixed
     if len(found) != 1:
-        which = "none of the formats that can express results is" if not found else "several formats may be"
+        which = "none of the formats that can hold results is" if not found else "several formats may be"
         raise InputError(f"{path}: {which} meant; name one by --to: {_names(found or translating)}")
     return found[0]
 
@@ -235,7 +235,7 @@ class TunedFile:
 
 
 def _records_of(store: Store, problem: Problem, format_: WritableFormat) -> Iterator[Record]:
-    """A problem's result, then those of its finalists that other tools know, or that the format tells by itself."""
+    """Yield a problem's result, then those of its finalists that other tools have, or that the format can express."""
     best = store.record(problem)
     if best is None:
         return

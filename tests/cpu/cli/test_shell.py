@@ -19,7 +19,7 @@ from tritongemm.core.errors import InputError
 
 IMPORTS = """import os, signal, sys, time
 from tritongemm.cli import shell
-from tritongemm.core import stop_signals
+from tritongemm.system import stop_signals
 """
 RUN = "import sys; from tritongemm.cli import shell; sys.exit(shell.run('command:main'))"
 

@@ -350,5 +350,5 @@ def test_every_error_is_the_users() -> None:
 
     kinds = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
     kinds = [e for e in kinds if not issubclass(e, Warning)]
-    assert len(kinds) == 8 and all(issubclass(e, TritonGemmError) for e in kinds)
+    assert len(kinds) == 9 and all(issubclass(e, TritonGemmError) for e in kinds)
     assert str(errors.DriverError("cuX", 700, "CUDA_ERROR_Y", "bad")) == "cuX failed: CUDA_ERROR_Y (700): bad"

@@ -39,7 +39,7 @@ class Target:
         request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
-        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
+        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a full tile.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.campaigns.csv_rows import read_rows
-from tritongemm.campaigns.weights import WeighedProduct
+from tritongemm.campaigns.workload import LoggedProduct
 from tritongemm.core.errors import InputError
 from tritongemm.plugins.contracts.call_logs import LoggedCall
 
@@ -31,7 +31,7 @@ class CampaignGemm:
     problem: str
 
 
-def write_summary(products: Iterable[WeighedProduct], configs: Mapping[int, str], threshold: float) -> str:
+def write_summary(products: Iterable[LoggedProduct], configs: Mapping[int, str], threshold: float) -> str:
     """Return the text of `SUMMARY`.
 
     Args:
@@ -41,18 +41,18 @@ def write_summary(products: Iterable[WeighedProduct], configs: Mapping[int, str]
     """
     rows = []
     for place, one in enumerate(products):
-        note = one.product.reason or ("" if place in configs else f"below {threshold:g} %")
+        note = one.reason or ("" if place in configs else f"below {threshold:g} %")
         rows.append(
-            {"config": configs.get(place, ""), "problem": one.product.problem.key if one.product.problem else ""}
-            | _call_columns(one.product.call)
-            | _more_columns(one.product.call)
+            {"config": configs.get(place, ""), "problem": one.problem.key if one.problem else ""}
+            | _call_columns(one.call)
+            | _more_columns(one.call)
             | _weight_columns(one)
-            | {"line": one.product.line, "note": note}
+            | {"line": one.line, "note": note}
         )
     return _write(rows)
 
 
-def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
+def write_gemms(products: Mapping[str, LoggedProduct]) -> str:
     """Return the text of `GEMMS`: TuningDriver's columns, then further ones.
 
     Args:
@@ -60,9 +60,9 @@ def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
     """
     rows = []
     for name, one in products.items():
-        assert one.product.problem is not None, "what is tuned can be computed"
-        ours = {"config": name, "problem": one.product.problem.key}
-        rows.append(_call_columns(one.product.call) | ours | _weight_columns(one))
+        assert one.problem is not None, "what is tuned can be computed"
+        ours = {"config": name, "problem": one.problem.key}
+        rows.append(_call_columns(one.call) | ours | _weight_columns(one))
     return _write(rows)
 
 
@@ -84,8 +84,8 @@ def _more_columns(call: LoggedCall) -> dict[str, object]:
     return {**leads, **strides, **factors, **scales, "others": "; ".join(call.others)}
 
 
-def _weight_columns(one: WeighedProduct) -> dict[str, object]:
-    count = int(one.product.count) if one.product.count.is_integer() else one.product.count
+def _weight_columns(one: LoggedProduct) -> dict[str, object]:
+    count = int(one.count) if one.count.is_integer() else one.count
     return {
         "us": f"{one.seconds * 1e6:.6g}", "baseline": one.how, "call_count": count,
         "total (us)": f"{one.total_seconds * 1e6:.6g}", "% of total": f"{one.share:.4f}",

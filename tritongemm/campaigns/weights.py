@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
 from time import monotonic
 
@@ -19,6 +19,8 @@ from tritongemm.plugins.contracts.call_logs import LoggedCall
 from tritongemm.search.cost_model import model as cost_model
 
 BASELINE = "baseline.jsonl"  # measured times, in the campaign's folder
+# Times are measured by the baseline, predicted by the cost model, or guessed: what can't be computed here is taken to
+# be as far from the data sheet's rates as the middle one of the others.
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
 PROGRESS_SECONDS = 2.0  # between two lines of progress of predictions
 # Tiles whose best predicted time stands for a product's where nothing can be measured.
@@ -30,30 +32,7 @@ _TILES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class WeighedProduct:
-    """A product and the time that it takes.
-
-    Attributes:
-        product: what was called, how often.
-        seconds: of one call.
-        how: `MEASURED` by the baseline, `PREDICTED` by the cost model, or `GUESSED`: what can't be computed here is
-            taken to be as far from the data sheet's rates as the middle one of the others.
-        share: of the job's time, in percent.
-    """
-
-    product: LoggedProduct
-    seconds: float
-    how: str
-    share: float
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds that all calls of the product take."""
-        return self.seconds * self.product.count
-
-
-def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[WeighedProduct]:
+def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[LoggedProduct]:
     """Return the products with their shares of the job's time, the largest first.
 
     Raises:
@@ -68,19 +47,11 @@ def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[Weighed
     slowness = _slowness(products, times, campaign.target)
     found = []
     for one in products:
-        seconds, how = (
-            (slowness * _roofline_seconds(one.call, campaign.target), GUESSED)
-            if one.problem is None
-            else times[one.problem]
-        )
-        found.append(WeighedProduct(one, seconds, how, 0.0))
-    return _shared_out(found)
-
-
-def _shared_out(found: Sequence[WeighedProduct]) -> list[WeighedProduct]:
+        guess = slowness * _roofline_seconds(one.call, campaign.target), GUESSED
+        seconds, how = guess if one.problem is None else times[one.problem]
+        found.append(replace(one, seconds=seconds, how=how))
     total = sum(one.total_seconds for one in found)
-    shares = [WeighedProduct(one.product, one.seconds, one.how, 100 * one.total_seconds / total) for one in found]
-    return sorted(shares, key=lambda one: -one.share)
+    return sorted((replace(one, share=100 * one.total_seconds / total) for one in found), key=lambda one: -one.share)
 
 
 def _predict(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:

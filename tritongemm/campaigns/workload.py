@@ -31,6 +31,9 @@ class LoggedProduct:
         line: of the file, the first that has it.
         problem: the same product as a problem; None where it can't be computed here.
         reason: why it can't be; "" where it can.
+        seconds: time of one call; 0 until it is weighed.
+        how: where that time is from, a constant of `weights`.
+        share: of the job's time, in percent.
     """
 
     call: LoggedCall
@@ -38,6 +41,14 @@ class LoggedProduct:
     line: int
     problem: Problem | None
     reason: str = ""
+    seconds: float = 0.0
+    how: str = ""
+    share: float = 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds that all calls take."""
+        return self.seconds * self.count
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
 from tritongemm.campaigns.csv_rows import read_rows
-from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
-from tritongemm.campaigns.workload import read_workload
+from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, weigh
+from tritongemm.campaigns.workload import LoggedProduct, read_workload
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.formats import results_format
@@ -88,41 +88,41 @@ def _count_unmeasured(campaign: Campaign) -> int:
         return sum(key not in known for key in predicted)
 
 
-def _name_configs(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
+def _name_configs(products: Sequence[LoggedProduct], threshold: float) -> dict[int, str]:
     """Return a name for each product that is tuned, by its place."""
     numbers: Counter[str] = Counter()
     names = {}
     for place, one in enumerate(products):
-        if one.product.problem is not None and one.share >= threshold:
-            letters = config_letters(one.product.call)
+        if one.problem is not None and one.share >= threshold:
+            letters = config_letters(one.call)
             names[place] = f"{letters}_{numbers[letters]}"
             numbers[letters] += 1
     return names
 
 
-def _print_shares(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[int, str]) -> None:
+def _print_shares(campaign: Campaign, products: Sequence[LoggedProduct], configs: dict[int, str]) -> None:
     """Print what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
     total = sum(one.total_seconds for one in products)
-    computed = [one for one in products if one.product.problem is not None]
+    computed = [one for one in products if one.problem is not None]
     measured = sum(one.how == MEASURED for one in computed)
     some = f"{measured} of them measured" if measured else "predicted" if computed else "as the data sheet says"
     how = "measured" if computed and measured == len(computed) else some
     campaign.say(
-        f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
+        f"{campaign.log}: {len(products)} GEMMs in {sum(one.count for one in products):.15g} calls take "
         f"{total * 1e3:.4g} ms, {how}"
     )
-    cut = [one for place, one in enumerate(products) if place not in configs and one.product.problem is not None]
+    cut = [one for place, one in enumerate(products) if place not in configs and one.problem is not None]
     share, lost = (sum(products[place].share for place in configs), sum(one.share for one in cut))
     campaign.say(f"to tune: {len(configs)} GEMMs, {share:.2f} % of the time")
     campaign.say(f"below {campaign.threshold:g} %: {len(cut)} GEMMs, {lost:.2f} % of the time together")
-    _print_uncomputed(campaign, [one for one in products if one.product.problem is None])
+    _print_uncomputed(campaign, [one for one in products if one.problem is None])
 
 
-def _print_uncomputed(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
+def _print_uncomputed(campaign: Campaign, others: Sequence[LoggedProduct]) -> None:
     """Print what can't be computed here and why, a line for each of the largest; `SUMMARY` lists all."""
     for one in others[:_MOST_PRINTED]:
-        where = f"{campaign.log}: line {one.product.line}: {one.product.call.words}"
-        campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.product.reason}")
+        where = f"{campaign.log}: line {one.line}: {one.call.words}"
+        campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.reason}")
     share = sum(one.share for one in others)
     if len(others) > _MOST_PRINTED:
         campaign.say(f"not computed here: {len(others) - _MOST_PRINTED} others; {tables.SUMMARY} has their reasons")
@@ -130,25 +130,25 @@ def _print_uncomputed(campaign: Campaign, others: Sequence[WeighedProduct]) -> N
         campaign.say(f"not computed here: {len(others)} GEMMs, about {share:.2f} % of the time together")
 
 
-def _why_none(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
+def _why_none(campaign: Campaign, products: Sequence[LoggedProduct]) -> str:
     """Return why no GEMM of the log is tuned, for an error."""
-    computed = [one for one in products if one.product.problem is not None]
+    computed = [one for one in products if one.problem is not None]
     if not computed:
-        first = products[0].product
+        first = products[0]
         return (
             f"{campaign.log}: none of its {len(products)} GEMMs can be computed for {campaign.target.name}; the first "
             f"(line {first.line}): {first.reason}; {campaign.folder / tables.SUMMARY} has all"
         )
     return (
         f"{campaign.log}: no GEMM takes {campaign.threshold:g} % of the time; the largest (line "
-        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr; "
+        f"{computed[0].line}) takes {computed[0].share:.4g} %: lower --thr; "
         f"{campaign.folder / tables.SUMMARY} has all"
     )
 
 
-def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
+def _write_config(campaign: Campaign, name: str, one: LoggedProduct) -> None:
     """Write a GEMM as a file of sizes, and the script that tunes it alone."""
-    problem, count = one.product.problem, one.product.count
+    problem, count = one.problem, one.count
     assert problem is not None, "what is tuned can be computed"
     about = f"{name}: {problem.key}, {one.share:.2f} % of the time of the log"
     row = FormatRow(problem, count=int(count) if count.is_integer() else count)

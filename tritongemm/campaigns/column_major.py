@@ -1,8 +1,7 @@
 """Converts calls as libraries log them, column-major, to and from problems, row-major.
 
-A column-major D[m, n] = op(A) @ op(B) is, read by rows, C[n, m] = op(B)^T @ op(A)^T: our M is their n, our A their
-B. An operand that the library takes as stored (N) is row-major to us, one that it transposes (T) column-major. So the
-library's TN is our TN, its NN our TT, its NT our NT and its TT our NN.
+`ColumnMajor` says how the one is turned into the other: the library's TN is our TN, its NN our TT, its NT our NT and
+its TT our NN.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import granularity
 from tritongemm.core.support import Support
-from tritongemm.formats import Defaults, make_problem
+from tritongemm.formats import LIBRARY_TYPES, ColumnMajor
 from tritongemm.plugins.contracts.call_logs import SCALES, LoggedCall
 
-# Our name of a type, and the letters that TuningDriver writes for it in the names of its configs.
-_TYPES = {
-    "bf16_r": ("bf16", "B"), "f16_r": ("fp16", "H"), "f32_r": ("fp32", "S"), "i8_r": ("int8", "I8"),
-    "i32_r": ("int32", "I"), "f8_r": ("fp8e4m3fn", "F8"), "f8_fnuz_r": ("fp8e4m3fnuz", "F8N"),
-    "bf8_r": ("fp8e5m2", "B8"), "bf8_fnuz_r": ("fp8e5m2fnuz", "B8N"), "f4_r": ("fp4e2m1", "F4"),
+# The letters that TuningDriver writes for types in the names of its configs.
+_LETTERS = {
+    "bf16": "B", "fp16": "H", "fp32": "S", "int8": "I8", "int32": "I", "fp8e4m3fn": "F8", "fp8e4m3fnuz": "F8N",
+    "fp8e5m2": "B8", "fp8e5m2fnuz": "B8N", "fp4e2m1": "F4",
 }  # fmt: skip
 _SUMS = {"f32_r": "S", "xf32_r": "X", "f16_r": "H", "i32_r": "I", "f64_r": "D"}
 _SCALED_FAMILY = "a8w8"  # products of 8 bits with a factor an operand, or one a row and a column
 _BLOCK_FAMILY = "a8w8_blockscale"  # those whose factors change along K
 # Our granularity of these factors, by what shares one in the library's A and B.
 _ALONG_K = {("128x128", "1x128"): "block", ("1x128", "1x128"): "group"}
-_KNOWN = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
 _FNUZ = {"f8_r": "f8_fnuz_r", "bf8_r": "bf8_fnuz_r"}
-_THEIRS = {ours: theirs for theirs, ours in _KNOWN.items()}
+_THEIRS = {ours: theirs for theirs, ours in LIBRARY_TYPES.items()}
 
 
 def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
@@ -50,25 +47,18 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
         call = replace(call, types=(a, b, c, d))
     if why := next(_differences(call), ""):
         return Support(why)
-    given: dict[str, Any] = {
-        "dtype_a": _KNOWN[call.types[1]],
-        "dtype_b": _KNOWN[call.types[0]],
-        "dtype_c": _KNOWN[call.types[3]],
-        "row_major_a": call.transposes[1] == "N",  # to conjugate real numbers changes nothing
-        "row_major_b": call.transposes[0] == "N",
-        "bias": "n" if call.bias else "none",
-        "batch": call.batch,
-        "shared": _shared(call),
-    }
+    given: dict[str, Any] = {"bias": "n" if call.bias else "none", "shared": _shared(call)}
     if call.scales[:2] in _ALONG_K:
         given |= {"family": _BLOCK_FAMILY, "scales": _ALONG_K[call.scales[:2]]}
     elif call.scales[0] != SCALES[0]:
         given |= {"family": _SCALED_FAMILY, "scales": "tensor" if call.scales[0] == "tensor" else ""}
     try:
-        problem = make_problem(Defaults(), call.n, call.m, call.k, given)
+        types = [LIBRARY_TYPES[kind] for kind in (*call.types[:2], call.types[3])]
+        # To conjugate real numbers (C) changes nothing.
+        problem = ColumnMajor(call.transposes, call.m, call.n, call.batch, call.k, *types).problem(given)
     except InputError as error:
         return Support(str(error))
-    if call.bias and _KNOWN.get(call.bias) != problem.bias_dtype.name:
+    if call.bias and LIBRARY_TYPES.get(call.bias) != problem.bias_dtype.name:
         return Support(f"its bias is {call.bias}; here one of {problem.dtype_c} results is {problem.bias_dtype.name}")
     return problem
 
@@ -76,7 +66,7 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
 def _differences(call: LoggedCall) -> Iterator[str]:
     """Yield what a call asks for that no problem has."""
     yield from (f"it asks for {what}" for what in call.others)
-    unknown = [kind for kind in (*call.types[:2], call.types[3]) if kind not in _TYPES]
+    unknown = [kind for kind in (*call.types[:2], call.types[3]) if kind not in LIBRARY_TYPES]
     if unknown:
         yield f"its type {unknown[0]} is not computed here"
     for name, factor, wanted in (("alpha", call.alpha, 1.0), ("beta", call.beta, 0.0)):
@@ -137,21 +127,17 @@ def _shared(call: LoggedCall) -> str:
 
 def as_call(problem: Problem) -> LoggedCall:
     """Return the call that a library would get for a problem; what no library has a word for is among its `others`."""
-    p = problem
-    transposes = ("N" if p.row_major_b else "T") + ("N" if p.row_major_a else "T")
-    kinds = [their_type(kind) for kind in (p.dtype_b, p.dtype_a, p.dtype_c)]
+    p, turned = problem, ColumnMajor.of(problem)
+    a, b, c = map(their_type, (turned.a, turned.b, turned.c))
     call = LoggedCall(
-        p.n, p.m, p.k, transposes, (kinds[0], kinds[1], kinds[2], kinds[2]), _sums(p), batch=p.batch,
+        turned.m, turned.n, turned.k, turned.transposes, (a, b, c, c), _sums(p), batch=p.batch,
         bias=their_type(p.bias_dtype.name) if p.bias != "none" else "",
         scales=_scales_of(p), others=tuple(_unsaid(p)),
     )  # fmt: skip
-    a, b, d = _matrices(call)
-    strides = [0 if p.batch == 1 else rows * columns for _, rows, columns, _ in (a, b, d)]
-    strides = [0 if p.shared == "b" else strides[0], 0 if p.shared == "a" else strides[1], strides[2]]
-    return LoggedCall(
-        call.m, call.n, call.k, call.transposes, call.types, call.compute, (a[1], b[1], d[1], d[1]), call.batch,
-        (strides[0], strides[1], strides[2], strides[2]), bias=call.bias, scales=call.scales, others=call.others,
-    )  # fmt: skip
+    a_lead, b_lead, d_lead = (rows for _, rows, _, _ in _matrices(call))
+    strides = [0 if p.batch == 1 else rows * columns for _, rows, columns, _ in _matrices(call)]
+    of_a, of_b = 0 if p.shared == "b" else strides[0], 0 if p.shared == "a" else strides[1]
+    return replace(call, leads=(a_lead, b_lead, d_lead, d_lead), strides=(of_a, of_b, strides[2], strides[2]))
 
 
 def their_type(name: str) -> str:
@@ -188,7 +174,7 @@ def config_letters(call: LoggedCall) -> str:
 
     Inputs of two types have the letters of both.
     """
-    letters = [_TYPES.get(kind, ("", _letters(kind)))[1] for kind in (*call.types[:2], call.types[3])]
+    letters = [_LETTERS.get(LIBRARY_TYPES.get(kind, ""), _letters(kind)) for kind in (*call.types[:2], call.types[3])]
     inputs = letters[0] if letters[0] == letters[1] else letters[0] + letters[1]
     return f"{inputs}{letters[2]}{_SUMS.get(call.compute, 'S')}_{call.transposes}"
 
@@ -199,11 +185,12 @@ def _letters(kind: str) -> str:
 
 def operand_dtype(call: LoggedCall) -> DType:
     """Return the type of A if it is known here, else fp16, for the rate of a data sheet."""
-    return DTYPES[_KNOWN.get(call.types[0], "fp16")]
+    return DTYPES[LIBRARY_TYPES.get(call.types[0], "fp16")]
 
 
 def least_bytes(call: LoggedCall) -> int:
     """Return the least bytes that a call reads and writes, assuming two for each element of unknown types."""
-    width = [DTYPES[_KNOWN[kind]].width if kind in _KNOWN else 2.0 for kind in (*call.types[:2], call.types[3])]
+    known = [LIBRARY_TYPES.get(kind, "") for kind in (*call.types[:2], call.types[3])]
+    width = [DTYPES[name].width if name else 2.0 for name in known]
     sizes = [rows * columns for _, rows, columns, _ in _matrices(call)]
     return round(call.batch * sum(w * size for w, size in zip(width, sizes, strict=True)))

@@ -1,6 +1,7 @@
 """File formats, our own and foreign ones: one file each. What they share with their callers is in `_rows`."""
 
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
+from tritongemm.formats._column_major import LIBRARY_TYPES, ColumnMajor
 from tritongemm.formats._rows import (
     EXAMPLE,
     format_of,
@@ -14,6 +15,8 @@ from tritongemm.formats._rows import (
 
 __all__ = [
     "EXAMPLE",
+    "LIBRARY_TYPES",
+    "ColumnMajor",
     "Defaults",
     "FormatRow",
     "ResultsFile",

@@ -16,12 +16,20 @@ from tritongemm.formats._rows import make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 
+# Our dtypes by the names that rocBLAS, hipBLASLt and their logs have for them.
+LIBRARY_TYPES = {
+    "f16_r": "fp16", "bf16_r": "bf16", "f32_r": "fp32", "f8_r": "fp8e4m3fn", "f8_fnuz_r": "fp8e4m3fnuz",
+    "bf8_r": "fp8e5m2", "bf8_fnuz_r": "fp8e5m2fnuz", "i8_r": "int8", "i32_r": "int32", "f4_r": "fp4e2m1",
+}  # fmt: skip
 LIBRARY = "hipblaslt"  # as the backend that calls it names its kernels
 
 
 @dataclass(frozen=True)
 class ColumnMajor:
     """A product D[m, n] = op(A) op(B) of column-major matrices.
+
+    Read by rows it is C[n, m] = op(B)^T op(A)^T: our M is its n, our A its B. An operand that is taken as it is stored
+    (N) is row-major to us, one that is transposed (T) column-major.
 
     Attributes:
         transposes: of A and B, N or T each.
@@ -37,6 +45,13 @@ class ColumnMajor:
     a: str
     b: str
     c: str
+
+    @classmethod
+    def of(cls, problem: Problem) -> ColumnMajor:
+        """Return the product that computes a problem's C, as far as sizes, layouts and types say."""
+        transposes = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
+        types = problem.dtype_b, problem.dtype_a, problem.dtype_c
+        return cls(transposes, problem.n, problem.m, problem.batch, problem.k, *types)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -58,12 +73,10 @@ class ColumnMajor:
 
 
 def column_major(problem: Problem) -> ColumnMajor | Support:
-    """A problem as hipBLASLt sees it, or why it has no such product."""
+    """Return a problem as hipBLASLt's files have it, or why they have no such product."""
     if problem.groups > 1 or problem.order_b != PLAIN or problem.shared:
         return Support("a row tells single products and batches of dense operands alone")
-    transposes = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
-    types = problem.dtype_b, problem.dtype_a, problem.dtype_c
-    return ColumnMajor(transposes, problem.n, problem.m, problem.batch, problem.k, *types)
+    return ColumnMajor.of(problem)
 
 
 def winning_solution(record: Record) -> NamedKernel | Support:

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel, ResultsFile, Translation
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
+from tritongemm.formats._column_major import LIBRARY, LIBRARY_TYPES, ColumnMajor, column_major, winning_solution
 from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, WritableFormat
@@ -35,10 +36,7 @@ _VERSION = "Git Version: "
 _KEY = ("transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "compute_type")
 _INDEX = ("solution_index", "soulution_index")  # hipblaslt-bench has written both
 _NAMES = ("solution_name", "kernel_name")
-_TYPES = {
-    "f16_r": "fp16", "bf16_r": "bf16", "f32_r": "fp32", "f8_r": "fp8e4m3fn", "f8_fnuz_r": "fp8e4m3fnuz",
-    "bf8_r": "fp8e5m2", "bf8_fnuz_r": "fp8e5m2fnuz", "i8_r": "int8", "i32_r": "int32",
-}  # fmt: skip
+_TYPES = {theirs: ours for theirs, ours in LIBRARY_TYPES.items() if DTYPES[ours].packed == 1}
 _TYPE_OF = {ours: theirs for theirs, ours in _TYPES.items()}
 _SUMS = ("f32_r", "i32_r")
 _WHOLE = re.compile(r"[0-9]{1,10}", re.ASCII)

@@ -196,6 +196,25 @@ def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> st
     return split_piece(config, problem)
 
 
+def batch_fault(config: Config, problem: Problem) -> str | None:
+    """Return why descriptors would read a batch wrong: they fill with zeros only outside the entire batch."""
+    described = set(map(operand_of, kernel_template(config.template).descriptors))
+    rows = {"a": problem.m if problem.row_major_a else problem.k, "b": problem.k if problem.row_major_b else problem.n}
+    along_k = {"a": not problem.row_major_a, "b": problem.row_major_b}
+    for name in sorted(described & rows.keys()):
+        batch = problem.operands[name].batch
+        if batch * rows[name] > LARGEST_INDEX:
+            return (
+                f"the {batch * rows[name]} stored rows of a batch of {name.upper()} are beyond a descriptor's 32 bits"
+            )
+        if batch and along_k[name] and problem.k % config.block_k:
+            return (
+                f"{name.upper()} is stored by rows of K, and block_k {config.block_k} does not divide K {problem.k}: "
+                "its last block would read the next product's rows into the sum"
+            )
+    return None
+
+
 def split_piece(config: Config, problem: Problem) -> str | None:
     """Return why a config's blocks do not consist of complete groups and pieces of an interleaved B, or None."""
     pieces = pieces_of_b(problem)

@@ -20,6 +20,8 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import format_of, read_exactly, read_text
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.runtime import machine
@@ -52,13 +54,15 @@ def main(argv: Sequence[str]) -> int:
         if needed and not args.compare:
             raise InputError(f"--{option} needs --compare, which times the rows that are there and the new ones")
     output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
-    # A file of any name is AITER's where the user names the family.
+    if args.tune_file is not None and args.family is None and TunedFile.find(output) is None:
+        args.family = _family_of(args.untune_file)
+    # A file of any name is AITER's where the family is known.
     to = _FORMAT if args.family is not None and args.tune_file is not None else ""
     tuned_file = TunedFile.find(output, to)
     if tuned_file is None:
         raise InputError(
-            f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
-            f"{_TUNED}; results of our own in YAML are written by tritongemm tune"
+            f"-o {output} is not called as a file of AITER's: name its family, as in --family bf16, or call it as "
+            f"AITER does, such as {_TUNED}; results of our own in YAML are written by tritongemm tune"
         )
     target = _candidate_of(output, args) if args.compare else output
     request = _read_request(args, target, to)
@@ -76,15 +80,21 @@ def _run_config(args: argparse.Namespace) -> int:
     """Time the rows of a file of tuned configs, or PyTorch's choice at sizes.
 
     Raises:
-        InputError: no file is named.
+        InputError: no file is named, or there is no GPU.
     """
     tuned = args.run_config is not True
     source = args.run_config if tuned else args.untune_file
     if source is None:
         raise InputError("--run_config times the rows of the file behind it, or the sizes of -i; name either")
+    _require_gpu("--run_config")
     request = _measuring_request(args)
     with _report(args, request) as reporter:
         return shell.DONE if tuned_comparison.run_config(request, reporter, Path(source), tuned) else shell.WRONG
+
+
+def _require_gpu(option: str) -> None:
+    if not machine.count_devices():
+        raise InputError(f"{option} times rows on a GPU, and there is none; leave it out to predict")
 
 
 def _report(args: argparse.Namespace, request: TuneRequest) -> Reporter:
@@ -98,8 +108,7 @@ def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
         InputError: there is no GPU that could time anything, or rows are of two products.
         OutputError: the place is taken, or can't be written.
     """
-    if not machine.count_devices():
-        raise InputError("--compare times rows on a GPU, and there is none; leave it out to predict")
+    _require_gpu("--compare")
     if args.untune_file is not None:
         with warnings.catch_warnings():  # the run reads the sizes again, and warns then
             warnings.simplefilter("ignore")
@@ -236,6 +245,12 @@ def _tuned_name(source: str | None, family: str | None) -> str:
     """Return the path of results without a named file: in the current folder, as the sizes' file may be a package's."""
     name = Path(source or "").name
     return name.replace("untuned", "tuned") if "untuned" in name else _file_name(family or _BF16, "tuned")
+
+
+def _family_of(source: str | None) -> str | None:
+    """Return the family of a file that has AITER's name for untuned sizes; None for other names."""
+    known = (family for format_ in registry.every(TunerFormat) for family in format_.families)
+    return next((family for family in known if _file_name(family, "untuned") == Path(source or "").name), None)
 
 
 def _file_name(family: str, word: str) -> str:

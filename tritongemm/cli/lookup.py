@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     for line in lines:
         print(printable(line))
     if isinstance(found, Support):
-        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(rows, problem, device)]:
+        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(rows, problem, device, found)]:
             print(printable(line))
     return shell.WRONG if isinstance(found, Support) else shell.DONE
 
@@ -92,12 +92,19 @@ def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Ite
                 yield f"{row.where(path)} names {row.foreign}, which nothing here runs{units}"
 
 
-def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target) -> Iterator[str]:
-    """Yield the devices of a product's rows, where none is of the device; without any, their layouts."""
+def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target, reason: Support) -> Iterator[str]:
+    """Yield the devices of a product's rows, where none is of the device; without any, their layouts.
+
+    Args:
+        rows: of all files.
+        problem: the product.
+        device: the one that is asked for.
+        reason: why no row serves, which may name a layout already.
+    """
     table = RecordTable(rows)
     known = table.devices_of(problem)
     for other in () if known else other_layouts(problem):
-        if table.devices_of(other):
+        if table.devices_of(other) and describe_calls(other) not in reason.reason:
             yield f"rows of this N x K are of layout {other.layout}, which serves {describe_calls(other)}"
     if any(isinstance(table.find_row(problem, *one), SourceRow) for one in known):
         return  # the reason names these devices

@@ -26,7 +26,8 @@ def list_planned(rows: Sequence[FormatRow], source: SizeSource, reporter: Report
     known = {row.problem: row for row in every}
     callers = {row.problem.at(1): row.callers for row in every}
     searched, measured = list_searched(spans), len(list_measured(spans))
-    reporter.say(f"{len(spans)} tables over M: these sizes are searched, {measured - len(searched)} more are measured")
+    tables = f"{len(spans)} table{'s' * (len(spans) != 1)} over M"
+    reporter.say(f"{tables}: these sizes are searched, {measured - len(searched)} more are measured")
     return [known.get(p) or FormatRow(p, count=0.0, callers=callers.get(p.at(1), ())) for p in searched]
 
 

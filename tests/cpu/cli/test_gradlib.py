@@ -175,12 +175,18 @@ def test_columns_in_any_order_keep_their_cells(untuned: Path, requests: list[Tun
         assert lines == ["cu_num,N,M,K,bias,dtype,outdtype", '"a,b",64,16,64,False,torch.float16,torch.float16']
 
 
+def test_an_output_of_any_name_is_of_the_inputs_family(untuned: Path, requests: list[TuneRequest]) -> None:
+    assert gradlib.main(["-i", str(untuned), "-o", "t.csv"]) == 0
+    (asked,) = requests
+    assert (asked.outputs.path, asked.outputs.to, asked.sizes.defaults.family) == (Path("t.csv"), "aiter", "bf16")
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         ("", "name either a file of sizes with -i, or a model with --model_dir"),
         ("-i a.csv --model_dir m", "name either a file"),
-        ("-i a.csv -o out.csv", "say its family with --family"),
+        ("-i a.csv -o out.csv", "name its family, as in --family bf16"),
         ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
         ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
         ("-i bf16_long.csv --indtype bf16", "line 2 has 9 values for 8 columns"),

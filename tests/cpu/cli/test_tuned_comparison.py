@@ -138,6 +138,7 @@ def test_the_rows_of_a_file_are_timed(output: Path, capsys: pytest.CaptureFixtur
         ("-i x.csv --min_improvement_pct 1", "--min_improvement_pct needs --compare"),
         ("--run_config", "name either"),
         ("-i bf16_untuned_gemm.csv --compare", "--compare times rows on a GPU, and there is none"),
+        ("-i bf16_untuned_gemm.csv --run_config", "--run_config times rows on a GPU, and there is none"),
     ],
 )
 def test_what_can_not_be_compared(

@@ -9,6 +9,7 @@ import pytest
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.plugins.validity import check_config
 from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -34,6 +35,14 @@ def test_a_batch_fills_the_gpu_without_splits() -> None:
         {c.split_k for c in prune.prune(space(p, SM90), p, SM90).kept} for p in (one, replace(one, batch=128))
     )
     assert max(alone) > 1 and together == {1}
+
+
+def test_what_is_kept_can_be_compiled() -> None:
+    """No budget goes to configs that are refused: descriptors would read the next product's rows."""
+    problem = Problem(64, 512, 192, "fp16", "fp16", "fp16", row_major_a=False, batch=4)
+    kept = prune.prune(space(problem, SM90), problem, SM90).kept
+    assert any(config.template == "tma" for config in kept)
+    assert not [config for config in kept if not check_config(config, problem, SM90)]
 
 
 def test_a_shared_operand_is_read_once() -> None:

@@ -66,7 +66,7 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
         or _option_fault(config, found)
         or _count_fault(config, problem)
         or geometry_module.unmet_need(config, problem, target.compute_units)
-        or _batch_fault(config, problem)
+        or geometry_module.batch_fault(config, problem)
         or _launch_fault(config, problem, target)
         or ""
     )
@@ -156,25 +156,6 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     grouped = config.group_m * cdiv(problem.n, n)  # tiles per group
     if max(reached, grouped) > LARGEST_INDEX:
         return f"{max(reached, grouped)} is beyond the 32 bits in which kernels count (group_m {config.group_m})"
-    return None
-
-
-def _batch_fault(config: Config, problem: Problem) -> str | None:
-    """Return why descriptors would read a batch wrong: they fill with zeros only outside the entire batch."""
-    described = set(map(template_facts.operand_of, template_facts.kernel_template(config.template).descriptors))
-    rows = {"a": problem.m if problem.row_major_a else problem.k, "b": problem.k if problem.row_major_b else problem.n}
-    along_k = {"a": not problem.row_major_a, "b": problem.row_major_b}
-    for name in sorted(described & rows.keys()):
-        batch = problem.operands[name].batch
-        if batch * rows[name] > LARGEST_INDEX:
-            return (
-                f"the {batch * rows[name]} stored rows of a batch of {name.upper()} are beyond a descriptor's 32 bits"
-            )
-        if batch and along_k[name] and problem.k % config.block_k:
-            return (
-                f"{name.upper()} is stored by rows of K, and block_k {config.block_k} does not divide K {problem.k}: "
-                "its last block would read the next product's rows into the sum"
-            )
     return None
 
 

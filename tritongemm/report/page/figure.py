@@ -16,6 +16,7 @@ from typing import Any
 from tritongemm.system.printable import printable
 
 LABEL_CHARACTERS = 120
+SHARES = ".3~%"  # of an axis: as many decimals as its ticks differ in
 
 OURS, LIBRARY, FLOOR, WORSE = "#4c8dd8", "#e08a2e", "#8a929c", "#d1495b"
 # Distinguishable for people who see fewer colours, on light and on dark ground.

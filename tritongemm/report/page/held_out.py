@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tritongemm.report.page.figure import WORSE, Figure, log_axis, number, plain
+from tritongemm.report.page.figure import SHARES, WORSE, Figure, log_axis, number, plain
 from tritongemm.report.page.report_data import ReportData, name_product
 
 _TITLE = "Regret at held-out M"
@@ -38,7 +38,7 @@ def draw(data: ReportData) -> Figure:
     top = max(_LEAST_TOP, 1.05 * regrets.max())
     layout = {
         "xaxis": log_axis("M"),
-        "yaxis": {"title": {"text": "regret"}, "tickformat": ".1%", "range": [-0.03 * top, top]},
+        "yaxis": {"title": {"text": "regret"}, "tickformat": SHARES, "range": [-0.03 * top, top]},
         "hovermode": "closest",
     }
     return Figure("regret", _TITLE, caption, (trace,), layout)

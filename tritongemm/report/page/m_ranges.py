@@ -47,8 +47,8 @@ def draw(data: ReportData) -> Figure:
         "yaxis": {"type": "category", "automargin": True, "categoryorder": "array",
                   "categoryarray": [plain(product) for product in reversed(tables)]},
     }  # fmt: skip
-    caption = f"{len(tables)} tables over M. A bar is a run of M that one config serves."
-    caption += f" {left_out} tables that take less time are left out." if left_out else ""
+    caption = f"{len(tables)} table{'s' * (len(tables) != 1)} over M. A bar is a run of M that one config serves."
+    caption += f" Left out are those that take less time: {left_out}." if left_out else ""
     return Figure("ranges", _TITLE, caption, tuple(traces), layout, 170 + _ROW_PIXELS * len(tables))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tritongemm.report.page.figure import COLOURS, Figure, number, plain
+from tritongemm.report.page.figure import COLOURS, SHARES, Figure, number, plain
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.report.quality import GOAL, QualityCurve, quality_over_time
 
@@ -29,7 +29,7 @@ def draw(data: ReportData) -> Figure:
     caption += "over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in curves.items()) + "."
     layout = {
         "xaxis": {"title": {"text": "seconds since the run began"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "share of the final speed"}, "tickformat": ".0%"},
+        "yaxis": {"title": {"text": "share of the final speed"}, "tickformat": SHARES},
         "showlegend": True,
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GOAL, "y1": GOAL,
                     "line": {"color": "rgba(128,128,128,0.7)", "width": 1, "dash": "dot"}}],

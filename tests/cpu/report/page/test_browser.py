@@ -167,3 +167,12 @@ def test_the_policy_lets_nothing_else_run_or_load(browser: Any, whole: Path, tmp
     shown.goto(planted.as_uri(), wait_until="domcontentloaded")
     assert shown.evaluate("window.broken") is None and answered == [planted.as_uri()]
     assert len([text for text in refused if "Content Security Policy" in text]) >= 2
+
+
+def test_labels_of_shares_differ(page: Any) -> None:
+    """Also where all are near 100 %."""
+    for name in ("regret", "quality"):
+        figure = f"[data-figure={name}]"
+        page.evaluate("name => Plotly.relayout(document.querySelector(name), {'yaxis.range': [0.9985, 1]})", figure)
+        labels = page.locator(f"{figure} .ytick text").all_text_contents()
+        assert len(labels) > 1 and len(set(labels)) == len(labels)

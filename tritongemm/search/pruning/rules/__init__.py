@@ -50,6 +50,7 @@ RULES = (
     Rule("dot_k", tiles.dot_k, "matrix"),
     Rule("scale_depth", tiles.scale_depth),
     Rule("pieces", tiles.pieces),
+    Rule("batch", tiles.batch),
     Rule("offsets", tiles.offsets),
     Rule("per_unit", grouped.programs_of_a_unit, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, distant_rows, split_piece
+from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, distant_rows, split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
@@ -56,6 +56,11 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
 def pieces(config: Config, problem: Problem, target: Target) -> str | None:
     """A B whose columns are interleaved is read in complete groups."""
     return split_piece(config, problem) if config.is_generated else None
+
+
+def batch(config: Config, problem: Problem, target: Target) -> str | None:
+    """A descriptor's last block along K reads no rows of the next product of a batch."""
+    return batch_fault(config, problem) if problem.batch > 1 and config.is_generated else None
 
 
 def offsets(config: Config, problem: Problem, target: Target) -> str | None:

@@ -43,7 +43,7 @@ def test_weights_are_measured(folder: Path) -> None:
     assert [row["note"] for row in rows if row["baseline"] == "roofline"] == ["its beta is 1; here it is 0"]
     assert rows[0]["problem"] == "256x4096x4096_bf16_TN" and float(rows[0]["% of total"]) > 30
     assert sum(float(row["% of total"]) for row in rows) == pytest.approx(100, abs=0.01)
-    assert len((folder / "baseline.jsonl").read_text().split()) > 4
+    assert len((folder / "baseline.journal").read_text().split()) > 4
 
 
 def test_results_are_measured_and_verified(folder: Path) -> None:

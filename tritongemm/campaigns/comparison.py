@@ -8,7 +8,6 @@ trial is in a journal when it is known: a killed benchmark goes on from there.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ from tritongemm.campaigns.measuring import OpenEvaluator
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import SCHEMA
@@ -84,23 +82,13 @@ class TrialLog:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self._guard = threading.Lock()
         self._trials: dict[tuple[Problem, str], list[Trial]] = {}
-        known = journal.read(path)
-        if known.begins_with(header):
-            self._journal = journal.Journal(path, known.size)
-            for line in known.lines.values():
-                if line.kind == "trial":
-                    problem, trial = line.value
-                    taken = or_refusal(trial.read)
-                    if not isinstance(taken, Support):  # else it is measured again
-                        self._keep(problem, taken)
-            return
-        if known.size:
-            try:
-                os.replace(path, path.with_name(path.name + ".old"))
-            except OSError as error:
-                raise OutputError(f"{path} can't be set aside: {error.strerror}; move it away") from error
-        self._journal = journal.Journal(path, 0)
-        self._journal.append([{"header": dict(header)}])
+        self._journal, lines = journal.resume(path, header)
+        for line in lines:
+            if line.kind == "trial":
+                problem, trial = line.value
+                taken = or_refusal(trial.read)
+                if not isinstance(taken, Support):  # else it is measured again
+                    self._keep(problem, taken)
 
     def add(self, problem: Problem, trial: Trial) -> None:
         """Store a trial, on disk when this returns.

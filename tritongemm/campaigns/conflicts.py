@@ -46,7 +46,7 @@ class Conflict:
 
 
 class RaceLog:
-    """Results of conflicts that raced again; a log of another toolchain, device or protocol begins anew.
+    """Results of conflicts that raced again; a log of another toolchain, device or protocol is set aside.
 
     Args:
         path: the journal.
@@ -57,13 +57,8 @@ class RaceLog:
     """
 
     def __init__(self, path: Path, tools: MeasuringTools) -> None:
-        header = _describe(tools)
-        known = journal.read(path)
-        goes_on = known.begins_with(header)
-        self._raced = dict(_keyed(line.value) for line in known.lines.values() if goes_on and line.kind == "record")
-        self._journal = journal.Journal(path, known.size if goes_on else 0)
-        if not goes_on:
-            self._journal.append([{"header": header}])
+        self._journal, lines = journal.resume(path, _describe(tools))
+        self._raced = dict(_keyed(line.value) for line in lines if line.kind == "record")
 
     def find(self, conflict: Conflict) -> Record | None:
         """Return the result of a conflict's race; None where it has not raced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from statistics import median
 from time import monotonic
@@ -18,7 +19,7 @@ from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.call_logs import LoggedCall
 from tritongemm.search.cost_model import model as cost_model
 
-BASELINE = "baseline.jsonl"  # measured times, in the campaign's folder
+BASELINE = "baseline.journal"  # measured times, in the campaign's folder
 # Times are measured by the baseline, predicted by the cost model, or guessed: what can't be computed here is taken to
 # be as far from the data sheet's rates as the middle one of the others.
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
@@ -86,7 +87,8 @@ def _measure(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, f
     if not campaign.devices:
         return {}
     path = campaign.folder / BASELINE
-    with BaselineTimes(path, campaign.measured_with) as known:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(BaselineTimes(path, campaign.measured_with)) as known:
         wanted = [p for p in dict.fromkeys(problems) if p.key not in known]
         if wanted:
             campaign.say(f"measuring the baseline of {len(wanted)} GEMMs on {len(campaign.devices)} devices")

@@ -84,6 +84,27 @@ def encode(entry: dict[str, Any]) -> bytes:
     return summed + _CHECKSUM + b"%d}\n" % crc32(summed)
 
 
+def resume(path: Path, header: Mapping[str, Any]) -> tuple[Journal, list[Line]]:
+    """Open a journal, with its lines if it has this header; otherwise it is set aside, and begins anew.
+
+    Raises:
+        OutputError: the journal can't be read or written, or the file is another program's.
+        NewerFileError: a newer version wrote it.
+    """
+    known = read(path)
+    first = known.lines.get(1)
+    if first is not None and first.kind == "header" and first.value == header:
+        return Journal(path, known.size), list(known.lines.values())
+    if known.size:
+        try:
+            os.replace(path, path.with_name(f"{path.name}.old"))
+        except OSError as error:
+            raise OutputError(f"{path} can't be set aside: {error.strerror}; move it away") from error
+    begun = Journal(path, 0)
+    begun.append([{"header": dict(header)}])
+    return begun, []
+
+
 def is_journal(start: bytes) -> bool:
     """Return whether a file begins as a journal, or is the beginning of one."""
     return start.startswith(HEADER[: len(start)])
@@ -102,11 +123,6 @@ class JournalLines:
     lines: dict[int, Line]
     damaged: dict[int, str]
     size: int
-
-    def begins_with(self, header: Mapping[str, Any]) -> bool:
-        """Return whether the first line is this header, so that more lines may follow."""
-        first = self.lines.get(1)
-        return first is not None and first.kind == "header" and bool(first.value == header)
 
 
 def read(path: Path) -> JournalLines:

@@ -18,7 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
-from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
+from tritongemm.core.values import FLAG, MAP, SECONDS_OR_NONE, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
 
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
@@ -56,8 +56,9 @@ class Line:
     """One line of a journal.
 
     Attributes:
-        kind: ``header``, ``record``, ``trial`` or ``merged``.
-        value: a mapping for a header, a `Record`, a problem with an `UnreadTrial`, or a list of problems.
+        kind: ``header``, ``record``, ``trial``, ``merged`` or ``baseline``.
+        value: a mapping for a header, a `Record`, a problem with an `UnreadTrial`, a list of problems, or the key of a
+            problem with the baseline's seconds or None.
     """
 
     kind: str
@@ -107,6 +108,10 @@ def read_line(path: Path, line: bytes, problems: dict[bytes, Problem]) -> Line:
         return Line("record", read_record(entry["record"]))
     if "merged" in entry:
         return Line("merged", [read_problem(one) for one in entry["merged"]])
+    if "baseline" in entry:
+        known = _require_map(entry["baseline"], "baseline")
+        require(known, {"problem": TEXT, "seconds": SECONDS_OR_NONE})
+        return Line("baseline", (known["problem"], known["seconds"]))
     raise InputError("it is of no known kind")
 
 

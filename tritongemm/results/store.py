@@ -169,7 +169,7 @@ class Store:
             self._records[record.problem], self._unmerged = record, True
         elif line.kind == "trial":
             self._trials.take(*line.value)
-        else:
+        elif line.kind == "merged":
             self._order.update(dict.fromkeys(line.value))
             self._unmerged = False
             if self._file.exists() or not self._identity.resumed:

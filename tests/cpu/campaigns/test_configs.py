@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -205,7 +205,7 @@ def test_without_a_gpu_the_table_says_so(rig: Rig) -> None:
     configs.run(rig.campaign(example()))
     assert {row["baseline"] for row in rows(rig.folder, "summary.csv")} == {"model"}
     assert any(line.endswith("ms, predicted") for line in rig.said)
-    assert not (rig.folder / "tunings" / "baseline.jsonl").exists()
+    assert not (rig.folder / "tunings" / "baseline.journal").exists()
 
 
 def test_devices_share_the_measuring_and_none_is_measured_twice(measuring: Rig) -> None:
@@ -324,24 +324,24 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
     ],
 )
 def test_baseline_times_survive_damage(tmp_path: Path, damage: Callable[[str], str]) -> None:
-    path, with_ = tmp_path / "baseline.jsonl", {"torch": "2.9"}
-    with BaselineTimes(path, with_) as times:
+    path, with_ = tmp_path / "baseline.journal", {"torch": "2.9"}
+    with closing(BaselineTimes(path, with_)) as times:
         times.add("a", 1.0)
         times.add("b", 2.0)
     path.write_text(damage(path.read_text()))
-    with BaselineTimes(path, with_) as times:
+    with closing(BaselineTimes(path, with_)) as times:
         assert times.get("b") in (None, 2.0)
         times.add("c", 3.0)
-    with BaselineTimes(path, with_) as times:
+    with closing(BaselineTimes(path, with_)) as times:
         assert times.get("c") == 3.0 and "d" not in times
-    shutil.copy(path, tmp_path / "other.jsonl")
-    with BaselineTimes(tmp_path / "other.jsonl", {"torch": "2.11"}) as times:
+    shutil.copy(path, tmp_path / "other.journal")
+    with closing(BaselineTimes(tmp_path / "other.journal", {"torch": "2.11"})) as times:
         assert times.get("c") is None, "other versions have other times"
 
 
 def test_a_file_of_another_program_stays(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.jsonl"
+    path = tmp_path / "baseline.journal"
     path.write_text("mine\n")
-    with pytest.raises(OutputError, match="is not a file of baseline times"), BaselineTimes(path, {}):
-        pass
+    with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
+        BaselineTimes(path, {})
     assert path.read_text() == "mine\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def _count_unmeasured(campaign: Campaign) -> int:
     predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
     if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
         return len(predicted) if campaign.devices else 0
-    with BaselineTimes(campaign.folder / BASELINE, campaign.measured_with) as known:
+    with closing(BaselineTimes(campaign.folder / BASELINE, campaign.measured_with)) as known:
         return sum(key not in known for key in predicted)
 
 

@@ -32,7 +32,7 @@ from tritongemm.system.locks import locked
 from tritongemm.tuning import search_processes
 
 # A busy machine is no failure. CI asks for the other with --hypothesis-profile.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("quick")
 
@@ -117,7 +117,7 @@ def lent_processes() -> Iterator[None]:
         LentProcess.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def interpreter(lent_processes: None) -> Iterator[LentProcess]:
     """A process in which kernels run in Triton's interpreter."""
     child = LentProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch"])  # and not Triton, which reads variables when it is imported
+# Not Triton, which reads variables when it is imported. Whatever is captured needs the second, which takes 0.5 s.
+_CONTEXT.set_forkserver_preload(["torch", "torch.fx.experimental.symbolic_shapes"])
 _PYTHONS_OWN = sys.prefix, sys.base_prefix, site.getuserbase()
 
 

@@ -10,7 +10,7 @@ from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.measure.interpreting import InterpreterJob, reduced
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.workers.child_process import WorkerProcess
 
 
@@ -19,13 +19,14 @@ def errors(
 ) -> dict[str, float]:
     """Each config's share of the error that its family allows; the error itself where none is allowed.
 
-    A program of gemv has few rows and takes as long as one of a tile: its M has two blocks and the remainder.
+    A program of gemv has few rows and takes as long as one of a tile: its M has a block and the remainder, or two rows.
     """
     configs = list(configs)
     text = modules.write_candidates(problem, configs, target, folder).read_text()
     found = {}
     for config in configs:
-        rows = reduced(problem, config).m if config.template == "gemv" else problem.m
+        gemv = config.template == "gemv"
+        rows = min(problem.m, max(2, config.block_m + problem.m % config.block_m)) if gemv else problem.m
         ((error, tolerance),) = child.ask(InterpreterJob(replace(problem, m=rows), config, text), 60)
         found[config.name] = error / tolerance if tolerance else error
     return found

@@ -66,7 +66,7 @@ class LentProcess(WorkerProcess):
     def _kind(self) -> tuple[Any, ...]:
         variables = {k: v for k, v in {**os.environ, **self.environment}.items() if k not in _ANY}
         path = tuple(dict.fromkeys(sys.path))  # a folder that is named again is never reached
-        return self.role, os.getcwd(), path, tuple(sorted(variables.items()))
+        return self.role, path, tuple(sorted(variables.items()))  # nothing depends on the current folder
 
     @classmethod
     def end(cls) -> None:

@@ -1,4 +1,4 @@
-"""What planning processes of a test do: they sign searches, or are killed. They import no tests, which takes longer."""
+"""What planning processes of a test do: they are killed. They import no tests, which takes longer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ from tritongemm.tuning.search_processes import (
 def signature(text: str) -> BegunSearch:
     """A search that tells nothing but who has begun it."""
     return BegunSearch(0, 0, Pruned((), {}, {text: ""}), PreparedBatch([], []))
-
-
-class SigningWorker:
-    """A process that signs searches."""
-
-    def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
-        yield signature(job.problem.key)
 
 
 class WorkerKilledOnce:

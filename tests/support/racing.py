@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import closing, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -55,6 +56,21 @@ CODE = (
 )
 
 
+def built_at_once(job: CompileJob) -> Artifact:
+    """The artifact of a kernel of Triton's without tensor maps, which is launched as a compiled one and has no code."""
+    offsets = [8 * i for i in range(len(job.identity["signature"]) + 2)]  # and two for Triton's own scratch memory
+    launch = {"dynamic_shared": 0, "cluster": 1, "offsets": offsets}
+    return Artifact(job.config, job.digest, "k.hsaco", symbol=job.config.kernel_name, threads=64, launch=launch)
+
+
+@contextmanager
+def pool_and_store(folder: Path, build: Callable[[CompileJob], Artifact] = built_at_once) -> Iterator[Any]:
+    """A pool of compilers that does what a function does, and the store of an output in a folder."""
+    with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool, take(folder / "out.yaml") as store:
+        pool.build = build  # type: ignore[method-assign]
+        yield pool, store
+
+
 def race(
     folder: Path,
     backends: tuple[str, ...],
@@ -64,12 +80,12 @@ def race(
 ) -> tuple[Any, Store, str]:
     """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to `Plan`."""
     compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or FakeEvaluator()
-    builds = compiler.build
+    others = compiler.build
 
     def built(job: CompileJob) -> Artifact:
         """Toys are built here: no other process finds them."""
         if not job.config.backend.startswith("toy"):
-            return builds(job)
+            return built_at_once(job) if job.config.backend == "triton" else others(job)
         build(job)
         try:
             one: Artifact = registry.get(KernelBackend, job.config.backend).compile(job)[0]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 
 # Small sizes, and the target with the smallest space, so that planning takes no time.
 LOG = "".join(line(m=16, n=n, k=16, count=n) for n in (16, 8, 5))
-SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "2")
+SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "1")
 MAIN = "import sys; from tritongemm.cli import shell; sys.exit(shell.run('tritongemm.cli.optimize:main'))"
 
 

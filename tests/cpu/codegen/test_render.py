@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import forked
+from tests.support.covering import pairwise
 from tests.support.kernel_cases import (
     DESCRIBED,
     GEMV,
@@ -81,21 +82,22 @@ def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monke
         template_facts.kernel_template("toy")
 
 
-@pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])
-def test_modules_of_all_kinds_are_python(target: str) -> None:
+DTYPES = (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3)
+FORMS = ((True, "none"), (False, "m"), (True, "n"))
+
+
+@pytest.mark.parametrize(("target", "dtypes", "form"), pairwise(["gfx942", "gfx950", "sm80", "sm90"], DTYPES, FORMS))
+def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, str], form: tuple[bool, str]) -> None:
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
-    facts = target_files.load_target(target)
+    facts, (row_a, bias) = target_files.load_target(target), form
     configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
-    for dtypes in (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3):
-        for row_a, bias in ((True, "none"), (False, "m"), (True, "n")):
-            problem = Problem(33, 48, 80, *dtypes, row_a, not row_a, bias)
-            text = text_of(problem, configs, facts)
-            tree = ast.parse(text)
-            assert ast.get_docstring(tree, clean=True).startswith("C[33, 48] = A[33, 80] @ B[80, 48]")  # type: ignore[union-attr]
-            defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
-            assert {c.template for c in configs} <= defined
-            assert "{{" not in text and "{%" not in text and "tritongemm." not in text.replace("tritongemm.\n", "")
-            assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
+    text = text_of(Problem(33, 48, 80, *dtypes, row_a, not row_a, bias), configs, facts)
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree, clean=True).startswith("C[33, 48] = A[33, 80] @ B[80, 48]")  # type: ignore[union-attr]
+    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    assert {c.template for c in configs} <= defined
+    assert "{{" not in text and "{%" not in text and "tritongemm." not in text.replace("tritongemm.\n", "")
+    assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
 
 
 PAIRS = '''"""A module."""

@@ -83,7 +83,7 @@ def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path:
 
 
 BLOCKS = (
-    Config("tile", 16, 32, 128, split_k=2),
+    Config("tile", 16, 64, 128, split_k=2),
     Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
     Config("gemv", 1, 128, 256),
     Config("gemv", 4, 128, 128, split_k=2),

@@ -18,7 +18,7 @@ from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
-SEARCH = ["--target", "gfx1100", "--budget", "2", "--num_threads", "2"]
+SEARCH = ["--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
 
 
 @pytest.fixture(autouse=True)

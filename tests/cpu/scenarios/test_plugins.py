@@ -65,7 +65,7 @@ def test_its_kernel_is_launch_planned_and_exported(
 @pytest.mark.usefixtures("backend")
 def test_it_is_compiled_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """tests/gpu races and serves it."""
-    size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "2"]
+    size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "1"]
     out = ["-o", str(tmp_path / "out.yaml"), "--compile_only"]
     assert tune.main([*size, "--libtype", f"triton,{BACKEND}", *out]) == 0
     compiled = {json.loads(path.read_text())["facts"]["config"] for path in (tmp_path / "cache").rglob("*.json")}
@@ -77,7 +77,7 @@ def test_a_family_with_its_own_scales_is_tuned_and_verified(
 ) -> None:
     """int8 weights with a scale per column: types, inputs, reference and tolerance are the family's."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
-    size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "2"]
+    size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "1"]
     with dropped(Family, FAMILY, tmp_path, monkeypatch):
         end_children(Family, tmp_path, monkeypatch)
         assert tune.main([*size, "--family", FAMILY, "-o", str(tmp_path / "out.yaml")]) == 0

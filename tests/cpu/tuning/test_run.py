@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.racing import CODE, SIZE, Drop, race
+from tests.support.racing import CODE, SIZE, Drop, pool_and_store, race
 from tests.support.stores import record, take
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.cache import ArtifactCache
@@ -32,7 +32,6 @@ from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
-from tritongemm.system import settings
 from tritongemm.tuning import run as run_module
 from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
@@ -99,7 +98,6 @@ def out_of_time(folder: Path) -> str:
 def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
     drop("toycode", CODE)
-    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
     said = out_of_time(tmp_path)
     assert "toycode does not race: the budget was spent before 2 of its kernels were compiled" in said
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
@@ -110,7 +108,6 @@ def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Path) -> None:
     """The journal knows it for the fastest, but its library is gone and there is no time to make it again."""
     drop("toycode", CODE)
-    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
     fastest = Trial(Config("toy", 1, 1, 1, backend="toycode"), "ok", samples=(1e-9,), timer="sundial")
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         store.add_trials(SIZE, [fastest])
@@ -155,10 +152,7 @@ def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, s
     batch, one = Problem(16, 64, 128, batch=2), Problem(16, 64, 128)
     limits = SearchLimits(templates=("stream_k",))  # which computes no batches
     options = TuningOptions(tmp_path, strategy, budget=2, library="", limits=limits)
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         failures = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([batch, one])
         assert list(failures) == [batch] and "triton brought none" in failures[batch]
         assert store.record(one)
@@ -242,10 +236,7 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:
             return super().screen(problem, artifacts, best_s)
 
     problems = [Problem(16, 16, k) for k in (32, 64, 96, 128)]
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         options = TuningOptions(tmp_path, "guided", budget=2, library="")
         failures = TuningRun([Device(0), Device(1)], pool, store, options, Reporter()).tune(problems)
         assert failures == {} and all(store.record(p) for p in problems)
@@ -273,10 +264,7 @@ def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Planner, "plan", plans)
     options = TuningOptions(tmp_path, "guided", budget=2, library="")
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         assert TuningRun([Device()], pool, store, options, Reporter()).tune(sizes) == {}
     assert waited == [True] and len(screened) == 4
 
@@ -318,10 +306,7 @@ def test_sizes_are_finished_in_their_order_unless_time_is_limited(
     monkeypatch.setattr(CompileQueue, "put", watched)
     options = TuningOptions(tmp_path, budget=10, library="", seconds=seconds)
     large, small = Problem(64, 64, 128), Problem(16, 64, 128)
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         monkeypatch.setattr(pool, "build", lambda job: Artifact(job.config, job.digest, status="compile_failed"))
         TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([small, large])
     assert turns == {large: [0] * 8 + [1] * 2, small: [0] * 8 + [1 if seconds else 2] * 2}
@@ -334,10 +319,7 @@ def test_a_kernel_beside_the_products_that_is_not_compiled_costs_a_run_nothing(
     options, asked = TuningOptions(tmp_path, budget=1, library=""), list[str]()
     helper = CompileJob(Config("quantize_rows", 0, 0, 0), {"source": "for a test"})
     monkeypatch.setattr(run_module, "compile_jobs", lambda problem, evaluator: [helper])
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         own = pool.build
 
         def build(job: CompileJob) -> Artifact:
@@ -366,10 +348,7 @@ def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch:
         return Artifact(job.config, job.digest, status="compile_failed", reason="for a test")
 
     options = TuningOptions(tmp_path, budget=30, library="")
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         monkeypatch.setattr(pool, "build", build)
         monkeypatch.setattr(store, "add_trials", full)
         with pytest.raises(OutputError, match="disk full"):
@@ -381,9 +360,6 @@ def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch:
 
 def test_sizes_that_time_was_too_short_for_say_so(tmp_path: Path) -> None:
     options = TuningOptions(tmp_path, budget=2, library="", seconds=1e-9, stop="compile")
-    with (
-        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
-        take(tmp_path / "out.yaml") as store,
-    ):
+    with pool_and_store(tmp_path) as (pool, store):
         failures = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([SIZE])
     assert failures == {SIZE: "its kernels were not compiled within the 1e-09 s of --budget"}

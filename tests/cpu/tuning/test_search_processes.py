@@ -14,15 +14,12 @@ import pytest
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.planning_roles import (
-    SigningWorker,
     WorkerKilledAlways,
     WorkerKilledLater,
     WorkerKilledOnce,
     signature,
 )
-from tests.support.stores import take
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
+from tests.support.racing import pool_and_store
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.config import Config
@@ -34,7 +31,6 @@ from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system import settings
 from tritongemm.tuning import search_processes
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
@@ -79,18 +75,16 @@ def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
     monkeypatch.setattr(SearchProcess, "ROLE", f"{worker.__module__}:{worker.__name__}")
 
 
-@pytest.mark.parametrize(
-    ("worker", "planned_here"), [(SigningWorker, False), (WorkerKilledOnce, False), (WorkerKilledAlways, True)]
-)
+@pytest.mark.parametrize(("worker", "processes"), [(WorkerKilledOnce, 2), (WorkerKilledAlways, 1)])
 def test_a_process_that_is_killed_costs_no_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, planned_here: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, processes: int
 ) -> None:
     """The searches come in the order of the problems, from other processes or in the end from this one."""
     work_as(monkeypatch, worker)
-    with closing(Planner(2)) as planning:
+    with closing(Planner(processes)) as planning:
         found = list(planning.plan(jobs(tmp_path)))
     signed = [list(one.pruned.reasons) for one in found]
-    assert signed == [[p.key] for p in PROBLEMS] if not planned_here else all(one.kept for one in found)
+    assert signed == [[p.key] for p in PROBLEMS] if worker is WorkerKilledOnce else all(one.kept for one in found)
 
 
 QUICK = [("guided", WorkerKilledLater, True), ("genetic", SearchWorker, False)]
@@ -131,8 +125,7 @@ def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypa
     for few in (99, 1):
         monkeypatch.setattr(search_processes, "FEW_PROBLEMS", few)
         judge = FakeEvaluator(seconds=seconds_of)
-        output = tmp_path / f"out_{few}.yaml"
-        with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=2)) as pool, take(output) as store:
+        with pool_and_store(tmp_path / str(few)) as (pool, store):
             assert TuningRun([judge], pool, store, options, Reporter()).tune(sizes) == {}
             tried.append({s: sorted(name for name, stage in store.trials(s) if stage == "screen") for s in sizes})
     assert tried[0] == tried[1] and all(len(names) >= 4 for names in tried[0].values()), "several batches"

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import tritongemm
-from tests.support.plugins import dropped, end_children
+from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import tune
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins.contracts import Backend, Family
@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A backend whose kernel computes, put beside the others, where child processes find it too."""
     with dropped(Backend, BACKEND, tmp_path, monkeypatch) as name:
-        end_children(Backend, tmp_path, monkeypatch)
+        show_to_children(tmp_path, monkeypatch, Backend)
         yield name
 
 
@@ -57,7 +57,7 @@ def test_a_family_with_its_own_scales_is_tuned(
 ) -> None:
     out = tmp_path / "out.yaml"
     with dropped(Family, FAMILY, tmp_path, monkeypatch):
-        end_children(Family, tmp_path, monkeypatch)
+        show_to_children(tmp_path, monkeypatch, Family)
         assert tune.main([*SIZE, "--family", FAMILY, "-o", str(out)]) == 0
     (row,) = yaml.safe_load(out.read_text())
     assert (row["dtype_a"], row["dtype_b"], row["family"]) == ("fp16", "int8", FAMILY)

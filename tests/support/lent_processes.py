@@ -13,7 +13,7 @@ from tritongemm.workers.child_process import WorkerError, WorkerProcess
 
 # Variables whose value makes no difference: neither a compiler nor the interpreter looks for a GPU, and a request
 # names its cache. The last three are set by PyTorch once it has compiled.
-_ANY = ("PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TRITONGEMM_CACHE",
+_ANY = ("PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TRITONGEMM_CACHE", "XDG_CACHE_HOME",
         "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
 
 # What serves a role sooner with the same answers.

@@ -17,10 +17,7 @@ from tritongemm.plugins.contracts import Plugin
 
 TOYS = Path(__file__).parent / "toys"
 # A child process reads this at its start, so that it finds the plug-in as well.
-_SITE = """
-import importlib
-importlib.import_module({package!r}).__path__.append({folder!r})
-"""
+_SITE = "import importlib\nimportlib.import_module({package!r}).__path__.append({folder!r})\n"
 
 
 @contextmanager
@@ -48,11 +45,12 @@ def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.Mo
         forget_plugins(place)
 
 
-def end_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -> None:
+def show_to_children(folder: Path, patch: pytest.MonkeyPatch, *kinds: type[Plugin]) -> None:
     """Have processes that start from now on find what was `dropped` into a folder, too."""
     site = folder / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(_SITE.format(package=kind.package, folder=str(folder / kind.__name__)))
+    text = "".join(_SITE.format(package=kind.package, folder=str(folder / kind.__name__)) for kind in kinds)
+    (site / "sitecustomize.py").write_text(text)
     patch.syspath_prepend(str(site))
 
 

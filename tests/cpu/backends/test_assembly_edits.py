@@ -262,7 +262,7 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(assembly_edits, "edit", refuse)
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_major_b=False)
-    config = Config("ws_tma", 64, 64, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
+    config = Config("ws_tma", 64, 32, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
     built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
     assert built.status == "ok" and built.launch["cluster"] == 1 and code
 

@@ -1,17 +1,10 @@
-"""The command from end to end on a machine without a GPU, and what it survives: kills, Ctrl-C, bad input."""
+"""The command from end to end on a machine without a GPU, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,80 +138,6 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / "out.yaml.journal"
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]
-
-
-ARGV = ("--gemm_size_file", "sizes.yaml", "-o", "out.yaml", *SEARCH)
-MAIN = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from tritongemm.tune import main; sys.exit(main())"
-)
-
-
-def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
-    """The command of `tuned` in another folder, as a process of its own."""
-    env = {**os.environ, "TRITONGEMM_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *ARGV],
-        cwd=folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def signalled(process: subprocess.Popen[str], number: int, folder: Path, ready: Any) -> tuple[int, str]:
-    """Send a signal once the journal is `ready`; exit status and what was written to stderr."""
-    limit = time.monotonic() + 60
-    while process.poll() is None and not ready(journal_of(folder)) and time.monotonic() < limit:
-        time.sleep(0.002)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
-
-
-@pytest.mark.heavy  # tests of the journal and of resumed runs are quick, and test_processes.py kills a run
-def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path) -> None:
-    """Killed at random moments from a cold cache, then run to the end: the same file as without, nothing done twice."""
-    (tmp_path / "sizes.yaml").write_text(SIZES)
-    cache, seed = tmp_path / "cache", random.randrange(2**32)
-    rng = random.Random(seed)
-    whole = len(journal_of(tuned.folder))
-    for lines in sorted(rng.sample(range(whole), 3)):
-        status, err = signalled(start(tmp_path, cache), signal.SIGKILL, tmp_path, lambda j, n=lines: len(j) > n)
-        assert status in (-signal.SIGKILL, 0), err
-    process = start(tmp_path, cache)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes(), f"seed {seed}"
-    entries = journal_of(tmp_path)
-    trials = Counter(
-        (json.dumps(e["problem"]), e["trial"]["config"], e["trial"]["stage"]) for e in entries if "trial" in e
-    )
-    records = Counter(json.dumps(e["record"]["problem"]) for e in entries if "record" in e)
-    assert set(trials.values()) == {1}, f"seed {seed}: a final and its record are written at once, so none is run twice"
-    assert len(trials) == 12 and set(records.values()) == {1} and len(records) == 3
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")], "no debris"
-
-
-@pytest.mark.heavy  # tests of merging end runs in this process, and test_processes.py sends the signal
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_merges_and_says_how_to_go_on(
-    tuned: Tuned, tmp_path: Path, session_cache: Path, number: signal.Signals
-) -> None:
-    (tmp_path / "sizes.yaml").write_text(SIZES)
-    records: Any = lambda j: any("record" in e for e in j[:-1])  # the line before the last is known to the run as well
-    status, err = signalled(start(tmp_path, session_cache), number, tmp_path, records)
-    assert "Traceback" not in err
-    if status == 0:  # it was done before the signal came
-        assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes()
-        return
-    assert status == 130, err
-    assert "stopped; what is done is in out.yaml. Go on with:" in err, "the journal, where no size was done"
-    (command,) = [x.strip() for x in err.splitlines() if x.strip().startswith("python -m ")]
-    partial = yaml.safe_load((tmp_path / "out.yaml").read_text())
-    assert partial == [row for row in tuned.rows if row in partial] and partial, "whichever were done"
-    assert command == "python -m tritongemm tune " + shlex.join(ARGV)
 
 
 def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:

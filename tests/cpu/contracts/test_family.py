@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.plugins import dropped, end_children
+from tests.support.plugins import dropped
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend, SearchPlan, Strategy
-from tritongemm.search import planner
+from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
 
 TOY = "family_toy"
@@ -131,29 +128,3 @@ def test_a_family_that_leaves_something_out_is_refused() -> None:
 
         class Halfway(Family):
             """Computes nothing."""
-
-
-@pytest.mark.heavy  # tests/cpu/scenarios/test_plugins.py tunes another family of a file by the command
-def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file is all there is: planned, searched, compiled, predicted, and verified by the interpreter."""
-    with dropped(Family, TOY, tmp_path, monkeypatch):
-        end_children(Family, tmp_path, monkeypatch)
-        problem = make_problem(Defaults(dtype_b="int8", row_major_b=False, bias="n", family=TOY), 40, 96, 256)
-        backend = registry.get(KernelBackend, "triton")
-        planned = planner.plan_search(problem, GFX942, tmp_path, backend.name)
-        assert planned.order.configs and "scale_b" in planned.module.read_text()
-        search = registry.get(Strategy, "exhaustive").search(SearchPlan(planned.space, planned.order), 3)
-        artifacts = []
-        for config in next(search):
-            artifact, code, name = backend.compile(backend.compile_job(config, problem, GFX942))
-            (tmp_path / name).write_bytes(code)
-            artifacts.append(replace(artifact, path=str(tmp_path / name)))
-            launch = backend.launch(artifacts[-1], problem, GFX942)
-            assert [p.value for p in launch.params[:5]] == ["a", "b", "c", "scale_b", "bias"]
-        with closing(OfflineEvaluator(GFX942, 120)) as evaluator:
-            trials = list(evaluator.screen(problem, artifacts, float("inf")))
-            verified = list(evaluator.verify(problem, artifacts))
-        assert [t.status for t in trials] == ["ok"] * 3 and min(t.seconds for t in trials) > 0
-        tolerance = registry.get(Family, TOY).tolerance(problem)
-        assert [t.status for t in verified] == ["ok"] * 3, [t.reason for t in verified]
-        assert all(t.error is not None and 0 < t.error <= tolerance for t in verified)

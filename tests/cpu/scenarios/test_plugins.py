@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.plugins import dropped, end_children
+from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import export, launch_plan, tune
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -26,16 +26,21 @@ BACKEND, FAMILY = "working_backend_toy", "family_toy"
 GFX942 = target_files.load_target("gfx942")
 
 
-@pytest.fixture
-def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelBackend]:
-    """A backend whose kernel computes, put beside the others, where compiler processes find it too."""
+@pytest.fixture(scope="module", autouse=True)
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both, beside the others of their kinds, where processes that start find them too."""
+    folder = tmp_path_factory.mktemp("plugins")
+    context = pytest.MonkeyPatch.context()
+    with context as patch, dropped(Backend, BACKEND, folder, patch), dropped(Family, FAMILY, folder, patch):
+        show_to_children(folder, patch, Backend, Family)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
-    with dropped(Backend, BACKEND, tmp_path, monkeypatch) as name:
-        end_children(Backend, tmp_path, monkeypatch)
-        yield registry.get(KernelBackend, name)
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("main", [tune.main, launch_plan.main])
 def test_help_lists_it(main: object, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -43,9 +48,7 @@ def test_help_lists_it(main: object, capsys: pytest.CaptureFixture[str]) -> None
     assert BACKEND in capsys.readouterr().out
 
 
-def test_its_kernel_is_launch_planned_and_exported(
-    backend: KernelBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_kernel_is_launch_planned_and_exported(tmp_path: Path) -> None:
     size, place = ["-m", "33", "-n", "48", "-k", "64"], ["--target", "gfx942", "-o"]
     assert launch_plan.main([*size, "--backend", BACKEND, *place, str(tmp_path / "plan")]) == 0
     plan = json.loads((tmp_path / "plan" / "plan_0.json").read_text())
@@ -53,7 +56,7 @@ def test_its_kernel_is_launch_planned_and_exported(
     assert (tmp_path / "plan" / plan["object"]).read_bytes().startswith(b"\x7fELF")
 
     problem = Problem(33, 48, 64)
-    (config,) = backend.candidates(problem, GFX942)
+    (config,) = registry.get(KernelBackend, BACKEND).candidates(problem, GFX942)
     record = Record(problem, "gfx942", config, BACKEND, 1e-6, 0.0, "events")
     (tmp_path / "tuned.yaml").write_text(results_format().write([record]))
     assert export.main([str(tmp_path / "tuned.yaml"), *place, str(tmp_path / "exported")]) == 0
@@ -62,8 +65,7 @@ def test_its_kernel_is_launch_planned_and_exported(
     assert (tmp_path / "exported" / row["co_name"]).read_bytes() == (tmp_path / "plan" / plan["object"]).read_bytes()
 
 
-@pytest.mark.usefixtures("backend")
-def test_it_is_compiled_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_compiled_with_the_others(tmp_path: Path) -> None:
     """tests/gpu races and serves it."""
     size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "1"]
     out = ["-o", str(tmp_path / "out.yaml"), "--compile_only"]
@@ -72,15 +74,10 @@ def test_it_is_compiled_with_the_others(tmp_path: Path, capsys: pytest.CaptureFi
     assert any(BACKEND in name for name in compiled) and any(BACKEND not in name for name in compiled)
 
 
-def test_a_family_with_its_own_scales_is_tuned_and_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_with_its_own_scales_is_tuned_and_verified(tmp_path: Path) -> None:
     """int8 weights with a scale per column: types, inputs, reference and tolerance are the family's."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "1"]
-    with dropped(Family, FAMILY, tmp_path, monkeypatch):
-        end_children(Family, tmp_path, monkeypatch)
-        assert tune.main([*size, "--family", FAMILY, "-o", str(tmp_path / "out.yaml")]) == 0
+    assert tune.main([*size, "--family", FAMILY, "-o", str(tmp_path / "out.yaml")]) == 0
     (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert (row["family"], row["dtype_a"], row["dtype_b"], row["dtype_c"]) == (FAMILY, "fp16", "int8", "fp16")
     assert row["timer"] == PREDICTED and 0 < row["error"] <= row["tolerance"] and "interpreter" in row["verified"]

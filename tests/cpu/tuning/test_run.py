@@ -98,6 +98,7 @@ def out_of_time(folder: Path) -> str:
 def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
     drop("toycode", CODE)
+    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # what planning remembers is there now
     said = out_of_time(tmp_path)
     assert "toycode does not race: the budget was spent before 2 of its kernels were compiled" in said
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
@@ -108,6 +109,7 @@ def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Path) -> None:
     """The journal knows it for the fastest, but its library is gone and there is no time to make it again."""
     drop("toycode", CODE)
+    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # what planning remembers is there now
     fastest = Trial(Config("toy", 1, 1, 1, backend="toycode"), "ok", samples=(1e-9,), timer="sundial")
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         store.add_trials(SIZE, [fastest])

@@ -67,7 +67,7 @@ def built_at_once(job: CompileJob) -> Artifact:
 def pool_and_store(folder: Path, build: Callable[[CompileJob], Artifact] = built_at_once) -> Iterator[Any]:
     """A pool of compilers that does what a function does, and the store of an output in a folder."""
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool, take(folder / "out.yaml") as store:
-        pool.build = build  # type: ignore[method-assign]
+        pool.build = build  # type: ignore[assignment, method-assign]
         yield pool, store
 
 

@@ -60,12 +60,9 @@ class KernelFacts:
         bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
         clamp: further arguments of the functions that clamp.
         zero: the value of masked-off loads.
-        store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
-        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a full tile.
         narrows: an instruction turns a result into C's type; otherwise the compiler converts.
         unpacks: instructions turn bytes of two numbers each and their factors into numbers; otherwise the compiler does
             it or matrix units read them.
-        overlaps: a kernel may start before the last one has ended, and waits for what it wrote.
         unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
         unit: elements that share a byte, as what divides a number of them; "" where each has its own.
@@ -95,11 +92,8 @@ class KernelFacts:
     pieces: Pieces | None
     publish: str
     observe: str
-    store_wait: str
-    sum_elements: int
     narrows: bool
     unpacks: bool
-    overlaps: bool
 
     @property
     def along_k(self) -> tuple[OperandSpec, ...]:
@@ -170,11 +164,8 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         pieces=pieces_of_b(problem),
         publish=', cache_modifier=".wt"' if several_l2 else "",
         observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
-        store_wait=target.store_wait,
-        sum_elements=target.sum_elements,
         narrows=problem.c.is_fp8 and target.supports(problem.c) and target.has("narrow_fp8"),
         unpacks=unpacked and problem.dtype_a == "fp4e2m1" and target.has("unpack_fp4"),
-        overlaps=target.has("launch_overlap"),
     )
 
 
@@ -218,7 +209,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
 def kernel_alone(problem: Problem, template: str, target: Target) -> str:
     """Return the text of one kernel as a module of its own, the only text that is run to compile it."""
     text = _environment().get_template("kernel_alone.py.j2")
-    known = {"x": kernel_facts(problem, target), "templates": {}, "p": problem}
+    known = {"x": kernel_facts(problem, target), "templates": {}, "p": problem, "target": target}
     return text.render(kernel=kernel_source(problem, template, target), **known)
 
 

@@ -7,8 +7,8 @@ into generated modules, so a grid is written down once. A header may name, under
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -112,24 +112,24 @@ class KernelTemplate:
 
     name: str
     summary: str
-    constexprs: tuple[str, ...]
-    launch_options: tuple[str, ...]
-    defaults: dict[str, int]
-    grid: tuple[str, str, str]
-    cluster: str
-    workspace: str
-    semaphores: str
-    descriptors: dict[str, tuple[str, str]]
-    pointers: tuple[str, ...]
-    describe: str
-    compiler: dict[str, str]
-    interpreted: bool
-    needs: dict[str, str]
-    kinds: tuple[str, ...]
-    pieces: bool
-    microscaled: bool
-    edited: bool
+    grid: tuple[str, ...]
     search: SearchFacts
+    constexprs: tuple[str, ...] = ()
+    launch_options: tuple[str, ...] = ()
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    cluster: str = "1"
+    workspace: str = "0"
+    semaphores: str = "0"
+    descriptors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pointers: tuple[str, ...] = ()
+    describe: str = "TensorDescriptor.from_tensor"
+    compiler: Mapping[str, str] = field(default_factory=dict)
+    interpreted: bool = True
+    needs: Mapping[str, str] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ("one",)
+    pieces: bool = False
+    microscaled: bool = False
+    edited: bool = False
 
     def value(self, config: Config, option: str, halved: bool = False) -> int:
         """Return a config's value of one of `constexprs`: an option of its own, or one that every config has.
@@ -289,31 +289,18 @@ def kernel_template(name: str) -> KernelTemplate:
         facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
     named: dict[str, str] = facts.get("names", {})
 
-    def spelled_out(expression: object) -> str:
-        return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], str(expression))
+    def spelled_out(fact: Any) -> Any:
+        if isinstance(fact, dict):
+            return {key: spelled_out(value) for key, value in fact.items()}
+        if isinstance(fact, list):
+            return tuple(map(spelled_out, fact))
+        if isinstance(fact, bool):
+            return fact
+        text = str(fact).replace("{name}", name)
+        return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], text)
 
-    return KernelTemplate(
-        name=name,
-        summary=facts["summary"],
-        constexprs=tuple(facts.get("constexprs", ())),
-        launch_options=tuple(facts.get("launch_options", ())),
-        defaults=dict(facts.get("defaults", {})),
-        grid=tuple(map(spelled_out, facts["grid"])),  # type: ignore[arg-type]
-        cluster=str(facts.get("cluster", 1)),
-        workspace=spelled_out(facts.get("workspace", 0)),
-        semaphores=spelled_out(facts.get("semaphores", 0)),
-        descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
-        pointers=tuple(facts.get("pointers", ())),
-        describe=facts.get("describe", "TensorDescriptor.from_tensor").format(name=name),
-        compiler={option: spelled_out(value) for option, value in facts.get("compiler", {}).items()},
-        interpreted=bool(facts.get("interpreted", True)),
-        needs={str(words): spelled_out(expression) for words, expression in facts.get("needs", {}).items()},
-        kinds=tuple(facts.get("kinds", ("one",))),
-        pieces=bool(facts.get("pieces", False)),
-        microscaled=bool(facts.get("microscaled", False)),
-        edited=bool(facts.get("edited", False)),
-        search=_search_facts(path.name, facts.get("search", {})),
-    )
+    read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k not in ("names", "inherit")}
+    return KernelTemplate(name=name, **read | {"search": _search_facts(path.name, facts.get("search", {}))})
 
 
 def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:

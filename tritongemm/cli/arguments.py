@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,7 +72,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the complaint, and exit with status 2."""
-        said = printable(f"{message}{self._suggest(message)}")
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice:
+            meant = _closest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        else:
+            meant = self._closest_option() if message.startswith(("unrecognized", "the following")) else ""
+        if choice and message.startswith("argument COMMAND"):
+            message = f"there is no command {choice[1]}"
+        said = printable(f"{message}; did you mean {meant}?" if meant else message)
         self.exit(2, f"error: {said} ({self.prog} --help lists all options)\n")
 
     def _registered(self, word: str) -> str:
@@ -84,17 +91,19 @@ class Parser(argparse.ArgumentParser):
         alike = [o for o in self._option_string_actions if o.replace("_", "-").startswith(dashed)]
         return min(alike, key=len)[: len(name)] + equals + value if alike else word
 
-    def _suggest(self, message: str) -> str:
-        """Return the option, or the choice, that is spelled like the unknown one; "" if none is."""
-        import difflib
-
+    def _closest_option(self) -> str:
+        """Return the option that is spelled like the first unknown one; "" if none is."""
         known = list(self._option_string_actions)
         names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
-        wrong = [name for name in names if not any(option.startswith(name) for option in known)]
-        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            wrong, known = [choice[1]], re.findall(r"[\w-]+", choice[2])
-        meant = difflib.get_close_matches(wrong[0], known, 1) if wrong else []
-        return f"; did you mean {meant[0]}{'' if wrong[0] in message else f', not {wrong[0]}'}?" if meant else ""
+        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
+        meant = _closest(unknown[0], known) if unknown else ""
+        return f"{meant} by {unknown[0]}" if meant else ""
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, 1)), "")
 
 
 def add_verbose(p: argparse.ArgumentParser) -> None:
@@ -106,6 +115,25 @@ def add_gpus(g: argparse._ActionsContainer, *names: str, default: str = "all") -
     """Add the option that names GPUs."""
     g.add_argument("--gpus", *names, type=devices, metavar="I,J,…",
                    help=f"ordinals of the GPUs to use (default: {default})")  # fmt: skip
+
+
+def add_devices(g: argparse._ActionsContainer, *names: str, default: str) -> None:
+    """Add the options that choose GPUs of this host or of a cluster; `names` are other names of --gpus."""
+    add_gpus(g, *names, default="0" if default == "1" else default)
+    g.add_argument("--ngpus", type=integer(0, 1024), default=0, metavar="N",
+        help=f"use the first N GPUs (default {default}); with --ray, N of the cluster (default all)")  # fmt: skip
+    g.add_argument("--ray", type=path, metavar="ADDRESS",
+        help="use the GPUs and cores of all hosts of a Ray cluster: auto, or HOST:PORT of its head")  # fmt: skip
+
+
+def complain_of_devices(args: argparse.Namespace) -> str:
+    """Return why the values of `add_devices` contradict each other; "" if they do not."""
+    if args.gpus is None:
+        return ""
+    if args.ngpus:
+        return "--gpus and --ngpus exclude each other: the first names GPUs, the second gives their number"
+    on_cluster = "--gpus names GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used"
+    return "" if args.ray is None else on_cluster
 
 
 def add_compiling(g: argparse._ActionsContainer, limited: str = "one compile") -> None:

@@ -36,7 +36,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import files, settings
-from tritongemm.workloads import sizes
 
 _TARGET = "gfx942"  # the default
 
@@ -88,10 +87,7 @@ def parser() -> arguments.Parser:
 
 def _run(args: argparse.Namespace) -> Iterator[Path]:
     facts = target_files.load_target(args.target or _TARGET)
-    if None in (args.m, args.n, args.k):
-        raise InputError("name a size with -m, -n and -k")
-    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts))
-    problem, folder = row.problem, Path(args.output)
+    problem, folder = options.problem(args, facts), Path(args.output)
     refusal = registry.get(Family, problem.family).supports(problem, facts)
     if not refusal:
         raise InputError(f"{problem.key}: {refusal}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tritongemm.cli import arguments, options, shell, tuned_rows
-from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
@@ -35,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     records = [*(row.record for row in rows), *(record for table in tables for record in table.unserved)]
     target = tuned_rows.find_machine(args.target, (record.target for record in records)).target
     device = replace(target, compute_units=args.compute_units or target.compute_units)
-    problem = _problem(args, target)
+    problem = options.problem(args, target)
     found = _find(rows, problem, device)
     lines = _describe(*found, problem, device) if not isinstance(found, Support) else [f"fallback: {found}"]
     for line in lines:
@@ -61,13 +59,6 @@ def parser() -> arguments.Parser:
         "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
     )
     return p
-
-
-def _problem(args: argparse.Namespace, target: Target) -> Problem:
-    if None in (args.m, args.n, args.k):
-        raise InputError("name a size with -m, -n and -k")
-    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, target))
-    return row.problem
 
 
 def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:

@@ -81,11 +81,7 @@ def parser() -> arguments.Parser:
     options.add_target(p, "-a", "--architecture")
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
                    help=f"tune GEMMs that take at least this share of the time (default {THRESHOLD})")  # fmt: skip
-    arguments.add_gpus(p, "-d", "--devices")
-    p.add_argument("--ngpus", type=arguments.integer(0, 1024), default=0, metavar="N",
-                   help="number of GPUs to use, of this machine or of the cluster (default: all)")  # fmt: skip
-    p.add_argument("--ray", type=arguments.path, metavar="ADDRESS",
-                   help="use the GPUs of a Ray cluster's hosts: auto, or HOST:PORT of its head")  # fmt: skip
+    arguments.add_devices(p, "-d", "--devices", default="all")
     p.add_argument("--only", choices=STAGES, help="run only this stage, even if it is done")
     p.add_argument("--with", dest="others", type=arguments.path, action="append", default=[], metavar="RESULTS",
                    help="results of another campaign to merge in the stage merge; may be repeated")  # fmt: skip
@@ -113,10 +109,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed options, with the budget that a population and its generations make."""
     p = parser()
     args = p.parse_args(argv)
-    if args.gpus and args.ngpus:
-        p.error("--gpus and --ngpus exclude each other: the first names GPUs, the second gives their number")
-    if args.gpus and args.ray is not None:
-        p.error("--gpus names GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used")
+    if complaint := arguments.complain_of_devices(args):
+        p.error(complaint)
     if args.population is None and args.generations is None:
         return args
     own = registry.get(Strategy, args.strategy).population

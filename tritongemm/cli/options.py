@@ -15,7 +15,7 @@ from tritongemm.cli import arguments, group_options, model_options, search_optio
 from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import DEFAULT_FAMILY
+from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
@@ -26,6 +26,7 @@ from tritongemm.results.run_files import check_output_name
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
+from tritongemm.workloads import sizes
 
 _OFFERED_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8", "bf8")
 DEFAULT_OF_ROWS = "this machine's GPU; without one what all rows are of, else gfx942"  # the target of stored results
@@ -167,6 +168,18 @@ def defaults(args: argparse.Namespace, target: Target) -> Defaults:
     return defaults_on(target, given_defaults(args))
 
 
+def problem(args: argparse.Namespace, target: Target) -> Problem:
+    """Return the problem that the values of `problem_options` describe.
+
+    Raises:
+        InputError: a size is not given, or the problem can't be.
+    """
+    if None in (args.m, args.n, args.k):
+        raise InputError("name a size with -m, -n and -k")
+    (row,) = sizes.from_options(args.m, args.n, args.k, defaults(args, target))
+    return row.problem
+
+
 def given_defaults(args: argparse.Namespace) -> Defaults:
     """Return the values of `problem_options`, without what depends on the target."""
     return Defaults(
@@ -212,7 +225,9 @@ def parser() -> arguments.Parser:
     g.add_argument("--no-join", action="store_true", help=help_text)
     model_options.add_model_options(p.add_argument_group("sizes of a model, instead of the above"))
     _add_actions(p)
-    _add_places(p)
+    g = p.add_argument_group("where")
+    add_target(g)
+    arguments.add_devices(g, "--gpu-ids", default="1")
     search_options.add_search_options(p)
     search_options.add_measuring_options(p)
     _add_results(p)
@@ -246,21 +261,6 @@ def add_family(p: argparse.ArgumentParser) -> None:
     """Add the option of the family of rows that name none."""
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
                    help="family of files that name none, such as M, N and K alone (default %(default)s)")  # fmt: skip
-
-
-def _add_places(p: argparse.ArgumentParser) -> None:
-    g = p.add_argument_group("where")
-    add_target(g)
-    arguments.add_gpus(g, "--gpu-ids", default="0")
-    g.add_argument(
-        "--ngpus", type=arguments.integer(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
-    )
-    g.add_argument(
-        "--ray",
-        type=arguments.path,
-        metavar="ADDRESS",
-        help="use the GPUs and cores of all hosts of the Ray cluster at ADDRESS: auto, or HOST:PORT of its head",
-    )
 
 
 def _add_results(p: argparse.ArgumentParser) -> None:
@@ -344,11 +344,6 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
         "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)",
     ),
-    (lambda a: a.gpus is not None and a.ngpus != 0, "--gpus and --ngpus exclude each other"),
-    (
-        lambda a: a.gpus is not None and a.ray is not None,
-        "--gpus names GPUs of this machine: with --ray use --ngpus, the number of the cluster's GPUs",
-    ),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
         "--profile_file lists the candidates of a tuning run; --compare_wo_tuning and --benchmark have none",
@@ -370,7 +365,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for refused, complaint in _REFUSED:
         if refused(args):
             p.error(complaint)
-    if complaint := model_options.complain_of_model(args):
+    if complaint := model_options.complain_of_model(args) or arguments.complain_of_devices(args):
         p.error(complaint)
     if args.output is not None:
         try:

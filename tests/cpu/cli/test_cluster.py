@@ -60,7 +60,7 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(
     size = ["-m", "16", "-n", "16", "-k", "32", "-o", str(tmp_path / "out.yaml"), "--ray", "auto"]
     with pytest.raises(SystemExit):
         tune.main([*size, "--gpu_ids", "0"])
-    assert "with --ray use --ngpus" in capsys.readouterr().err
+    assert "with --ray, --ngpus says" in capsys.readouterr().err
     ray.gpus = dict.fromkeys(ray.gpus, 0)
     assert tune.main(size) == 2
     assert capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, NewerFileError
-from tritongemm.core.values import FINITE, TEXT, FieldKind, require
+from tritongemm.core.values import FINITE, TEXT, FieldKind, list_of, require
 from tritongemm.system import files
 from tritongemm.system.locks import locked
 from tritongemm.system.reading import read_bytes
@@ -23,7 +23,7 @@ _KINDS = {
     "digest": TEXT,
     "target": TEXT,
     "threshold": FINITE,
-    "done": FieldKind("a list of text", lambda value: isinstance(value, list) and all(map(TEXT.holds, value))),
+    "done": list_of(TEXT),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from tritongemm.core.errors import InputError
 
@@ -110,15 +109,6 @@ class Config:
             InputError: not a config name.
         """
         return _parse(name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the name, from which `from_json` restores the config."""
-        return {"name": self.name}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Config:
-        """Read the config that `to_json` wrote."""
-        return cls.parse(data["name"])
 
 
 @lru_cache(maxsize=_MOST_PARSED)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
@@ -171,18 +170,6 @@ class Launch:
                 block += struct.pack("<" + _PACK[param.kind][0], param.value)
         return bytes(block)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; ``zeroed`` only where there is any."""
-        data = asdict(self)
-        return data if self.zeroed else {name: value for name, value in data.items() if name != "zeroed"}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Launch:
-        """Return the launch that `to_json` wrote."""
-        shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
-        zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
-        return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
-
 
 def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target: Target) -> str:
     """Return why a GPU can't start a grid of workgroups with this many threads; "" if it can.
@@ -228,23 +215,6 @@ class HostLaunch:
     params: tuple[Param, ...]
     buffers: tuple[Buffer, ...]
     runtime: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; `from_json` reads them back."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> HostLaunch:
-        """Return the launch that `to_json` wrote."""
-        return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
-
-
-def _params(data: dict[str, Any]) -> tuple[Param, ...]:
-    return tuple(Param(**{**p, "box": tuple(p["box"]), "shape": tuple(p["shape"])}) for p in data["params"])
-
-
-def _buffers(data: dict[str, Any]) -> tuple[Buffer, ...]:
-    return tuple(Buffer(**b) for b in data["buffers"])
 
 
 @dataclass(frozen=True)

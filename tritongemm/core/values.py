@@ -37,10 +37,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_integer(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and 0 < value <= _LARGEST
 
@@ -74,7 +70,6 @@ SECONDS_OR_NONE = FieldKind(f"{SECONDS.words}, or null", lambda v: v is None or 
 DEVIATION = FieldKind("a number from 0 on, or null", lambda v: v is None or (_is_number(v) and 0 <= v <= inf))
 FINITE = FieldKind("a finite number from 0 on", lambda v: _is_number(v) and 0 <= v <= _LARGEST)
 FINITE_OR_NONE = FieldKind("a finite number from 0 on, or null", lambda v: v is None or FINITE.holds(v))
-WHOLE = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_integer(v, 0, MOST))
 TIMES = FieldKind("a list of times from 1 ns to 10,000 s", lambda v: isinstance(v, list) and all(map(SECONDS.holds, v)))
 TEXTS = FieldKind(
     "a map of text",
@@ -87,9 +82,38 @@ HELD_OUT = FieldKind(
 MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
 
 
+def integer(least: int, most: int) -> FieldKind:
+    """Return the kind of a field that holds an integer within bounds."""
+    return FieldKind(
+        f"a whole number from {least} to {most}",
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and least <= v <= most,
+    )
+
+
+def list_of(kind: FieldKind, count: int | None = None, most: int = MOST) -> FieldKind:
+    """Return the kind of a field that holds a list of values of a kind, `count` or at most `most` of them."""
+
+    def holds(value: Any) -> bool:
+        fits = isinstance(value, list) and (len(value) <= most if count is None else len(value) == count)
+        return fits and all(map(kind.holds, value))
+
+    return FieldKind(f"a list of {f'{count} times ' if count else ''}{kind.words}", holds)
+
+
+def map_of(kind: FieldKind, most: int) -> FieldKind:
+    """Return the kind of a field that holds a map to at most `most` values of a kind."""
+    return FieldKind(
+        f"a map of {kind.words}",
+        lambda v: isinstance(v, Mapping) and len(v) <= most and all(map(kind.holds, v.values())),
+    )
+
+
 def one_of(*choices: str) -> FieldKind:
     """Return the kind of a field that holds one of a few words."""
     return FieldKind(f"one of {', '.join(choices)}", lambda v: isinstance(v, str) and v in choices)
+
+
+WHOLE = integer(0, MOST)
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:

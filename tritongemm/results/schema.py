@@ -18,7 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
-from tritongemm.core.values import FLAG, MAP, SECONDS_OR_NONE, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
+from tritongemm.core.values import FLAG, MAP, SECONDS_OR_NONE, TEXT, TEXTS, WHOLE, FieldKind, list_of, one_of, require
 
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
@@ -38,7 +38,7 @@ _PROBLEM_KINDS = {
     ),
     **dict.fromkeys(("row_major_a", "row_major_b"), FLAG),
     **dict.fromkeys(("scale_a", "scale_b"), _MAP_OR_NONE),
-    "counts": FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(WHOLE.holds(n) for n in v)),
+    "counts": list_of(WHOLE),
     "room": WHOLE,
 }
 _SCALING_KINDS = {

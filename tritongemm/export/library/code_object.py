@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.values import FieldKind, require
+from tritongemm.core.values import FieldKind, integer, one_of, require
 
 MOST_OBJECT_BYTES = 64 << 20
 OBJECTS = "objects"  # the folder of code objects in a library
@@ -18,14 +18,10 @@ SUFFIXES = ("cubin", "hsaco")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 SHA256 = FieldKind("a SHA-256", lambda v: isinstance(v, str) and bool(_SHA256.fullmatch(v)))
-MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
 OBJECT_KINDS = {
     "object": FieldKind("the SHA-256 of a code object", SHA256.holds),
-    "suffix": FieldKind(f"one of {', '.join(SUFFIXES)}", lambda v: isinstance(v, str) and v in SUFFIXES),
-    "bytes": FieldKind(
-        f"a whole number from 1 to {MOST_OBJECT_BYTES}",
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MOST_OBJECT_BYTES,
-    ),
+    "suffix": one_of(*SUFFIXES),
+    "bytes": integer(1, MOST_OBJECT_BYTES),
 }
 
 

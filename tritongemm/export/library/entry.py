@@ -13,8 +13,8 @@ from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.values import FLAG, TEXTS, FieldKind
-from tritongemm.export.library.code_object import MAP, OBJECT_KINDS, CodeObject, opened, require_all, sealed
+from tritongemm.core.values import FLAG, MAP, TEXTS, FieldKind
+from tritongemm.export.library.code_object import OBJECT_KINDS, CodeObject, opened, require_all, sealed
 from tritongemm.export.library.launch_table import LaunchTable
 from tritongemm.export.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
 

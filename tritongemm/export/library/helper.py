@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
-from tritongemm.core.values import TEXT, TEXTS, FieldKind
-from tritongemm.export.library.code_object import MAP, OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
+from tritongemm.core.values import MAP, TEXT, TEXTS, FieldKind
+from tritongemm.export.library.code_object import OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
 from tritongemm.export.library.launch_values import launch_from_json, launch_to_json
 
 HelperKey: TypeAlias = "tuple[str, str]"  # an architecture, and the digest of a `HelperKernel` for it

@@ -10,8 +10,8 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param, StridePlaces
-from tritongemm.core.values import FINITE, FLAG, MOST, TEXT, FieldKind, require
-from tritongemm.export.library.code_object import MAP, require_all
+from tritongemm.core.values import FINITE, FLAG, MAP, MOST, TEXT, FieldKind, integer, list_of, map_of, require
+from tritongemm.export.library.code_object import require_all
 from tritongemm.export.library.launch_table import LaunchTable, Run, names_of
 
 _MOST_PARAMS, _MOST_RUNS = 256, 1 << 16
@@ -26,55 +26,33 @@ _PAIRS = ("box", "shape")
 _CODES = ("stride", "elem_type", "elem_size", "swizzle")
 
 
-def _integer(least: int, most: int) -> FieldKind:
-    def holds(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-    return FieldKind(f"a whole number from {least} to {most}", holds)
-
-
-def _list_of(kind: FieldKind, count: int | None = None, most: int = _MOST_RUNS) -> FieldKind:
-    def holds(value: Any) -> bool:
-        fits = isinstance(value, list) and (len(value) <= most if count is None else len(value) == count)
-        return fits and all(map(kind.holds, value))
-
-    return FieldKind(f"a list of {f'{count} times ' if count else ''}{kind.words}", holds)
-
-
-def _map_of(kind: FieldKind, most: int = _MOST_PARAMS) -> FieldKind:
-    def holds(value: Any) -> bool:
-        return isinstance(value, Mapping) and len(value) <= most and all(map(kind.holds, value.values()))
-
-    return FieldKind(f"a map of {kind.words}", holds)
-
-
-_NUMBER = _integer(-_MOST_NUMBER, _MOST_NUMBER)
+_NUMBER = integer(-_MOST_NUMBER, _MOST_NUMBER)
 _SYMBOL = FieldKind("the name of a kernel", lambda v: TEXT.holds(v) and 0 < len(v) <= _LONGEST_SYMBOL)
 _LAUNCH_KINDS = {
     "symbol": _SYMBOL,
-    "grid": _list_of(_integer(1, MOST_PROGRAMS[0]), 3),
-    "block": _list_of(_integer(1, _MOST_THREADS), 3),
-    "shared": _integer(0, _MOST_SHARED),
-    "cluster": _integer(1, _MOST_CLUSTER),
+    "grid": list_of(integer(1, MOST_PROGRAMS[0]), 3),
+    "block": list_of(integer(1, _MOST_THREADS), 3),
+    "shared": integer(0, _MOST_SHARED),
+    "cluster": integer(1, _MOST_CLUSTER),
     "overlap": FLAG,
-    "at": _list_of(_integer(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
-    "params": _list_of(MAP, most=_MOST_PARAMS),
-    "buffers": _map_of(_integer(1, _MOST_BYTES)),
-    "zeroed": _map_of(_integer(1, _MOST_BYTES)),
+    "at": list_of(integer(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
+    "params": list_of(MAP, most=_MOST_PARAMS),
+    "buffers": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS),
+    "zeroed": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS),
 }
 _TABLE_KINDS = {
-    "low": _integer(1, MOST),
-    "high": _integer(1, MOST),
+    "low": integer(1, MOST),
+    "high": integer(1, MOST),
     "launch": MAP,
-    "runs": _map_of(_list_of(_list_of(_NUMBER, 4)), 2 * _MOST_PARAMS),
+    "runs": map_of(list_of(list_of(_NUMBER, 4), most=_MOST_RUNS), 2 * _MOST_PARAMS),
 }
-_PLACES_KINDS = {"most_lead": _integer(1, _MOST_NUMBER), "places": _map_of(_list_of(_integer(1, 1 << 12), 2))}
+_PLACES_KINDS = {"most_lead": integer(1, _MOST_NUMBER), "places": map_of(list_of(integer(1, 1 << 12), 2), _MOST_PARAMS)}
 _STRIDE = re.compile("(stride|batch)_[a-z_]{1,64}")
 _VALUE_KINDS = {
     "pointer": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
     "tma": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
     "f32": FieldKind("a number", lambda v: FINITE.holds(v) or (isinstance(v, float) and FINITE.holds(-v))),
-    "pad": _integer(0, _MOST_BLOCK_BYTES),
+    "pad": integer(0, _MOST_BLOCK_BYTES),
 }
 
 
@@ -223,8 +201,8 @@ def _param_from_json(data: Mapping[str, Any]) -> Param:
         raise InputError(f"a parameter's kind must be one of {', '.join(_KINDS)}, not {kind!r:.40}")
     if unknown := data.keys() - {f.name for f in fields(Param)}:
         raise InputError(f"a parameter has no field {min(map(str, unknown)):.40}")
-    kinds = dict.fromkeys(_PAIRS, _list_of(_integer(0, _MOST_NUMBER), 2)) | dict.fromkeys(
-        _CODES, _integer(0, _MOST_NUMBER)
+    kinds = dict.fromkeys(_PAIRS, list_of(integer(0, _MOST_NUMBER), 2)) | dict.fromkeys(
+        _CODES, integer(0, _MOST_NUMBER)
     )
     require({"value": 0, **data}, {**kinds, "value": _VALUE_KINDS.get(str(kind), _NUMBER)})
     return Param(**{**data, **{name: tuple(data[name]) for name in _PAIRS if name in data}})

@@ -80,6 +80,11 @@ def test_rows_of_several_processes_are_joined_by_their_calls(tmp_path: Path) -> 
     WorkloadFile(path).add([Counted(PRODUCT, 1, callers, Spread((0.25,) * 4, 1))], False)
     (row,) = rows_of(path)
     assert (row["group_shares"], row["group_samples"], row["count"]) == ([0.25] * 4, 1, 7)
+    nested = path.read_text(encoding="utf-8").replace('["experts"]', "[" * 9999)
+    path.write_text(nested.replace("}", "]}"), encoding="utf-8")
+    WorkloadFile(path).add([Counted(PRODUCT, 1, callers, None)], False)
+    (row,) = rows_of(path)
+    assert (row["callers"], row["count"]) == (["experts"], 8), "nested deeper than Python reads"
 
 
 def test_a_program_tells_how_its_rows_are_spread(tmp_path: Path) -> None:

@@ -148,9 +148,8 @@ def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: i
     launch = kernel_launch(built(config, layout, nbytes), problem, facts)
     assert launch.zeroed == (Buffer("c", 100 * 512 * 2),)
     assert launch.grid[0 if layout != "fp4" else 2] % split == 0
-    assert type(launch).from_json(json.loads(json.dumps(launch.to_json()))) == launch
     whole = kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
-    assert whole.zeroed == () and "zeroed" not in whole.to_json()
+    assert whole.zeroed == ()
 
 
 def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path: Path) -> None:

@@ -198,7 +198,6 @@ def test_the_toys_launch_reads_what_it_says() -> None:
     launch = backend.launch(artifact, DENSE, TARGETS[0])
     assert isinstance(launch, Launch) and not isinstance(launch, HostLaunch)
     assert (launch.grid, code, file) == ((4, 4, 1), b"code", "kernel.toy")
-    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
     with pytest.raises(InputError, match="was not compiled: too large"):
         backend.launch(replace(artifact, status="out_of_resources", reason="too large"), DENSE, TARGETS[0])
     row = backend.manifest_row(None, launch, TARGETS[0])  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def deviation(result: Tensor, exact: Tensor) -> float:
 def by_public_calls(mixture: Mixture) -> Tensor:
     """The layer as a program writes it with `tritongemm.quantize`, `tritongemm.grouped_mm` and PyTorch between them."""
     import tritongemm
-    from tritongemm.serving import moe_torch
+    from tritongemm.operations import mixture_steps
 
     m = mixture
 
@@ -114,12 +114,12 @@ def by_public_calls(mixture: Mixture) -> Tensor:
             return rows, None
         return tritongemm.quantize(rows, m.mode, m.w1.dtype, "groups" if m.mode == "block" else "rows")
 
-    order, place, ends = moe_torch.sort(m.ids, m.w1.shape[0])
+    order, place, ends = mixture_steps.sort(m.ids, m.w1.shape[0])
     a, of_a = quantised(m.x[order // m.ids.shape[1]])
     gate, up = tritongemm.grouped_mm(a, m.w1.mT, ends, of_a, m.scale1, m.x.dtype).chunk(2, -1)
     b, of_b = quantised(functional.silu(gate) * up)
     y = tritongemm.grouped_mm(b, m.w2.mT, ends, of_b, m.scale2, m.x.dtype)
-    return moe_torch.combine(y, place, ends, m.weights, m.x.dtype)
+    return mixture_steps.combine(y, place, ends, m.weights, m.x.dtype)
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,11 @@ class PaddedCalls:
     """
 
     def __init__(self, mixture: Mixture, places: Places, product: Product) -> None:
-        from tritongemm.serving import moe_api
-        from tritongemm.serving.api import default_dispatcher
+        from tritongemm.serving import mixtures
 
         m, device = mixture, mixture.x.device
         self._mixture, self._places, self._product = m, places, product
-        self._steps = moe_api.steps_for(default_dispatcher(), m.x)
+        self._steps = mixtures.steps_for(m.x)
         experts, both, hidden = m.w1.shape
         self._left, self._inner = (self._operand(k) for k in (hidden, both // 2))
         self._h, self._y = (

@@ -83,7 +83,7 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
     eight = torch.float8_e4m3fn
     xs, ws = ([torch.randn(rows, K, device="cuda").to(eight) for _ in range(64)] for rows in (M, SCALED))
     of_x, of_w, of_w_row = (torch.ones(shape, device="cuda") for shape in ((M, 1), (SCALED,), (1, SCALED)))
-    said = tritongemm.explain(xs[0], ws[0], scale_a=of_x, scale_b=of_w)
+    said = tritongemm.explain("scaled_mm", xs[0], ws[0], of_x, of_w)
     if not said.startswith("exact"):
         raise SystemExit(f"scaled: {said}")
     wide = [torch.randn(M, K, device="cuda", dtype=torch.bfloat16) for _ in range(64)]

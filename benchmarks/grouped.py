@@ -213,15 +213,18 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
 def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """The layer of experts by each competitor."""
     import tritongemm
+    from tritongemm.operations.grouped import GroupedOperands
     from tritongemm.operations.grouped import grouped as by_pytorch
-    from tritongemm.serving import grouped_api, moe_api
+    from tritongemm.serving import mixtures
+
+    run_grouped = mixtures.run_grouped
 
     def with_pytorchs_products() -> torch.Tensor:
-        moe_api.run = lambda dispatcher, operands: by_pytorch(operands)
+        mixtures.run_grouped = lambda *given: by_pytorch(GroupedOperands(*given))
         try:
             return tritongemm.fused_moe(*mixture.arguments)
         finally:
-            moe_api.run = grouped_api.run
+            mixtures.run_grouped = run_grouped
 
     calls = {
         "ours": lambda: tritongemm.fused_moe(*mixture.arguments),

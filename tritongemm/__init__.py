@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from tritongemm.cli.autotune import Results as Results
     from tritongemm.cli.autotune import autotune as autotune
     from tritongemm.operations.checks import check_scales as check_scales
-    from tritongemm.serving.api import explain as explain
     from tritongemm.serving.api import load as load
     from tritongemm.serving.api import mm as mm
-    from tritongemm.serving.batched import bmm as bmm
-    from tritongemm.serving.batched import scaled_bmm as scaled_bmm
-    from tritongemm.serving.grouped_api import grouped_mm as grouped_mm
+    from tritongemm.serving.explaining import explain as explain
     from tritongemm.serving.layouts import pack_scales as pack_scales
     from tritongemm.serving.layouts import pack_weight as pack_weight
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
-    from tritongemm.serving.moe_api import fused_moe as fused_moe
+    from tritongemm.serving.mixtures import fused_moe as fused_moe
     from tritongemm.serving.patch import patch as patch
+    from tritongemm.serving.products import bmm as bmm
+    from tritongemm.serving.products import grouped_mm as grouped_mm
+    from tritongemm.serving.products import scaled_bmm as scaled_bmm
+    from tritongemm.serving.products import scaled_mm as scaled_mm
     from tritongemm.serving.quantize import quantize as quantize
-    from tritongemm.serving.scaled_api import scaled_mm as scaled_mm
     from tritongemm.serving.serve import serve as serve
     from tritongemm.tuning.request import TuneRequest as TuneRequest
     from tritongemm.workloads.capturing.session import capture as capture
@@ -42,16 +42,15 @@ __version__ = VERSION
 # The names of the API, by the module that defines them, which is imported when the first of them is used.
 _NAMES = {
     "cli.autotune": "Results autotune",
-    "serving.api": "explain load mm",
-    "serving.batched": "bmm scaled_bmm",
-    "serving.grouped_api": "grouped_mm",
+    "serving.api": "load mm",
+    "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
     "serving.linear_fp8": "linear_fp8",
-    "serving.moe_api": "fused_moe",
+    "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
     "serving.patch": "patch",
     "serving.quantize": "quantize",
-    "serving.scaled_api": "scaled_mm",
+    "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",
     "serving.serve": "serve",
     "tuning.request": "TuneRequest",
     "workloads.capturing.session": "capture",

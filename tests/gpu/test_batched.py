@@ -23,8 +23,7 @@ from tritongemm.numerics import error_metric, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.runtime.machine import Machine
-from tritongemm.serving import batched
-from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.system import settings
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
@@ -185,7 +184,7 @@ def served() -> Problem:
 
 
 def served_by(a: Tensor, b: Tensor, bias: Tensor | None = None) -> str:
-    return batched.explain_bmm(a, b, bias).partition(":")[0]
+    return tritongemm.explain("bmm", a, b, bias).partition(":")[0]
 
 
 def close(found: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
@@ -270,7 +269,7 @@ def test_a_batch_with_scales_is_served(gpu_machine: Machine, scales: str, shared
         if scales in ("block", "block_rows", "group_rows"):
             scale_b = scale_b.mT
         operands = (a, b, scale_a, scale_b)
-        said = batched.explain_bmm(a, b, scale_a=scale_a, scale_b=scale_b)
+        said = tritongemm.explain("bmm", a, b, scale_a=scale_a, scale_b=scale_b)
         assert said.startswith("exact" if m == 33 else "near"), said
         exact, tolerance = family.reference(here, given), family.tolerance(here)
         assert error_metric.deviation(tritongemm.scaled_bmm(*operands), exact) <= tolerance
@@ -280,6 +279,6 @@ def test_a_batch_with_scales_is_served(gpu_machine: Machine, scales: str, shared
         graph.replay()
         assert error_metric.deviation(found, exact) <= tolerance
         unknown = tuple(t[:3] for t in operands)  # of another batch: PyTorch computes
-        said = batched.explain_bmm(unknown[0], unknown[1], scale_a=unknown[2], scale_b=unknown[3])
+        said = tritongemm.explain("bmm", unknown[0], unknown[1], scale_a=unknown[2], scale_b=unknown[3])
         assert said.startswith("fallback"), said
         assert error_metric.deviation(tritongemm.scaled_bmm(*unknown), exact[:3]) <= tolerance

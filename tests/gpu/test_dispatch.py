@@ -21,8 +21,7 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
 

@@ -73,8 +73,8 @@ def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, mon
     of_a = torch.randint(-10, 11, (m,), device="cuda").float().exp2()
     of_b = torch.randint(-10, 11, (n,), device="cuda").float().exp2()
     exact = (a.double() @ w.double().T) * of_a[:, None].double() * of_b[None, :].double()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     assert tritongemm.load([made(problem, config)]) == 1
     found = tritongemm.scaled_mm(a, w, of_a, of_b, out_dtype=torch.float32)
     assert torch.equal(found.double(), exact)
-    assert tritongemm.explain(a, w, scale_a=of_a, scale_b=of_b, out_dtype=torch.float32).startswith("exact")
+    assert tritongemm.explain("scaled_mm", a, w, of_a, of_b, out_dtype=torch.float32).startswith("exact")

@@ -178,6 +178,6 @@ def test_stored_kernels_quantise_as_compiled_ones_do(
         dispatcher = Dispatcher()
         if source is not None:
             dispatcher.load(source)
-        monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+        monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
         found.append(tritongemm.quantize(x, granularity, dtype))
     assert torch.equal(found[0][0].float(), found[1][0].float()) and torch.equal(found[0][1], found[1][1])

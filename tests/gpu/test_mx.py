@@ -20,7 +20,6 @@ from tritongemm.numerics import error_metric
 from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import batched
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
@@ -136,7 +135,7 @@ def test_a_batch_is_served(
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     problem = of(dtype, scales, 33, 256, 544, batch=3, shared=shared)
     assert tritongemm.load([made(problem, CONFIGS[0])]) == 1
     family = registry.get(Family, problem.family)
@@ -144,7 +143,7 @@ def test_a_batch_is_served(
     whole = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
     a, b, of_a, of_b = whole["a"], whole["b"], whole["scale_a"], whole["scale_b"].mT
     layout = "" if scales == "mx" else "e8m0_32x8"
-    reported = batched.explain_bmm(a, b, None, torch.bfloat16, of_a, of_b, layout)
+    reported = tritongemm.explain("bmm", a, b, None, torch.bfloat16, of_a, of_b, layout)
     assert reported.startswith("exact: "), reported
     exact = family.reference(problem, given)
     out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
@@ -165,7 +164,7 @@ def test_groups_are_served(
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     problem = of(
         dtype, scales, sum(COUNTS), 136, 1088, groups=len(COUNTS), group_form="masked" if room else "contiguous",
         spread="captured", counts=COUNTS, room=room,
@@ -176,7 +175,7 @@ def test_groups_are_served(
     layout = "" if scales == "mx" else "e8m0_32x8"
     of_a = given["scale_a"].view(len(COUNTS), room, -1) if room and not layout else given["scale_a"]
     calls: list[int] = []
-    monkeypatch.setattr("tritongemm.serving.grouped_api.grouped", lambda operands: calls.append(1))
+    monkeypatch.setattr("tritongemm.operations.grouped.grouped", lambda operands: calls.append(1))
     numbers = given[problem.group_operand]
     out = tritongemm.grouped_mm(given["a"], given["b"], numbers, of_a, given["scale_b"], scale_layout=layout)
     assert not calls, "PyTorch computed it"

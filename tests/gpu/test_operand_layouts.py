@@ -32,7 +32,7 @@ CONFIGS |= {"tma": Config("tma", 64, 64, 64, 1, 1, 4, 3)} if TMA else {}
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     """That of a process which has read nothing."""
     fresh = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", fresh)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
     with torch.no_grad():
         yield fresh
 

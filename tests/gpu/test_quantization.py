@@ -22,7 +22,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.linear_fp8 import explain_linear_fp8
 from tritongemm.tuning import quantization
 
 GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
@@ -87,7 +86,7 @@ def test_a_factor_of_what_is_no_number_is_nan(
 def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = gpu_machine.target
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     kinds = [False, True] if target.fp8 == "fn" else [False]
     model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts())}).cuda()
     given = [tensor.cuda() for tensor in tokens()]
@@ -118,7 +117,7 @@ def test_rows_decide_whether_a_layer_quantises(
     if gpu_machine.target.fp8 == "none":
         pytest.skip("no fp8 here")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     n, k, name = 256, 512, "fp8e4m3fnuz" if gpu_machine.target.fp8 == "fnuz" else "fp8e4m3fn"
     family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
     tile, rows = Config("tile", 64, 64, 128, 4, 1, 4, 2), []
@@ -134,7 +133,7 @@ def test_rows_decide_whether_a_layer_quantises(
     unquantized = (w.float() * spread).bfloat16()
     for m, word in ((16, "unquantised"), (64, "quantised")):
         x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        reported = explain_linear_fp8(x, w, factors, unquantized=unquantized).splitlines()
+        reported = tritongemm.explain("linear_fp8", x, w, factors, unquantized=unquantized).splitlines()
         assert reported[0].startswith(f"{word}: ") and reported[1].startswith("exact: ")
         tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
         graph = torch.cuda.CUDAGraph()

@@ -20,11 +20,12 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.operations.factors import spread
+from tritongemm.operations.quantisation import by_torch
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving.quantize import by_torch, own_fp8
+from tritongemm.serving.quantize import own_fp8
 from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
@@ -100,8 +101,7 @@ def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Te
 
 
 def said_of(given: dict[str, Tensor]) -> str:
-    names = {"a": "x", "b": "w"}
-    return tritongemm.explain(**{names.get(name, name): tensor for name, tensor in given.items()}).splitlines()[0]
+    return tritongemm.explain("scaled_mm", **given).splitlines()[0]
 
 
 def assert_right(one: Problem, out: Tensor, exact: Tensor) -> None:

@@ -107,7 +107,7 @@ def _pointed(signature: Mapping[str, str], given: Mapping[str, int]) -> Callable
 
 def _quantize(granularity: str) -> Callable[..., None]:
     def run(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
-        from tritongemm.serving.quantize import by_torch
+        from tritongemm.operations.quantisation import by_torch
 
         at, m, k = _pointed(signature, given), given["M"], given["K"]
         q, factors = by_torch(at("x", m * k).view(m, k), granularity, at("q", 1).dtype, "rows")
@@ -120,30 +120,30 @@ def _quantize(granularity: str) -> Callable[..., None]:
 
 
 def _sort(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
-    from tritongemm.serving import moe_torch
+    from tritongemm.operations import mixture_steps
 
     at, count = _pointed(signature, given), given["count"]
-    order, place, ends = moe_torch.sort(at("ids", count), given["experts"])
+    order, place, ends = mixture_steps.sort(at("ids", count), given["experts"])
     for name, found in (("order", order), ("place", place), ("ends", ends)):
         at(name, found.numel()).copy_(found)
 
 
 def _gather(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
-    from tritongemm.serving import moe_torch
+    from tritongemm.operations import mixture_steps
 
     at, rows, k, stride, topk = _pointed(signature, given), *(given[n] for n in ("rows", "K", "stride", "topk"))
     x = at("x", (rows // topk - 1) * stride + k).as_strided((rows // topk, k), (stride, 1))
     mode = ("", "row", "block")[int(constants["MODE"])]
-    _put(at, moe_torch.gather(x, at("order", rows), topk, mode, at("q", 1).dtype))
+    _put(at, mixture_steps.gather(x, at("order", rows), topk, mode, at("q", 1).dtype))
 
 
 def _activate(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
-    from tritongemm.serving import moe_torch
+    from tritongemm.operations import mixture_steps
 
     at, rows, k = _pointed(signature, given), given["rows"], given["K"]
     activation = "gelu" if constants["GELU"] else "silu"
     mode = ("", "row", "block")[int(constants["MODE"])]
-    _put(at, moe_torch.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
+    _put(at, mixture_steps.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
 
 
 def _put(at: Callable[[str, int], Any], pair: tuple[Any, Any]) -> None:
@@ -156,13 +156,13 @@ def _put(at: Callable[[str, int], Any], pair: tuple[Any, Any]) -> None:
 
 
 def _combine(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
-    from tritongemm.serving import moe_torch
+    from tritongemm.operations import mixture_steps
 
     at, k, topk = _pointed(signature, given), given["K"], given["topk"]
     tokens = TOKENS
     y, place = at("y", tokens * topk * k).view(-1, k), at("place", tokens * topk)
     weights, ends = at("weights", tokens * topk).view(tokens, topk), at("ends", given["experts"])
-    at("out", tokens * k).copy_(moe_torch.combine(y, place, ends, weights, y.dtype).flatten())
+    at("out", tokens * k).copy_(mixture_steps.combine(y, place, ends, weights, y.dtype).flatten())
 
 
 HELPERS = {

@@ -89,7 +89,7 @@ class StandInDriver:
 def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have fast calls see one default stream that captures nothing, also where there is a GPU."""
     for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
-        monkeypatch.setattr(f"tritongemm.serving.fast_call.{name}", value)
+        monkeypatch.setattr(f"tritongemm.serving.launching.{name}", value)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.build import expert_kernels
+from tritongemm.core.scaling import powers_of
 from tritongemm.operations.factors import spread
-from tritongemm.operations.torch_scaled import numbers
+from tritongemm.operations.scaled import numbers
 
 FP8, FP4, SHUFFLED = torch.float8_e4m3fn, torch.uint8, "e8m0_32x8"
 TOKENS, TOPK, EXPERTS, HIDDEN, INNER = 5, 2, 3, 106, 74  # no multiples of a group
@@ -19,7 +19,7 @@ TOKENS, TOPK, EXPERTS, HIDDEN, INNER = 5, 2, 3, 106, 74  # no multiples of a gro
 
 def dequantised(q: Tensor, powers: Tensor, layout: str, k: int) -> Tensor:
     """Numbers [rows, K] times their powers of two, in float64."""
-    scaling = expert_kernels.powers_of("mx_shuffled" if layout else "mx")
+    scaling = powers_of("mx_shuffled" if layout else "mx")
     return numbers(q).double() * spread(powers, scaling, q.shape[0], k).double()
 
 

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.expert_kernels import MX_MODES, Chosen, powers_of
+from tritongemm.build.expert_kernels import Chosen
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
+from tritongemm.core.scaling import MX_MODES, powers_of
 from tritongemm.core.target import Target
+from tritongemm.operations import mixture_steps
+from tritongemm.operations import quantisation as quantization
 from tritongemm.operations.factors import spread
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.search_spaces import loader
-from tritongemm.serving import moe_torch
-from tritongemm.serving import quantize as quantization
-from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving.mixtures import MoeKernels
 
 K = 330  # no multiple of a block, nor of what a thread loads at once
 
@@ -101,13 +102,13 @@ def mixture(gpu: Emulated, dtype: torch.dtype, mode: str) -> float:
     steps, tokens, topk, experts = EmulatedSteps(gpu), 9, 3, 4
     ids, weights = torch.randint(-1, experts + 1, (tokens, topk)), torch.rand(tokens, topk)
     order, place, ends = steps.sort(ids, experts)
-    for one, other in zip((order, place, ends), moe_torch.sort(ids, experts), strict=True):
+    for one, other in zip((order, place, ends), mixture_steps.sort(ids, experts), strict=True):
         assert torch.equal(one.long(), other.long()), "sort"
     worst, x = 0.0, torch.randn(tokens, 2 * K).bfloat16()
     pairs = [
         (steps.gather(x[:, :K].contiguous(), order, topk, mode, dtype),
-         moe_torch.gather(x[:, :K].contiguous(), order, topk, mode, dtype)),
-        (steps.activate(x, "silu", mode, dtype), moe_torch.activate(x, "silu", mode, dtype)),
+         mixture_steps.gather(x[:, :K].contiguous(), order, topk, mode, dtype)),
+        (steps.activate(x, "silu", mode, dtype), mixture_steps.activate(x, "silu", mode, dtype)),
     ]  # fmt: skip
     for (q, scale), (wanted, factors) in pairs:
         worst = max(worst, differ(q, wanted))
@@ -116,7 +117,7 @@ def mixture(gpu: Emulated, dtype: torch.dtype, mode: str) -> float:
         assert factors is None or (scale is not None and torch.allclose(scale, factors, rtol=1e-5)), "factors"
     y = torch.randn(tokens * topk, K).bfloat16()
     combined = steps.combine(y, place, ends, weights, torch.bfloat16)
-    wanted = moe_torch.combine(y, place, ends, weights, torch.bfloat16)
+    wanted = mixture_steps.combine(y, place, ends, weights, torch.bfloat16)
     assert torch.allclose(combined.float(), wanted.float(), rtol=2e-2, atol=2e-2), "combine"
     return worst
 

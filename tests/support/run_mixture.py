@@ -17,19 +17,20 @@ from torch import Tensor
 from tests.support import quick_interpreter
 from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
-from tritongemm.build import expert_kernels
 from tritongemm.codegen import modules
-from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import powers_of
 from tritongemm.measure.guarded_tensors import guarded
 from tritongemm.measure.interpreting import mend_interpreter
 from tritongemm.numerics import error_metric
+from tritongemm.operations import mixture_steps
+from tritongemm.operations.contract import Reading
 from tritongemm.operations.factors import spread
-from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, problem_of
-from tritongemm.operations.torch_scaled import numbers
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.scaled import numbers
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import moe_api, moe_torch
-from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving import mixtures
+from tritongemm.serving.mixtures import MoeKernels
 
 CONFIG = MX_GROUPED[0]
 
@@ -51,11 +52,11 @@ class InterpretedSteps(MoeKernels):
         return True
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Any:
-        found, wanted = super().gather(x, order, topk, mode, dtype), moe_torch.gather(x, order, topk, mode, dtype)
+        found, wanted = super().gather(x, order, topk, mode, dtype), mixture_steps.gather(x, order, topk, mode, dtype)
         return alike(found, wanted, mode, x.shape[1])
 
     def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Any:
-        found, wanted = super().activate(h, activation, mode, dtype), moe_torch.activate(h, activation, mode, dtype)
+        found, wanted = super().activate(h, activation, mode, dtype), mixture_steps.activate(h, activation, mode, dtype)
         return alike(found, wanted, mode, h.shape[1] // 2)
 
 
@@ -64,7 +65,7 @@ def alike(found: Any, wanted: Any, mode: str, k: int) -> Any:
     for one, other in zip(found, wanted, strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
     rows = found[0].shape[0]
-    powers, wanted_powers = (spread(pair[1], expert_kernels.powers_of(mode), rows, k) for pair in (found, wanted))
+    powers, wanted_powers = (spread(pair[1], powers_of(mode), rows, k) for pair in (found, wanted))
     there = ~wanted_powers.isnan()  # rows of no expert hold what nobody computed
     assert torch.equal(powers.isnan(), ~there) and torch.equal(powers[there], wanted_powers[there]), "powers"
     ours, theirs = (numbers(pair[0])[there] for pair in (found, wanted))
@@ -79,11 +80,11 @@ class InterpretedProducts:
     def __init__(self, folder: Path) -> None:
         self._folder, self.worst = folder, 0.0
 
-    def __call__(self, _: object, operands: GroupedOperands) -> Tensor:
-        problem = problem_of(operands._replace(out_dtype=torch.bfloat16))
-        assert isinstance(problem, Problem), problem
-        problem = replace(problem, dtype_c="fp32")
-        given = as_kernels_read(operands)
+    def __call__(self, *operands: Any) -> Tensor:
+        operands = GroupedOperands(*operands)
+        reading = GROUPED.read(operands._replace(out_dtype=torch.bfloat16))
+        assert isinstance(reading, Reading), reading
+        problem, given = replace(reading.problems[0], dtype_c="fp32"), reading.tensors
         text = modules.write_candidates(problem, [CONFIG], SM90, self._folder).read_text(encoding="utf-8")
         module = modules.run_text(text, "generated")
         vars(module)["torch"] = torch
@@ -91,7 +92,7 @@ class InterpretedProducts:
         c = guarded(c)
         module.launch(CONFIG.name, c=c, **{name: guarded(tensor) for name, tensor in given.items()})
         family = registry.get(Family, problem.family)
-        exact = family.reference(problem, given)
+        exact = family.reference(problem, dict(given))
         there = int(operands.offs[-1])
         error = error_metric.deviation(c[:there], exact[:there])
         self.worst = max(self.worst, error / family.tolerance(problem))
@@ -105,8 +106,8 @@ def main() -> int:
     for dtype, layout in ((FP8, ""), (FP4, SHUFFLED)):
         mixture = Mixture.make(dtype, layout)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(moe_api, "steps_for", lambda *_: InterpretedSteps())
-            patch.setattr(moe_api, "run", products)
+            patch.setattr(mixtures, "steps_for", lambda *_: InterpretedSteps())
+            patch.setattr(mixtures, "run_grouped", products)
             found = mixture.compute()
         exact = mixture.exact()
         print(f"{dtype} {layout or 'rows'}: {float((found - exact).norm() / exact.norm()):.1e}")

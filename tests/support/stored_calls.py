@@ -261,7 +261,7 @@ def _captured(call: Callable[[], Any]) -> Any:
 
 def _not_loaded() -> list[str]:
     """The entries whose kernels nobody called."""
-    from tritongemm.serving.api import default_dispatcher
+    from tritongemm.serving.dispatcher import default_dispatcher
 
     kernels = default_dispatcher().device(0)
     assert kernels is not None

@@ -1,4 +1,4 @@
-"""Chooses the kernels between the products of a mixture of experts for one call, with their grids and numbers.
+"""The kernels between the products of a mixture of experts, for one call: which one, with which grid and numbers.
 
 Binaries depend on types, on K to a power of two and its divisors, and on how many experts a token has to a power of
 two; not on how many tokens or experts there are.
@@ -12,21 +12,19 @@ from typing import TypeAlias
 
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES, Rounding
-from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.helper_kernel import ACTIVATIONS, HelperArguments, HelperKernel
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import GRANULARITIES, SCALED_BLOCK, Scaling, granularity
+from tritongemm.core.scaling import MX_MODES, SCALED_BLOCK, granularity, powers_of
 from tritongemm.core.target import Target
 from tritongemm.numerics.scale_factors import scale_places
 
 Chosen: TypeAlias = "tuple[HelperKernel, HelperArguments]"
 
 DEPTH = SCALED_BLOCK  # the elements of a row that share a factor of a block
-ACTIVATIONS = ("silu", "gelu")
 ID_TYPES = ("i32", "i64")
 WEIGHT_TYPES = ("fp32", "bf16", "fp16")
 MOST_TOPK = 16  # experts of a token for which a library has kernels
-MX_MODES = ("mx", "mx_shuffled")  # granularities with a power of two for each 32 elements of a row
 _MODES = {"": 0, "row": 1, "block": 2}
 _POWERS, _PACKED_POWERS = 3, 4  # of fp8, and of fp4
 _INTEGERS = 5  # with a factor for each row
@@ -38,7 +36,7 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
 def choose_sort(ids: str, count: int, experts: int) -> Chosen:
-    """Return the kernel that sorts rows by expert.
+    """The kernel that sorts rows by expert.
 
     Args:
         ids: one of `ID_TYPES`.
@@ -52,7 +50,7 @@ def choose_sort(ids: str, count: int, experts: int) -> Chosen:
 
 
 def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stride: int, topk: int) -> Chosen:
-    """Return the kernel that writes the token of each sorted row.
+    """The kernel that writes the token of each sorted row.
 
     Args:
         dtype_x: name of the tokens' type.
@@ -71,7 +69,7 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
 
 
 def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
-    """Return the kernel that writes the activation of the left half of each row times its right half.
+    """The kernel that writes the activation of the left half of each row times its right half.
 
     Args:
         dtype_h: name of the type of what is activated.
@@ -87,7 +85,7 @@ def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, ac
 
 
 def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
-    """Return the kernel that adds up each token's rows with its weights.
+    """The kernel that adds up each token's rows with its weights.
 
     Args:
         dtype_y: name of the rows' type, which is the result's too.
@@ -106,7 +104,7 @@ def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int
 
 
 def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
-    """Yield the kernels beside a grouped product in a mixture, as its first product and as its second.
+    """The kernels that stand beside a grouped product in a mixture, as its first product and as its second.
 
     Those that write fp8 in an encoding that the target can't convert to are left out: PyTorch's operations write it.
     """
@@ -125,7 +123,7 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
 
 
 def _mode(problem: Problem) -> str | None:
-    """Return how `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
+    """How `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
     if problem.kind != "grouped" or problem.room or problem.layout != "TN" or problem.bias != "none":
         return None
     if problem.scale_a is None:
@@ -134,13 +132,6 @@ def _mode(problem: Problem) -> str | None:
     if pair in MX_MODES or (pair == "row" and (problem.a.is_fp8 or problem.dtype_a == "int8")):
         return pair
     return "block" if pair in ("block", "block_rows") and problem.a.is_fp8 else None
-
-
-def powers_of(mode: str) -> Scaling:
-    """Return the layout of the powers of two of one of `MX_MODES`."""
-    scaling, _ = GRANULARITIES[mode]
-    assert scaling is not None
-    return scaling
 
 
 def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
@@ -155,7 +146,7 @@ def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
 
 
 def _text(mode: str = "") -> str:
-    """Return the module of kernels, with the order of its powers of two."""
+    """The module of kernels, with the order in which powers of two are stored."""
     of_row, of_group = scale_places(powers_of(mode).layout if mode in MX_MODES else "rows")
     return read_text("experts").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
 

@@ -10,6 +10,7 @@ from hashlib import sha256
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 
+ACTIVATIONS = ("silu", "gelu")  # of a mixture of experts
 PARTS = 256  # most values of float32 that one kernel leaves to the next, at an address named part
 
 

@@ -117,3 +117,13 @@ def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
             return pair
     names = ", ".join(filter(None, map(granularity, pairs))) or "none"
     raise InputError(f"no scales of the granularity {name[:100]!r} in this family with these types; it has {names}")
+
+
+MX_MODES = ("mx", "mx_shuffled")  # granularities with a power of two for each 32 elements of a row
+
+
+def powers_of(mode: str) -> Scaling:
+    """The powers of two of one of `MX_MODES`."""
+    scaling, _ = GRANULARITIES[mode]
+    assert scaling is not None
+    return scaling

@@ -12,7 +12,7 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
 from tritongemm.system import settings
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tritongemm.integrations import sglang_fp8
 from tritongemm.integrations.process import OpaqueOperation, serves_weight, speak_through, start_serving
-from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
 
 TARGET = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tritongemm.integrations.process import LOG, OpaqueOperation, serves_weight, speak_through, start_serving
 from tritongemm.operations.torch_products import torch_linear
-from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import LinearFunction, TunedCalls
 
 ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias

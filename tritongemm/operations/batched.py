@@ -1,12 +1,14 @@
-"""The operands of `bmm`: how they lie in memory, and which products they are of."""
+"""The operation `bmm`: equal products side by side, with scale factors or without, and what PyTorch computes for it.
+
+PyTorch's functions are bound when this is imported, since a capture puts others in their place, which count calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
-from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +16,23 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
-from tritongemm.operations.checks import check_bias, check_fit, check_memory, check_values
-from tritongemm.operations.factors import agreeing, describe_known, of_each, readings
-from tritongemm.operations.scaled import ScaledOperands, read_product
+from tritongemm.operations.checks import (
+    check_bias,
+    check_eight_bits,
+    check_fit,
+    check_memory,
+    check_tensors,
+)
+from tritongemm.operations.contract import ProductOperation, Reading, Strides
+from tritongemm.operations.factors import agreeing, describe_known, of_each, readings, why_none
+from tritongemm.operations.scaled import TorchScaled
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.operations.torch_products import DTYPE_NAMES, converted, is_plain, output_dtype, wide_dtype
-from tritongemm.operations.torch_scaled import TorchScaled
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
+
+_NO_TENSORS = ("out_dtype", "scale_layout")
 
 
 class BatchOperands(NamedTuple):
@@ -47,106 +59,28 @@ class BatchOperands(NamedTuple):
         return ("fp4e2m1", "fp4e2m1") if are_fp4 else names
 
     @property
+    def result_type(self) -> torch.dtype:
+        """The type of the result."""
+        has_factors = self.out_dtype is None and self.scale_a is not None
+        return torch.bfloat16 if has_factors else output_dtype(self.a, self.out_dtype)
+
+    @property
     def k(self) -> int:
         """Elements along K, of which several may share a byte."""
         name = self.dtypes[0]
         return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
 
 
-class Strides(NamedTuple):
-    """How an operand lies in memory, in elements.
-
-    Attributes:
-        lead: from one of its stored rows to the next; 0 of a vector.
-        apart: from one product's to the next one's; 0 where all share it.
-    """
-
-    lead: int
-    apart: int
-
-
-@dataclass(frozen=True)
-class BatchProduct:
-    """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
-
-    Attributes:
-        problem: without sharing and scales.
-        shared: the operand that all products share, or "".
-        scalings: the ways in which the factors of a, and those of b, can be read; None without factors.
-        strides: of a, b, c, of vectors and of factors, by their names.
-    """
-
-    problem: Problem
-    shared: str
-    scalings: tuple[tuple[Scaling, ...], tuple[Scaling, ...]] | None
-    strides: dict[str, Strides]
-
-    def readings(self) -> Iterator[Problem]:
-        """The problems that the call can be taken for; a kernel for operands of their own serves shared ones too."""
-        for problem in (replace(self.problem, shared=self.shared),) * bool(self.shared) + (self.problem,):
-            yield from (problem,) if self.scalings is None else readings(problem, *self.scalings)
-
-    def moved(self, problem: Problem) -> dict[str, Strides]:
-        """The strides of the operands that do not lie as those of a problem do, dense and in order."""
-        usual = {name: Strides(_dense_lead(problem, name), _dense_apart(problem, name)) for name in problem.operands}
-        return {name: strides for name, strides in self.strides.items() if strides != usual[name]}
-
-
-def read_batch(operands: BatchOperands) -> BatchProduct | Support:
-    """What the operands of a call mean, or why no kernel could compute it.
-
-    Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
-    """
-    a, b, bias, out_dtype, scale_a, scale_b, layout, out = operands
-    if any(t is not None and (t.layout != torch.strided or t.device != a.device) for t in operands[:3]):
-        return Support("an operand is sparse, or on another device")
-    if not a.numel() or not b.numel():
-        return Support("an operand is empty")
-    result = output_dtype(a, out_dtype)
-    dtypes = (*operands.dtypes, DTYPE_NAMES.get(result, ""))
-    unknown = {str(dtype) for dtype, name in zip((a.dtype, b.dtype, result), dtypes, strict=True) if not name}
-    if unknown:
-        return Support(f"no kernels for {', '.join(sorted(unknown))}")
-    found = {
-        "a": _matrix(a),
-        "b": _matrix(b),
-        "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
-    }
-    for name, lies in found.items():
-        if lies is None or (name == "c" and not lies[0]):
-            return Support(f"{name} has strides that no kernel reads or writes")
-    (row_a, of_a), (row_b, of_b), (_, of_c) = (lies for lies in found.values() if lies is not None)
-    (batch, m, _), n, k = a.shape, b.shape[2], operands.k
-    one = [name for name, lies in (("a", of_a), ("b", of_b)) if batch > 1 and lies.apart == 0]
-    if len(one) > 1:
-        return Support("all products are the same one")
-    problem = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
-    strides = {"a": of_a, "b": of_b, "c": of_c}
-    for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
-        if beside is not None and batch > 1:
-            strides[name] = Strides(0, beside.stride(0) if beside.dim() > 1 else 0)
-    if bias is not None and DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name:
-        return Support(f"the bias is {bias.dtype}; kernels take {problem.bias_dtype.torch}")
-    scalings = None
-    if scale_a is not None and scale_b is not None:
-        scalings = agreeing(
-            of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)
-        )
-    return BatchProduct(problem, one[0] if one else "", scalings, strides)
-
-
-def check_shapes(operands: BatchOperands) -> BatchOperands:
+def _check_shapes(operands: BatchOperands) -> BatchOperands:
     """The operands, vectors as [N] or [B, N]; factors along K as they are.
 
     Raises:
         InputError: shapes that do not belong together; names them.
     """
     a, b, bias, _, scale_a, scale_b, layout, _ = operands
-    check_extents(a, b)
+    _check_extents(a, b)
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]
     check_out(operands)
-    if (scale_a is None) != (scale_b is None):
-        raise InputError("scale_a and scale_b go together")
     added = None if bias is None or (bias.dim() == 3 and bias.shape[1] != 1) else _vector(bias, batch, n)
     if bias is not None and added is None:
         raise InputError(
@@ -160,7 +94,7 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     )
 
 
-def check_extents(a: Tensor, b: Tensor) -> None:
+def _check_extents(a: Tensor, b: Tensor) -> None:
     """Refuse operands that are no batches of matrices with one K.
 
     Raises:
@@ -176,8 +110,8 @@ def check_out(operands: BatchOperands) -> None:
     Raises:
         InputError: names it, and what the result is.
     """
-    a, b, bias, out_dtype, scale_a, scale_b, _, out = operands
-    dtype = output_dtype(a, out_dtype)
+    a, b, bias, _, scale_a, scale_b, _, out = operands
+    dtype = operands.result_type
     if out is not None:
         check_memory(out, (a.shape[0], a.shape[1], b.shape[2]), dtype, a, b, bias, scale_a, scale_b)
 
@@ -230,21 +164,7 @@ def _dense(rows: int, cols: int) -> Strides:
     return Strides(cols, rows * cols)
 
 
-def _dense_lead(problem: Problem, name: str) -> int:
-    if name == "a":
-        return problem.k // problem.a.packed if problem.row_major_a else problem.m
-    if name == "b":
-        return problem.n if problem.row_major_b else problem.k // problem.b.packed
-    return problem.n if name == "c" else 0
-
-
-def _dense_apart(problem: Problem, name: str) -> int:
-    spec = problem.operands[name]
-    return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape) // spec.dtype.packed
-
-
 _bmm, _baddbmm = torch.bmm, torch.baddbmm
-_ARGUMENTS = 6  # of a product with scales, before those that say how its operands lie
 _torch_scaled = lru_cache(maxsize=256)(TorchScaled)  # which knows what PyTorch refused before
 
 
@@ -252,7 +172,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
     """A @ B for each product, scaled, with the bias: in the result's dtype where PyTorch can, else in a wider one.
 
     Args:
-        operands: with vectors as `check_shapes` leaves them, of any strides.
+        operands: with vectors as `Batched.check` leaves them, of any strides.
     """
     a, b, bias, out_dtype, _, _, _, out = operands
     added = None if bias is None else bias.unsqueeze(-2)
@@ -263,7 +183,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
         given = {} if out is None else {"out": out}
         result: Tensor = _bmm(a, b, **given) if added is None else _baddbmm(added, a, b, **given)
         return result
-    wanted = output_dtype(a, out_dtype)
+    wanted = operands.result_type
     wide = wide_dtype(a, b, wanted)
     product = _bmm(a.to(wide), b.to(wide))
     product = converted(product if added is None else product + added, wanted)
@@ -272,11 +192,10 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
 
 def _scaled(operands: BatchOperands) -> Tensor:
     """The products of a batch with scale factors, one after another: PyTorch has no call of all of them."""
-    a, b, bias, out_dtype, scale_a, scale_b, layout, _ = operands
+    a, b, bias, _, scale_a, scale_b, layout, _ = operands
     assert scale_a is not None and scale_b is not None
-    check_values(scale_a=scale_a, scale_b=scale_b)
     (batch, m, _), n = a.shape, b.shape[2]
-    wanted = output_dtype(a, out_dtype)
+    wanted = operands.result_type
     if not a.numel() or not b.numel():  # sums of nothing, to which a bias is added all the same
         nothing = torch.zeros((batch, m, n), device=a.device)
         return (nothing if bias is None else nothing + bias.unsqueeze(-2)).to(wanted)
@@ -288,10 +207,94 @@ def _scaled(operands: BatchOperands) -> Tensor:
         added = bias if bias is None or bias.dim() == 1 else bias[i]
         factors = _of_product(scale_a, i), _of_product(of_b, i)
         one = ScaledOperands(a[i], weight, *factors, added, wanted, scale_layout=layout)
-        products.append(_torch_scaled(read_product(one))(*one[:_ARGUMENTS]))
+        products.append(_torch_scaled(read_product(one))(*one))
     with torch._C._DisableAutocast():  # which has `stack` refuse 16 bits other than its own
         return torch.stack(products)
 
 
 def _of_product(scales: Tensor, product: int) -> Tensor:
     return scales[product] if scales.dim() > 1 else scales
+
+
+class Batched(ProductOperation):
+    """A @ B (+ bias) for each product of a batch."""
+
+    schema = (
+        "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
+        "Tensor? scale_b=None, str scale_layout='') -> Tensor"
+    )
+    operands = BatchOperands
+    calls: ClassVar = {"scaled_bmm": ("a", "b", "scale_a", "scale_b", "bias", "out_dtype")}
+
+    def check(self, given: BatchOperands) -> BatchOperands:
+        """The operands with their vectors flat."""
+        named = given._asdict()
+        check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
+        if (given.scale_a is None) != (given.scale_b is None):
+            raise InputError("scale_a and scale_b go together")
+        if given.scale_a is not None and given.dtypes != ("fp4e2m1", "fp4e2m1"):
+            check_eight_bits(given.a, given.b, given.result_type)
+        if given.scale_layout:
+            registry.get(ScaleLayout, given.scale_layout)
+        return _check_shapes(given)
+
+    def tensors(self, checked: BatchOperands) -> Mapping[str, Tensor]:
+        """The operands as kernels read them: vectors may be copies."""
+        return {name: tensor for name, tensor in super().tensors(checked).items() if name != "out"}
+
+    def read(self, checked: BatchOperands) -> Reading | Support:
+        """The problems of all families with such factors, of products of their own and of shared operands."""
+        a, b, bias, _, scale_a, scale_b, layout, out = checked
+        if not a.numel() or not b.numel():
+            return Support("an operand is empty")
+        result = checked.result_type
+        dtypes = (*checked.dtypes, DTYPE_NAMES.get(result, ""))
+        unknown = {str(dtype) for dtype, name in zip((a.dtype, b.dtype, result), dtypes, strict=True) if not name}
+        if unknown:
+            return Support(f"no kernels for {', '.join(sorted(unknown))}")
+        found = {
+            "a": _matrix(a),
+            "b": _matrix(b),
+            "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
+        }
+        for name, layout_of in found.items():
+            if layout_of is None or (name == "c" and not layout_of[0]):
+                return Support(f"{name} has strides that no kernel reads or writes")
+        (row_a, of_a), (row_b, of_b), (_, of_c) = (one for one in found.values() if one is not None)
+        (batch, m, _), n, k = a.shape, b.shape[2], checked.k
+        one = [name for name, its in (("a", of_a), ("b", of_b)) if batch > 1 and its.apart == 0]
+        if len(one) > 1:
+            return Support("all products are the same one")
+        plain = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
+        strides = {"a": of_a, "b": of_b, "c": of_c}
+        for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
+            if beside is not None and batch > 1:
+                strides[name] = Strides(0, beside.stride(0) if beside.dim() > 1 else 0)
+        if bias is not None and DTYPE_NAMES.get(bias.dtype) != plain.bias_dtype.name:
+            return Support(f"the bias is {bias.dtype}; kernels take {plain.bias_dtype.torch}")
+        # A kernel for operands of their own serves shared ones too.
+        problems, why = ((replace(plain, shared=one[0]),) if one else ()) + (plain,), ""
+        if scale_a is not None and scale_b is not None:
+            ways = agreeing(
+                of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)
+            )
+            problems = tuple(problem for each in problems for problem in readings(each, *ways))
+            why = "" if problems else why_none(plain, *ways)
+        return Reading(problems, self.tensors(checked), ((batch, m, n), result), strides, plain, why)
+
+    def is_cast(self, given: BatchOperands) -> bool:
+        """As those of ``torch.bmm``, but no operands with factors."""
+        return given.scale_a is None
+
+    def infer(self, given: BatchOperands) -> Tensor:
+        """A result without contents."""
+        _check_extents(given.a, given.b)
+        shape = given.a.shape[0], given.a.shape[1], given.b.shape[2]
+        return given.a.new_empty(shape, dtype=given.result_type)
+
+    def fallback(self, checked: BatchOperands) -> Tensor:
+        """PyTorch's products."""
+        return torch_bmm(checked)
+
+
+BATCHED = Batched()

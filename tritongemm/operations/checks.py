@@ -5,7 +5,7 @@ No check of a call waits for a GPU: values there are looked at by `check_scales`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -194,29 +194,25 @@ def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Non
         raise InputError(f"out_dtype is {out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}")
 
 
-def check_encodings(operands: Mapping[str, str], target: Target) -> None:
+def check_encodings(operands: Mapping[str, Tensor], target: Callable[[], Target]) -> None:
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
+    With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where need be.
+
     Args:
-        operands: our names of their types, by theirs.
-        target: of the GPU where they lie.
+        operands: a, b and their factors, as kernels read them.
+        target: gives that of the GPU where they are; it is asked for 8-bit operands alone.
 
     Raises:
         InputError: names the operand and both encodings.
     """
-    for name, dtype in operands.items():
-        if DTYPES[dtype].is_fp8 and target.fp8 != "none" and not target.supports(DTYPES[dtype]):
-            raise InputError(
-                f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
-            )
-
-
-def check_encodings_on(a: Tensor, b: Tensor, scale_a: Tensor | None, target: Target) -> None:
-    """As `check_encodings`, for operands on a GPU and the factors of one of them.
-
-    With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where need be.
-    """
-    if scale_a is not None and scale_a.dtype in EXPONENTS and target.has("dot_scaled"):
-        return
-    names = {name: DTYPE_NAMES.get(tensor.dtype, "") for name, tensor in (("a", a), ("b", b))}
-    check_encodings({name: dtype for name, dtype in names.items() if dtype and DTYPES[dtype].is_fp8}, target)
+    names = {name: DTYPE_NAMES.get(operands[name].dtype, "") for name in "ab"}
+    for name, dtype in names.items():
+        if not dtype or not DTYPES[dtype].is_fp8 or target().fp8 == "none" or target().supports(DTYPES[dtype]):
+            continue
+        is_ocps = not dtype.endswith("fnuz")
+        if is_ocps and "scale_a" in operands and operands["scale_a"].dtype in EXPONENTS and target().has("dot_scaled"):
+            continue
+        raise InputError(
+            f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target().name} is {target().fp8}: quantise to that"
+        )

@@ -1,7 +1,8 @@
-"""What a call of `grouped_mm` asks for: its operands, checked, as a problem and as kernels read them."""
+"""The operation `grouped_mm`: products of different M in one call, and what PyTorch computes for it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -21,10 +22,11 @@ from tritongemm.operations.checks import (
     read_integers,
     wants_gradient,
 )
+from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.factors import EXPONENTS, given_shape, of_groups, products_with, readings, spread, why_none
+from tritongemm.operations.scaled import numbers
 from tritongemm.operations.torch_limits import takes_groups
-from tritongemm.operations.torch_products import DTYPE_NAMES, converted, is_plain, wide_dtype
-from tritongemm.operations.torch_scaled import numbers
+from tritongemm.operations.torch_products import DTYPE_NAMES, converted, is_plain, output_dtype, wide_dtype
 
 
 class GroupedOperands(NamedTuple):
@@ -33,15 +35,22 @@ class GroupedOperands(NamedTuple):
     a: Tensor
     b: Tensor
     offs: Tensor
-    scale_a: Tensor | None
-    scale_b: Tensor | None
-    out_dtype: torch.dtype
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
+    out_dtype: torch.dtype | None = None
     scale_layout: str = ""
 
     @property
     def masked(self) -> bool:
         """Whether every group has room for equally many rows."""
         return bool(self.a.dim() == 3)
+
+    @property
+    def result_type(self) -> torch.dtype:
+        """The type of the result."""
+        if self.out_dtype is not None:
+            return self.out_dtype
+        return output_dtype(self.a, None) if self.scale_a is None else torch.bfloat16
 
     @property
     def scalings(self) -> ScalePair:
@@ -54,7 +63,7 @@ class GroupedOperands(NamedTuple):
         a, b = (DTYPE_NAMES.get(t.dtype, "") for t in (self.a, self.b))
         if self.scale_b is not None and self.a.dtype == self.b.dtype == torch.uint8 and self.scale_b.dtype in EXPONENTS:
             a = b = "fp4e2m1"
-        return a, b, DTYPE_NAMES.get(self.out_dtype, "")
+        return a, b, DTYPE_NAMES.get(self.result_type, "")
 
     @property
     def k(self) -> int:
@@ -70,17 +79,17 @@ class GroupedOperands(NamedTuple):
         return found | {name: tensor for name, tensor in scales.items() if tensor is not None}
 
 
-def check(operands: GroupedOperands) -> None:
+def _check(operands: GroupedOperands) -> None:
     """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for.
 
     Raises:
         InputError: names the operand and what it must be.
         TypeError: an operand is no tensor.
     """
-    a, b, offs, scale_a, scale_b, out_dtype, _ = operands
+    a, b, offs, scale_a, scale_b = operands[:5]
     check_tensors(operands.tensors)
     check_unmapped("grouped_mm", operands.tensors)
-    check_extents(a, b)
+    _check_extents(a, b)
     if not b.numel() or not a.shape[-1]:
         raise InputError(f"b {tuple(b.shape)} is empty: there is nothing to multiply by")
     if tuple(offs.shape) != (b.shape[0],) or offs.dtype != torch.int32:
@@ -92,18 +101,18 @@ def check(operands: GroupedOperands) -> None:
     if operands.scale_layout and (scale_b is None or scale_b.dtype not in EXPONENTS):
         raise InputError(f"scale_layout is {operands.scale_layout!r}; it is of factors that are powers of two (e8m0)")
     if not all(operands.dtypes):
-        raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {out_dtype}")
+        raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {operands.result_type}")
     if scale_a is None and a.dtype != b.dtype:
         raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
         if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1"):
-            check_eight_bits(a, b, out_dtype)
+            check_eight_bits(a, b, operands.result_type)
     if not (a.is_cuda or a.is_meta):
         _check_rows(operands)
 
 
-def check_extents(a: Tensor, b: Tensor) -> None:
+def _check_extents(a: Tensor, b: Tensor) -> None:
     """Refuse operands that are no rows, or groups of rows, and a matrix for each group, with one K.
 
     Raises:
@@ -152,42 +161,6 @@ def _check_rows(operands: GroupedOperands) -> None:
         raise InputError(f"offs must be the ends of groups, ascending up to {a.shape[0]}; it is {numbers}")
 
 
-def problem_of(operands: GroupedOperands) -> Problem | Support:
-    """The problem of a call with its rows spread evenly, or why no kernel could compute it."""
-    a, b = operands.a, operands.b
-    (groups, _, n), k = b.shape, operands.k
-    if groups < 2 or not a.numel() or not b.numel():
-        return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
-    if not a.is_contiguous():
-        return Support(f"a has strides {a.stride()}; kernels take dense rows")
-    if not (b.is_contiguous() or b.mT.is_contiguous()):
-        return Support(f"b has strides {b.stride()}; kernels take dense weights")
-    form = {"group_form": "masked", "room": a.shape[1]} if operands.masked else {}
-    dtypes, row_major_b = operands.dtypes, not b.mT.is_contiguous()
-    try:
-        plain = Problem(prod(a.shape[:-1]), n, k, *dtypes, row_major_b=row_major_b, groups=groups, **form)
-    except InputError as error:
-        return Support(str(error))
-    of_a, of_b = operands.scalings
-    found = readings(plain, (of_a,), (of_b,))
-    return found[0] if found else Support(why_none(plain, (of_a,), (of_b,)))
-
-
-def as_kernels_read(operands: GroupedOperands) -> dict[str, Tensor]:
-    """The operands by the names of a problem; scale factors of blocks of A lie with K first, as kernels read them.
-
-    Factors whose strides are those already are not copied, and so are dense rows of groups.
-    """
-    rows = operands.offs.contiguous()
-    found = {"a": operands.a, "b": operands.b, "counts" if operands.masked else "offsets": rows}
-    if operands.scale_a is None or operands.scale_b is None:
-        return found
-    of_a, scaling = operands.scale_a, operands.scalings[0]
-    if scaling is not None and scaling.layout == "groups":
-        of_a = of_a.mT
-    return found | {"scale_a": of_a.contiguous(), "scale_b": operands.scale_b.contiguous()}
-
-
 def grouped(operands: GroupedOperands) -> Tensor:
     """The product by PyTorch: its own grouped one where it has it, else of one group after another.
 
@@ -196,13 +169,14 @@ def grouped(operands: GroupedOperands) -> Tensor:
     a, b = operands.a, operands.b
     # Of no rows the groups are not asked for, as a graph may be captured.
     if not a.numel() and not wants_gradient(*operands.tensors.values()):
-        return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=operands.out_dtype)
+        return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=operands.result_type)
     with torch._C._DisableAutocast():
         return _multiply(operands)
 
 
 def _multiply(operands: GroupedOperands) -> Tensor:
-    a, b, offs, _, _, out_dtype, _ = operands
+    a, b, offs = operands[:3]
+    out_dtype = operands.result_type
     if operands.masked:
         left, right = _plain_operands(operands)
         return converted(torch.bmm(left, right), out_dtype)
@@ -226,7 +200,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
 
 def _own_product(operands: GroupedOperands) -> Tensor | None:
     """PyTorch's grouped product; None where it has none of these types."""
-    a, b, offs, scale_a, scale_b, out_dtype, _ = operands
+    (a, b, offs, scale_a, scale_b), out_dtype = operands[:5], operands.result_type
     has_own = operands.scalings == GRANULARITIES["row"] and a.dtype != torch.int8 and out_dtype == torch.bfloat16
     if has_own and b.mT.is_contiguous() and _aligned(a, b):
         assert scale_a is not None and scale_b is not None
@@ -256,7 +230,7 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
 
     Those that have none are widened where they are of eight bits, or where a wider result is asked for.
     """
-    a, b, _, scale_a, scale_b, out_dtype, _ = operands
+    (a, b, _, scale_a, scale_b), out_dtype = operands[:5], operands.result_type
     if scale_a is None or scale_b is None:
         sums = wide_dtype(a, b, out_dtype)
         return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))
@@ -268,3 +242,63 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     left = numbers(flat) * spread(factors, of_a, flat.shape[0], k)
     right = [numbers(w) * spread(of_w, of_b, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
     return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT
+
+
+class Grouped(ProductOperation):
+    """Each group's rows of A by the group's own matrix of B."""
+
+    schema = (
+        "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
+        "str scale_layout='') -> Tensor"
+    )
+    operands = GroupedOperands
+
+    def check(self, given: GroupedOperands) -> GroupedOperands:
+        """The operands, which belong together."""
+        _check(given)
+        return given
+
+    def tensors(self, checked: GroupedOperands) -> Mapping[str, Tensor]:
+        """The operands as kernels read them: factors of blocks of A with K first; what is dense is not copied."""
+        offs = checked.offs.contiguous()
+        found = {"a": checked.a, "b": checked.b, "counts" if checked.masked else "offsets": offs}
+        if checked.scale_a is None or checked.scale_b is None:
+            return found
+        of_a, scaling = checked.scale_a, checked.scalings[0]
+        if scaling is not None and scaling.layout == "groups":
+            of_a = of_a.mT
+        return found | {"scale_a": of_a.contiguous(), "scale_b": checked.scale_b.contiguous()}
+
+    def read(self, checked: GroupedOperands) -> Reading | Support:
+        """The problem with the rows spread evenly, of the family with such factors."""
+        a, b = checked.a, checked.b
+        (groups, _, n), k = b.shape, checked.k
+        if groups < 2 or not a.numel() or not b.numel():
+            return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
+        if not a.is_contiguous():
+            return Support(f"a has strides {a.stride()}; kernels take dense rows")
+        if not (b.is_contiguous() or b.mT.is_contiguous()):
+            return Support(f"b has strides {b.stride()}; kernels take dense weights")
+        form = {"group_form": "masked", "room": a.shape[1]} if checked.masked else {}
+        row_major_b = not b.mT.is_contiguous()
+        try:
+            plain = Problem(prod(a.shape[:-1]), n, k, *checked.dtypes, row_major_b=row_major_b, groups=groups, **form)
+        except InputError as error:
+            return Support(str(error))
+        of_a, of_b = checked.scalings
+        problems = readings(plain, (of_a,), (of_b,))
+        why = "" if problems else why_none(plain, (of_a,), (of_b,))
+        result = (*a.shape[:-1], n), checked.result_type
+        return Reading(problems[:1], self.tensors(checked), result, plain=plain, why_none=why)
+
+    def infer(self, given: GroupedOperands) -> Tensor:
+        """A result without contents."""
+        _check_extents(given.a, given.b)
+        return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
+
+    def fallback(self, checked: GroupedOperands) -> Tensor:
+        """PyTorch's product."""
+        return grouped(checked)
+
+
+GROUPED = Grouped()

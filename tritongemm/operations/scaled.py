@@ -1,228 +1,249 @@
-"""The operands of `scaled_mm`: checked, and told which product they are of."""
+"""The operation `scaled_mm`: a product of operands with scale factors, and what PyTorch computes for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.target import Target
-from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_encodings, check_layout
-from tritongemm.operations.factors import agreeing, describe_known, find_scalings, readings, why_none
-from tritongemm.operations.torch_products import DTYPE_NAMES
+from tritongemm.core.support import Support
+from tritongemm.numerics.scale_factors import fp4_as_numbers
+from tritongemm.operations.checks import check_layout, check_values, wants_gradient
+from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
+from tritongemm.operations.factors import spread
+from tritongemm.operations.scaled_operands import (
+    ScaledOperands,
+    ScaledProduct,
+    check_devices,
+    is_transposed,
+    read_product,
+)
+from tritongemm.operations.torch_limits import PADDED_GROUPS, PADDED_ROWS
+from tritongemm.operations.torch_products import linear
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
+from tritongemm.plugins.contracts import WeightLayout
 
-_PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
-
-
-class ScaledOperands(NamedTuple):
-    """The arguments of `scaled_mm`."""
-
-    a: Tensor
-    b: Tensor
-    scale_a: Tensor
-    scale_b: Tensor
-    bias: Tensor | None = None
-    out_dtype: torch.dtype = torch.bfloat16
-    order_b: str = PLAIN
-    scale_layout: str = ""
+_Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 
 
-@dataclass(frozen=True)
-class ScaledProduct:
-    """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
+class TorchScaled:
+    """PyTorch's product of operands with scales: its own scaled one where it takes them, else one of plain numbers.
 
-    Attributes:
-        m, n, k: sizes; an M of 0 is a product without a result.
-        transposed: b is a view [K, N] of the weight, and scale_b one of its factors.
-        dtypes: names of the types of a, b and the result.
-        scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same.
-        bias: ``n`` or ``none``.
-        order_b: order of b in memory.
-        dense: whether b lies as kernels read it.
+    PyTorch is asked for its own at the first call, and not again once it refused.
+
+    Args:
+        product: what the operands mean, at every call alike.
     """
 
-    m: int
-    n: int
-    k: int
-    transposed: bool
-    dtypes: tuple[str, str, str]
-    scalings_a: tuple[Scaling, ...]
-    scalings_b: tuple[Scaling, ...]
-    bias: str
-    order_b: str
-    dense: bool
+    def __init__(self, product: ScaledProduct) -> None:
+        self._product = product
+        self._native = product.m > 0 and product.order_b == PLAIN and product.dtypes[0].startswith("fp8")
 
-    @property
-    def is_microscaled(self) -> bool:
-        """Whether OCP's fp8, or fp4, has powers of two along K."""
-        powers = all(scalings[0].dtype == "e8m0" for scalings in (self.scalings_a, self.scalings_b))
-        return powers and not any(dtype.endswith("fnuz") for dtype in self.dtypes[:2])
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        *_: object,
+    ) -> Tensor:
+        """The result, [..., N], of the types that the operands have under autocast too; no rows launch nothing."""
+        if not self._product.m and not wants_gradient(scale_a, scale_b, bias):
+            return a.new_empty((*a.shape[:-1], self._product.n), dtype=out_dtype)
+        with torch._C._DisableAutocast():
+            return self._multiply(a, b, scale_a, scale_b, bias, out_dtype)
 
-    def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
-        """The weight [N, K] and its factors [N, …]."""
-        b, scale_b = operands.b, operands.scale_b
-        return (b.t(), _turned(scale_b)) if self.transposed else (b, scale_b)
+    def _multiply(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        weight, of_weight = self._product.weight(ScaledOperands(a, b, scale_a, scale_b))
+        rows = a.reshape(-1, a.shape[-1])
+        result = self._try_native(rows, weight, scale_a, of_weight, bias, out_dtype) if self._native else None
+        if result is None:
+            result = self._compute(rows, weight, scale_a, of_weight, bias, out_dtype)
+        return result.view(*a.shape[:-1], result.shape[-1])
 
-    def problems(self, target: Target) -> tuple[Problem, ...]:
-        """The problems of all families that the call can be taken for on a target."""
-        return readings(self._plain, self.scalings_a, self.scalings_b, target)
+    def _try_native(
+        self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor | None:
+        """PyTorch's own scaled product; None where it has none for these operands."""
+        along_k = [scaling.depth > 0 for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])]
+        if not a.is_cuda or along_k[0] != along_k[1]:
+            return None
+        try:
+            if all(along_k):
+                return self._in_blocks(a.contiguous(), w.t(), scale_a, scale_w, bias, out_dtype)
+            of_a, of_b = _for_rows(self._product, scale_a, scale_w)
+            added = None if bias is None else bias.to(out_dtype)
+            return torch._scaled_mm(a.contiguous(), w.t(), of_a, of_b, bias=added, out_dtype=out_dtype)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, NotImplementedError):  # whatever it refuses, plain numbers can be multiplied
+            self._native = False
+            return None
 
-    def why_none(self, target: Target) -> str:
-        """Why there is no such problem."""
-        return why_none(self._plain, self.scalings_a, self.scalings_b, target)
+    def _in_blocks(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The product with float32 factors for 128 numbers along K, on GPUs whose library has it.
 
-    @property
-    def _plain(self) -> Problem:
-        sizes = self.m, self.n, self.k
-        return Problem(*sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b)
+        PyTorch wants factors of 1 x 128 with rows the fastest, those of 128 x 128 with K the fastest and padded.
 
+        Raises:
+            RuntimeError, ValueError, NotImplementedError: it has no such product.
+        """
+        if out_dtype != torch.bfloat16:
+            raise ValueError("PyTorch gives bfloat16 alone")
+        square = self._product.scalings_b[0].rows > 1
+        rows, missing = a.shape[0], -a.shape[0] % PADDED_ROWS
+        of_a = scale_a.t().contiguous().t()
+        if missing:  # rows of zeros, whose result is not read
+            a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)  # it pads no fp8
+            of_a = torch.nn.functional.pad(scale_a.t(), (0, missing)).t()
+        groups = scale_w.shape[1]
+        padding = -groups % PADDED_GROUPS if square else 0
+        of_w = torch.nn.functional.pad(scale_w, (0, padding)).t() if square else scale_w.t().contiguous()
+        if _Scaled is None:
+            older = of_w[:groups] if square else of_w
+            result = torch._scaled_mm(a, b, of_a, older, out_dtype=out_dtype)
+        else:
+            vector, blocks = _Scaled.BlockWise1x128, _Scaled.BlockWise128x128
+            newer, kind = (of_w, blocks) if square else (of_w.t(), vector)
+            scaled = torch.nn.functional.scaled_mm
+            result = scaled(a, b, of_a, vector, newer, kind, output_dtype=out_dtype)
+        result = result[:rows]
+        return result if bias is None else (result + bias).to(out_dtype)
 
-def read_product(operands: ScaledOperands) -> ScaledProduct:
-    """What the operands of a call mean.
-
-    Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
-
-    Raises:
-        InputError: they do not belong together; names the operand, what it is and what it may be.
-    """
-    a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
-    _check_tensors(operands)
-    packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
-    k = int(a.shape[-1]) * packed if a.dim() else 0  # torch.jit.trace has tensors for sizes
-    transposed = is_transposed(a, b)
-    n = int(b.shape[1] if transposed else b.shape[0])
-    m = int(a.numel()) * packed // k if k else 0
-    if not n or not k:
-        raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
-    check_bias(bias)
-    dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
-    _check_order(Problem(max(m, 1), n, k, *dtypes, row_major_b=False, order_b=order_b))
-    if scale_layout:
-        registry.get(ScaleLayout, scale_layout)
-    found_a = find_scalings(scale_a, m, k, scale_layout)
-    turned = _turned(scale_b) if transposed else scale_b
-    found_b = find_scalings(turned, n, k, scale_layout)
-    for name, scales, found, rows, which in (
-        ("scale_a", scale_a, found_a, m, "M"),
-        ("scale_b", scale_b, found_b, n, "N"),
-    ):
-        if not found:
-            known = describe_known(rows, k, which, transposed and name == "scale_b", scale_layout)
-            raise InputError(
-                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; it may be {known}"
-            )
-    weight = b.t() if transposed else b
-    return ScaledProduct(
-        m, n, k, transposed, dtypes, *agreeing(found_a, found_b), "none" if bias is None else "n", order_b,
-        weight.is_contiguous(),
-    )  # fmt: skip
-
-
-def check_encoding(product: ScaledProduct, target: Target) -> None:
-    """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
-
-    With powers of two along K OCP's are read everywhere, where need be as wider numbers.
-
-    Raises:
-        InputError: names the operand and both encodings.
-    """
-    if not (product.is_microscaled and target.has("dot_scaled")):
-        check_encodings(dict(zip("ab", product.dtypes[:2], strict=True)), target)
-
-
-def _check_order(problem: Problem) -> None:
-    """Refuse a weight that can't lie in the order that it is said to lie in.
-
-    Raises:
-        InputError: an unknown order, or sizes that it does not divide; says which it does.
-    """
-    if problem.order_b == PLAIN:
-        return
-    possible = registry.get(WeightLayout, problem.order_b).supports(problem)
-    if not possible:
-        raise InputError(f"{possible}; b has N {problem.n} and K {problem.k}")
+    def _compute(
+        self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The product of plain numbers; factors that do not change along K are applied to it, others before."""
+        product = self._product
+        scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
+        if product.order_b != PLAIN:
+            w = registry.get(WeightLayout, product.order_b).unpack(w.t()).t()
+        of_a = spread(scale_a, scaling_a, product.m, product.k)
+        of_w = spread(scale_w, scaling_w, product.n, product.k)
+        if scaling_a.depth or scaling_w.depth:
+            result = torch.nn.functional.linear(numbers(a) * of_a, numbers(w) * of_w)
+        else:
+            result = _sums(a, w.contiguous()) * of_a * of_w.t()
+        return (result if bias is None else result + bias).to(out_dtype)
 
 
-def _check_tensors(operands: ScaledOperands) -> None:
-    """Refuse operands that are no tensors, lie apart, or have a type that no scaled product has.
-
-    Raises:
-        TypeError: one is no tensor.
-        InputError: as `read_product`.
-    """
-    named = {"a": operands.a, "b": operands.b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
-    named |= {} if operands.bias is None else {"bias": operands.bias}
-    for name, value in named.items():
-        if not torch.overrides.is_tensor_like(value):
-            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
-        check_layout(name, value)
-    check_devices(operands)
-    if operands.out_dtype not in SCALED_RESULTS:
-        raise InputError(
-            f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}"
-        )
-    for name in "ab":
-        dtype = DTYPES[dtype_name(name, named[name])]
-        if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
-            raise InputError(f"{name} is {named[name].dtype}; scaled products take fp8, int8 or fp4")
-    names = dtype_name("a", operands.a), dtype_name("b", operands.b)
-    for name, alone in (("int8", "int8"), ("fp4e2m1", "fp4")):
-        if names.count(name) == 1:
-            raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: {alone} is multiplied by {alone}")
+def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
+    scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
+    if not scaling_a.rows and not scaling_w.rows:
+        return scale_a.reshape(()), scale_w.reshape(())
+    return _one_for_each(scale_a, scaling_a, product.m), _one_for_each(scale_w, scaling_w, product.n).t()
 
 
-def check_devices(operands: ScaledOperands) -> None:
-    """Refuse operands that do not lie together.
-
-    Raises:
-        InputError: names the operand and both devices.
-    """
-    for name in ("b", "scale_a", "scale_b", "bias"):
-        tensor = getattr(operands, name)
-        if tensor is not None and tensor.device != operands.a.device:
-            raise InputError(f"{name} is on {tensor.device}, a on {operands.a.device}")
+def _one_for_each(scales: Tensor, scaling: Scaling, rows: int) -> Tensor:
+    column = scales.reshape(-1, 1)
+    return column if scaling.rows else column.expand(rows, 1).contiguous()
 
 
-def dtype_name(name: str, tensor: Tensor) -> str:
-    """Our name of a tensor's type; bytes are fp4, two numbers each.
+def _sums(a: Tensor, w: Tensor) -> Tensor:
+    """A @ w.T without factors, not rounded: in int32 of int8, else in float32."""
+    if a.dtype == torch.int8:
+        return linear(a, w, None, torch.int32)
+    if a.dtype != torch.uint8:  # which is fp4 here, and a number to PyTorch
+        try:
+            return linear(a, w, None, torch.float32)
+        except RuntimeError:  # PyTorch may have no product of fp8 for this GPU or these sizes.
+            pass
+    return torch.nn.functional.linear(numbers(a), numbers(w))
 
-    Raises:
-        InputError: no type of scaled products; `name` is what the message calls the tensor.
-    """
-    if tensor.dtype == _PACKED_FP4:
-        return "fp4e2m1"
-    if tensor.dtype not in DTYPE_NAMES:
-        raise InputError(f"{name} is {tensor.dtype}; scaled products take fp8, int8 or fp4")
-    return DTYPE_NAMES[tensor.dtype]
+
+def numbers(tensor: Tensor) -> Tensor:
+    """An operand's numbers in float32, two of a byte of fp4."""
+    if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
+        return tensor.float()
+    return fp4_as_numbers(tensor.view(torch.uint8), torch.float32)
 
 
-def is_transposed(a: Tensor, b: Tensor) -> bool:
-    """Whether b is a column-major view [K, N] of the weight [N, K].
+class CheckedScaled(NamedTuple):
+    """Operands of `scaled_mm`, and what they mean."""
 
-    Raises:
-        InputError: it is neither that nor the weight.
-    """
-    k = a.shape[-1] if a.dim() else 0
-    if b.dim() == 2:
-        if b.shape[1] == k and (b.stride(1) == 1 or k == 1):
-            return False
-        if b.shape[0] == k and (b.stride(0) == 1 or k == 1):
-            return True
-    raise InputError(
-        f"b is {tuple(b.shape)} with strides {b.stride()}; for a {tuple(a.shape)} it is a linear layer's weight "
-        f"[N, {k}], row-major, or its transposed view [{k}, N]"
+    given: ScaledOperands
+    product: ScaledProduct
+
+
+class ScaledOperation(ProductOperation):
+    """(A * scale_a) @ (B * scale_b).T (+ bias)."""
+
+    schema = (
+        "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
+        'ScalarType out_dtype=bfloat16, str order_b="plain", str scale_layout="") -> Tensor'
     )
+    operands = ScaledOperands
+
+    def check(self, given: ScaledOperands) -> CheckedScaled:
+        """The operands with what they mean."""
+        return CheckedScaled(given, read_product(given))
+
+    def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
+        """The operands as they are."""
+        return super().tensors(checked.given)
+
+    def read(self, checked: CheckedScaled) -> Reading | Support:
+        """The problems of all families with such factors."""
+        given, product = checked
+        if not product.dense:
+            return Support(f"b has strides {given.b.stride()}; kernels take a dense weight")
+        if not product.m:
+            return Support("an operand is empty")
+        if given.bias is not None and given.bias.dtype != given.out_dtype:
+            return Support(f"the bias is {given.bias.dtype}; kernels take {given.out_dtype}")
+        result, problems = (*given.a.shape[:-1], product.n), product.problems()
+        why_none = "" if problems else product.why_none()
+        return Reading(
+            problems, self.tensors(checked), (result, given.out_dtype), plain=product.plain, why_none=why_none
+        )
+
+    def infer(self, given: ScaledOperands) -> Tensor:
+        """A result without contents."""
+        n = given.b.shape[1 if is_transposed(given.a, given.b) else 0]
+        return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
+
+    def fallback(self, checked: CheckedScaled) -> Tensor:
+        """PyTorch's product."""
+        return TorchScaled(checked.product)(*checked.given)
+
+    def make_fallback(self, checked: CheckedScaled) -> ReadyCall:
+        """PyTorch's product, which knows what PyTorch refused before."""
+        return _CheckedProduct(TorchScaled(checked.product))
 
 
-def _turned(scales: Tensor) -> Tensor:
-    return scales.t() if scales.dim() == 2 else scales
+class _CheckedProduct:
+    """PyTorch's product, after a look at what no key holds.
+
+    Args:
+        compute: the product.
+    """
+
+    def __init__(self, compute: TorchScaled) -> None:
+        self._compute = compute
+
+    def __call__(self, *given: Any) -> Tensor:
+        """The result.
+
+        Raises:
+            InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.
+        """
+        operands = ScaledOperands(*given)
+        if operands.bias is not None:
+            check_layout("bias", operands.bias)
+        check_devices(operands)
+        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
+        return self._compute(*given)
+
+
+SCALED = ScaledOperation()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,13 +34,6 @@ def other_layouts(problem: Problem) -> list[Problem]:
     """The problem with A and B in each other memory layout that `mm` can ask for."""
     every = (replace(problem, row_major_a=a, row_major_b=b) for a in (True, False) for b in (False, True))
     return [other for other in every if other != problem and is_product(other)]
-
-
-def coinciding(problem: Problem) -> Iterator[Problem]:
-    """The problem, then those whose operands are the same memory: a matrix of one row or column has either order."""
-    of_a = {problem.row_major_a: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
-    of_b = {problem.row_major_b: None} | (dict.fromkeys((True, False)) if 1 in (problem.n, problem.k) else {})
-    return (replace(problem, row_major_a=a, row_major_b=b) for a in of_a for b in of_b)
 
 
 def is_scaled(problem: Problem) -> bool:

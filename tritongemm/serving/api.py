@@ -1,23 +1,22 @@
-"""The public functions `mm`, `load` and `explain`, and the operator that torch.compile and torch.export trace."""
+"""The public functions `mm` and `load`, and the operator that torch.compile and torch.export trace."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.operations.torch_products import float32_precision, linear, output_dtype
-from tritongemm.serving.calls import CallOperands
-from tritongemm.serving.dispatcher import Dispatcher, plain_linear
+from tritongemm.operations.dense import DENSE, DenseOperands
+from tritongemm.operations.torch_products import float32_precision, linear
+from tritongemm.serving import dispatcher as engine
+from tritongemm.serving.calls import plain_linear
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.loaded_tables import LoadReport
-from tritongemm.serving.traced_operations import define_operation
-
-_dispatcher: Final = Dispatcher()
+from tritongemm.serving.traced_operations import define
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _FLOAT32 = torch.float32
@@ -28,15 +27,6 @@ _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _linear = torch.nn.functional.linear
 _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
-
-
-def default_dispatcher() -> Dispatcher:
-    """The dispatcher of this process, which `mm`, `load`, `explain` and the custom operator share.
-
-    It is created when this module is imported and never replaced. To keep other records separate, create a `Dispatcher`
-    and call its `run`.
-    """
-    return _dispatcher
 
 
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -83,7 +73,8 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
             key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
     except RuntimeError:  # nested tensors have no shape; to ask each operand first would cost every call
         return _unusual(x, w, bias, out_dtype)
-    call = _dispatcher.calls.table.get(key) or _dispatcher.resolve(key, CallOperands(x, w, bias, out_dtype))
+    dispatcher = engine.default
+    call = dispatcher.calls.table.get(key) or dispatcher.resolve_layer(key, DenseOperands(x, w, bias, out_dtype))
     return _linear(x, w, bias) if call is plain_linear else call(x, w, bias, out_dtype)
 
 
@@ -108,68 +99,7 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
-    return _dispatcher.load(source)
-
-
-def explain(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    *,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    **layouts: str,
-) -> str:
-    """Say which kernel computes `mm` of these operands, or `scaled_mm` if scale factors are given, and why.
-
-    Args:
-        x: as for `mm`; a of `scaled_mm`.
-        w: as for `mm`; b of `scaled_mm`.
-        bias: [N] or None.
-        out_dtype: as for the call.
-        scale_a: scale factors of x; None for `mm`.
-        scale_b: scale factors of w; None for `mm`.
-        **layouts: ``order_b`` and ``scale_layout`` of `scaled_mm`.
-
-    Returns:
-        A line that begins with ``exact``, ``range``, ``bucket``, ``near``, ``library`` or ``fallback`` and, if kernel
-            sources were asked, a line for each of them.
-
-    Raises:
-        TypeError: an operand is no tensor.
-        InputError: operands that `scaled_mm` refuses.
-    """
-    if scale_a is not None or scale_b is not None:
-        from tritongemm.operations.scaled import ScaledOperands
-        from tritongemm.serving import scaled_dispatch
-
-        wanted = torch.bfloat16 if out_dtype is None else out_dtype
-        # A missing factor is refused there.
-        operands = ScaledOperands(x, w, scale_a, scale_b, bias, wanted)
-        return scaled_dispatch.explain(_dispatcher, operands._replace(**layouts))
-    _require_tensors(x, w, bias)
-    support = _takes_fast_path(x, w, bias) if x.is_cuda else SUPPORTED
-    return str(_dispatcher.explain(x, w, bias, out_dtype)) if support else f"fallback: {support}"
-
-
-def _takes_fast_path(x: Tensor, w: Tensor, bias: Tensor | None) -> Support:
-    """Whether nothing but its shapes and dtypes decides which kernel computes a call, or what sends it to PyTorch."""
-    operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands.values()):
-        return Support("a gradient is wanted; call it under torch.no_grad()")
-    for name, t in operands.items():
-        if type(t) not in _PLAIN:
-            return Support(f"{name} is a {type(t).__name__}")
-        if t.is_nested:
-            return Support(f"{name} is nested")
-        if t.device != x.device:
-            return Support(f"{name} is on {t.device}, x on {x.device}")
-        if t.layout == torch.strided and not (t.is_contiguous() or (t.dim() == 2 and t.t().is_contiguous())):
-            return Support(f"{name} has strides {t.stride()}; kernels take dense rows or columns")
-        if t.layout == torch.strided and t.is_cuda and t.data_ptr() % 16:
-            return Support(f"{name} starts at {t.data_ptr():#x}, not a multiple of 16 bytes")
-    return SUPPORTED
+    return default_dispatcher().load(source)
 
 
 def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
@@ -209,22 +139,11 @@ def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype |
         return linear(x, w, bias, out_dtype)
     half = torch.get_autocast_dtype("cuda")
     x, w, *rest = (t.to(half) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands)
-    return _dispatcher.run(x, w, rest[0] if rest else None, out_dtype)
+    return default_dispatcher().run(x, w, rest[0] if rest else None, out_dtype)
 
 
 def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    return _dispatcher.run(x, w, bias, out_dtype).contiguous()
+    return default_dispatcher().run(x, w, bias, out_dtype).contiguous()
 
 
-def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    from tritongemm.operations.checks import check_fit  # which `mm` itself does without
-
-    check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
-    return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))
-
-
-define_operation(
-    "mm(Tensor x, Tensor w, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-    _operation,
-    _fake,
-)
+define(DENSE, _operation, has_gradients=False)

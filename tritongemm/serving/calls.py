@@ -1,21 +1,23 @@
-"""What a call asks for: its operands, and the signature that sources of kernels see; and what is kept for the next."""
+"""What is ready for the calls of a thread, and what serves those of `mm` until a kernel is chosen for them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.problem import Problem
-from tritongemm.core.serving import CallSignature
-from tritongemm.core.support import Support
-from tritongemm.operations.served_problems import layer_problem
-from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, output_dtype
+from tritongemm.operations.contract import ReadyCall
+from tritongemm.operations.dense import DenseOperands
+from tritongemm.operations.torch_products import linear, torch_linear
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
 _MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.
+
+# What decides who serves a call: shapes, dtypes, devices, and whatever else an operation depends on.
+CallKey: TypeAlias = tuple[Any, ...]
 
 
 def keep(table: dict[Any, Any], key: Any, ready: Any) -> None:
@@ -25,55 +27,67 @@ def keep(table: dict[Any, Any], key: Any, ready: Any) -> None:
     table[key] = ready
 
 
-class CallOperands(NamedTuple):
-    """The arguments of `mm`."""
-
-    x: Tensor
-    w: Tensor
-    bias: Tensor | None = None
-    out_dtype: torch.dtype | None = None
+def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """PyTorch's linear layer; `mm` knows this function and skips its frame."""
+    return torch_linear(x, w, bias)
 
 
-def are_transposed(x: Tensor, w: Tensor) -> tuple[bool, bool]:
-    """Whether x and w are read as transposed views of row-major matrices, as all that are not contiguous are."""
-    return x.dim() == 2 and not x.is_contiguous(), not w.is_contiguous()
+class LearnAfterCalls:
+    """PyTorch's linear layer until a size is frequent, and what it is resolved to from then on.
 
-
-def sign_call(operands: CallOperands, precision: str | None, frequent: bool) -> CallSignature | Support:
-    """The signature of a call, or why no kernel could compute it.
+    To find the kernel that PyTorch launches costs about 1 ms, which 250 calls save, and sequences of all lengths come
+    by that do not return.
 
     Args:
-        operands: its arguments.
-        precision: how float32 is multiplied, ``fp32`` or ``tf32``; None for as PyTorch is set.
-        frequent: whether the size is called frequently.
+        resolve: resolves a frequent call of the size.
     """
-    problem = _problem(operands)
-    if isinstance(problem, Support):
-        return problem
-    if problem.dtype_a != "fp32":
-        precision = "fp32"
-    return CallSignature(problem, precision or float32_precision(), operands.x.dim() == 1, frequent)
+
+    __slots__ = ("_calls_left", "_resolve")
+
+    def __init__(self, resolve: Callable[[DenseOperands], ReadyCall]) -> None:
+        self._calls_left, self._resolve = FREQUENT_CALLS, resolve
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result of PyTorch's linear layer, or of what the size is resolved to."""
+        self._calls_left -= 1
+        if self._calls_left > 0:
+            return torch_linear(x, w, bias)
+        return self._resolve(DenseOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
 
-def _problem(operands: CallOperands) -> Problem | Support:
-    x, w, bias, out_dtype = operands
-    if not x.is_cuda:
-        return Support(f"x is on {x.device}; tuned kernels run on a GPU")
-    if x.layout != torch.strided or w.layout != torch.strided:
-        return Support("an operand is sparse")
-    if w.dim() != 2 or x.dim() < 1 or x.shape[-1] != w.shape[1]:
-        return Support(f"x {tuple(x.shape)} and w {tuple(w.shape)} are not [..., K] and [N, K]")
-    result = output_dtype(x, out_dtype)
-    unknown = {x.dtype, w.dtype, result} - DTYPE_NAMES.keys()
-    if unknown:
-        return Support(f"no kernels for {', '.join(sorted(map(str, unknown)))}")
-    n, k = w.shape
-    if not x.numel() or not w.numel():
-        return Support("an operand is empty")
-    dtypes = DTYPE_NAMES[x.dtype], DTYPE_NAMES[w.dtype], DTYPE_NAMES[result]
-    layer = layer_problem((x.numel() // k, n, k), dtypes, "none" if bias is None else "n")
-    transposed_x, transposed_w = are_transposed(x, w)
-    problem = replace(layer, row_major_a=not transposed_x, row_major_b=transposed_w)
-    if bias is not None and (tuple(bias.shape) != (n,) or DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name):
-        return Support(f"the bias is {bias.dtype} {tuple(bias.shape)}; kernels take {problem.bias_dtype.torch} ({n},)")
-    return problem
+class CallsByLayout:
+    """The ready calls of one size by the memory layout of its operands; belongs to one thread.
+
+    A size has this in the table where rows are of other layouts than a linear layer's, or where its first operands
+    were. Every other size is spared the question.
+
+    Args:
+        prepare: gives the ready call of operands, and whether equal operands will have the same.
+    """
+
+    __slots__ = ("_calls", "_prepare")
+
+    def __init__(self, prepare: Callable[[DenseOperands], tuple[ReadyCall, bool]]) -> None:
+        self._prepare, self._calls = prepare, dict[tuple[bool, bool], ReadyCall]()
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result of the call that is ready for this layout, which is made ready where it is the first."""
+        if not x.layout == w.layout == torch.strided:
+            return linear(x, w, bias, out_dtype)
+        layout = x.is_contiguous(), w.is_contiguous()
+        call = self._calls.get(layout)
+        if call is None:
+            call, lasting = self._prepare(DenseOperands(x, w, bias, out_dtype))
+            if lasting:
+                self._calls[layout] = call
+        return call(x, w, bias, out_dtype)
+
+
+class CallTable(threading.local):
+    """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision.
+
+    Keys of `scaled_mm` are longer than those of `mm`, and its calls take other operands.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[CallKey, ReadyCall] = {}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
+from tritongemm.operations.contract import Reading, Strides
 from tritongemm.operations.torch_limits import serves_other_m
+from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
@@ -169,6 +173,19 @@ class DeviceKernels:
             refusal = refusal if at else Support(f"{record.problem.key}: {kernel}")
         return refusal
 
+    def move(self, resolution: Resolution, problem: Problem, reading: Reading) -> Resolution:
+        """A resolution whose kernel reads operands of the strides of a call, or PyTorch's where it can't."""
+        kernel, record = resolution.kernel, resolution.record
+        if kernel is None or record is None:
+            return resolution if kernel is None else replace(resolution, kernel=None)
+        strides = reading.moved(record.problem.at(problem.m))
+        if not strides:
+            return resolution
+        moved = _moved(kernel, record, problem.m, strides)
+        if isinstance(moved, Support):
+            return Resolution("fallback", f"{problem.key}: {moved}")
+        return replace(resolution, kernel=moved)
+
     def why_not_tuned(self, call: CallSignature) -> str:
         """Why no tuned kernel computes a call."""
         kernel = self.find_tuned(call)
@@ -177,3 +194,22 @@ class DeviceKernels:
             if isinstance(kernel, Support)
             else f"{call.problem.key} was resolved without its tuned kernel"
         )
+
+
+def _moved(kernel: LoadedKernel, record: Record, m: int, strides: Mapping[str, Strides]) -> LoadedKernel | Support:
+    """A record's kernel, which is bound to an M, for operands of other strides."""
+    if not isinstance(kernel, TunedKernel):
+        return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} have other strides")
+    places = kernel.strides or _stride_places(record, record.problem.at(m))
+    launch = places if isinstance(places, Support) else places.move(kernel.launch, strides)
+    return launch if isinstance(launch, Support) else replace(kernel, launch=launch)
+
+
+def _stride_places(record: Record, problem: Problem) -> StridePlaces | Support:
+    """Where launches of a record's kernel have the strides of operands, asked of its backend."""
+    backend = winners.find_winner(record)
+    if isinstance(backend, Support):
+        return backend  # a machine that serves a library may lack what the backend needs
+    if not isinstance(backend, KernelBackend):
+        return Support(f"{record.winner} reads dense operands alone")
+    return backend.stride_places(record.config, problem)

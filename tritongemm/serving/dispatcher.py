@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
-from tritongemm.operations.served_problems import ExpertWeights, coinciding
-from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype, torch_linear
-from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, are_transposed, keep, sign_call
+from tritongemm.operations.checks import check_encodings, is_wrapped
+from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
+from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
+from tritongemm.operations.served_problems import ExpertWeights
+from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype
+from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, LearnAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
-from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
+from tritongemm.serving.launching import FastCall, prepare_call, prepare_layer
 from tritongemm.serving.loaded_tables import (
     LoadedTable,
     LoadReport,
@@ -43,78 +45,9 @@ from tritongemm.serving.record_table import RecordTable
 if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource
     from tritongemm.serving.device_kernels import DeviceKernels
+    from tritongemm.serving.serving_device import ServingDevice
 
 _PRECISION = 6  # The place of float32's precision in a key.
-
-# Shapes of x and w, their dtypes, x's device, the dtype asked for, float32's precision (None for other dtypes), and the
-# shape and dtype of a bias.
-CallKey: TypeAlias = tuple[Any, ...]
-
-
-def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """PyTorch's linear layer; `mm` knows this function and skips its frame."""
-    return torch_linear(x, w, bias)
-
-
-class LearnAfterCalls:
-    """PyTorch's linear layer until a size is frequent, and what it is resolved to from then on.
-
-    To find the kernel that PyTorch launches costs about 1 ms, which 250 calls save, and sequences of all lengths come
-    by that do not return.
-
-    Args:
-        resolve: resolves a frequent call of the size.
-    """
-
-    __slots__ = ("_calls_left", "_resolve")
-
-    def __init__(self, resolve: Callable[[CallOperands], ReadyCall]) -> None:
-        self._calls_left, self._resolve = calls.FREQUENT_CALLS, resolve
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result of PyTorch's linear layer, or of what the size is resolved to."""
-        self._calls_left -= 1
-        if self._calls_left > 0:
-            return torch_linear(x, w, bias)
-        return self._resolve(CallOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
-
-
-class CallsByLayout:
-    """The ready calls of one size by the memory layout of its operands; belongs to one thread.
-
-    A size has this in the table where rows are of other layouts than a linear layer's, or where its first operands
-    were. Every other size is spared the question.
-
-    Args:
-        prepare: gives the ready call of operands, and whether equal operands will have the same.
-    """
-
-    __slots__ = ("_calls", "_prepare")
-
-    def __init__(self, prepare: Callable[[CallOperands], tuple[ReadyCall, bool]]) -> None:
-        self._prepare, self._calls = prepare, dict[tuple[bool, bool], ReadyCall]()
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result of the call that is ready for this layout, which is made ready where it is the first."""
-        if not x.layout == w.layout == torch.strided:
-            return linear(x, w, bias, out_dtype)
-        layout = x.is_contiguous(), w.is_contiguous()
-        call = self._calls.get(layout)
-        if call is None:
-            call, lasting = self._prepare(CallOperands(x, w, bias, out_dtype))
-            if lasting:
-                self._calls[layout] = call
-        return call(x, w, bias, out_dtype)
-
-
-class CallTable(threading.local):
-    """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision.
-
-    Keys of `scaled_mm` are longer than those of `mm`, and its calls take other operands.
-    """
-
-    def __init__(self) -> None:
-        self.table: dict[CallKey, Callable[..., Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -126,17 +59,34 @@ class CallAnswers:
         source: the name of the source that gave it; "" where none had to be asked.
         refusals: names of the sources that were asked before it, and why they do not serve the call.
         device: the GPU and its kernels; None where none had to be asked.
+        reading: what the operands mean; None where no source had to be asked.
     """
 
     resolution: Resolution
     source: str = ""
     refusals: tuple[tuple[str, Support], ...] = ()
     device: DeviceKernels | None = None
+    reading: Reading | None = None
 
     @classmethod
     def pytorch(cls, reason: str, lasting: bool = True) -> CallAnswers:
         """PyTorch serves the call, which no source had to be asked for."""
         return cls(Resolution("fallback", reason, lasting=lasting))
+
+    def prepared(self, prepare: Callable[[LoadedKernel, ServingDevice], ReadyCall], otherwise: ReadyCall) -> ReadyCall:
+        """What serves calls: the launch of a kernel, or what computes calls without one.
+
+        A kernel that can't be prepared leaves the call to the other, unless it was tuned for this very size: that it
+        fails there must be seen.
+        """
+        if self.resolution.kernel is None or self.device is None:
+            return otherwise
+        try:
+            return prepare(self.resolution.kernel, self.device.device)
+        except (TritonGemmError, LookupError):
+            if self.resolution.kind == "exact":
+                raise
+            return otherwise
 
     def __str__(self) -> str:
         lines = [f"  {source} declines: {refusal}" for source, refusal in self.refusals]
@@ -227,11 +177,11 @@ class Dispatcher:
             key: CallKey = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
         else:
             key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
-        call = self.calls.table.get(key) or self.resolve(key, CallOperands(x, w, bias, out_dtype))
+        call = self.calls.table.get(key) or self.resolve_layer(key, DenseOperands(x, w, bias, out_dtype))
         return call(x, w, bias, out_dtype)
 
-    def resolve(self, key: CallKey, operands: CallOperands, frequent: bool = False) -> ReadyCall:
-        """What serves calls of a key, kept in the table for the next one.
+    def resolve_layer(self, key: CallKey, operands: DenseOperands, frequent: bool = False) -> ReadyCall:
+        """What serves calls of `mm` of a key, kept in the table for the next one.
 
         Args:
             key: of the call. Its precision counts, as another thread may have changed PyTorch's meanwhile.
@@ -240,7 +190,7 @@ class Dispatcher:
         """
         ready_calls, x, w = self.calls, operands.x, operands.w
         strided, lasting = x.layout == w.layout == torch.strided, True
-        prepare = partial(self._prepare, key, frequent)
+        prepare = partial(self._prepare_layer, key, frequent)
         if strided and x.is_cuda and (w.shape in self.weights_by_layout or any(are_transposed(x, w))):
             ready: ReadyCall = CallsByLayout(prepare)
         else:
@@ -249,25 +199,40 @@ class Dispatcher:
             keep(ready_calls.table, key, ready)
         return ready
 
-    def _prepare(self, key: CallKey, frequent: bool, operands: CallOperands) -> tuple[ReadyCall, bool]:
+    def _prepare_layer(self, key: CallKey, frequent: bool, operands: DenseOperands) -> tuple[ReadyCall, bool]:
         """What serves calls of a key with operands of one memory layout, and whether equal calls will have the same."""
         x, w, _, out_dtype = operands
-        answers = self._ask_sources(operands, key[_PRECISION], frequent)
-        resolution, device = answers.resolution, answers.device
+        answers = self.ask(DENSE, operands, key[_PRECISION], frequent)
         ready: ReadyCall = plain_linear if is_plain(x, w, out_dtype) else linear
-        if not frequent and ready is plain_linear and resolution.kind == "fallback" and x.is_cuda:
-            ready = LearnAfterCalls(partial(self.resolve, key, frequent=True))
-        if resolution.kernel is not None and device is not None:
-            shape = (*x.shape[:-1], w.shape[0])
-            try:
-                ready = prepare_call(
-                    partial(FastCall, resolution.kernel, device.device, shape, output_dtype(x, out_dtype)),
-                    are_transposed(x, w),
-                )
-            except (TritonGemmError, LookupError):
-                if resolution.kind == "exact":
-                    raise
-        return ready, resolution.lasting
+        if not frequent and ready is plain_linear and answers.resolution.kind == "fallback" and x.is_cuda:
+            ready = LearnAfterCalls(partial(self.resolve_layer, key, frequent=True))
+        transposed = are_transposed(x, w)
+        prepare = partial(_prepare_layer, operands, transposed)
+        return answers.prepared(prepare, ready), answers.resolution.lasting
+
+    def resolve(self, operation: ProductOperation, key: CallKey, given: Any) -> ReadyCall:
+        """What serves calls of a key, kept in the table for the next one.
+
+        Args:
+            operation: whose calls these are.
+            key: of the call: shapes, strides, dtypes, devices, and all operands that are no tensors.
+            given: the first call's operands.
+
+        Raises:
+            TypeError, InputError: operands that do not belong together.
+        """
+        ready_calls, checked = self.calls, operation.check(given)
+        otherwise = operation.make_fallback(checked)
+        if any(isinstance(one, Tensor) and is_wrapped(one) for one in given):
+            return otherwise
+        answers = self.ask(operation, checked)
+        ready, reading = otherwise, answers.reading
+        if reading is not None:
+            prepare = partial(prepare_call, operation, given, reading, otherwise)
+            ready = answers.prepared(prepare, otherwise)
+        if answers.resolution.lasting:
+            keep(ready_calls.table, key, ready)
+        return ready
 
     def explain(
         self,
@@ -277,42 +242,65 @@ class Dispatcher:
         out_dtype: torch.dtype | None = None,
         frequent: bool = True,
     ) -> CallAnswers:
-        """Who serves calls with operands of these shapes, dtypes and devices, as PyTorch is set.
+        """Who serves calls of `mm` with operands of these shapes, dtypes and devices, as PyTorch is set.
 
         Raises:
             InputError: TRITONGEMM_CONFIG names a file that can't be read.
         """
-        return self._ask_sources(CallOperands(x, w, bias, out_dtype), None, frequent)
+        return self.ask(DENSE, DenseOperands(x, w, bias, out_dtype), frequent=frequent)
 
-    def _ask_sources(self, operands: CallOperands, precision: str | None, frequent: bool) -> CallAnswers:
-        """The sources' answers, up to the first that serves the call; arguments are those of `sign_call`."""
-        call = sign_call(operands, precision, frequent)
-        if isinstance(call, Support):
-            return CallAnswers.pytorch(call.reason)
-        readings = [replace(call, problem=problem) for problem in coinciding(call.problem)]
-        return self.answer(readings, operands.x.get_device())
-
-    def answer(self, readings: Sequence[CallSignature], index: int) -> CallAnswers:
-        """Who serves a call on a GPU.
+    def ask(
+        self, operation: ProductOperation, checked: Any, precision: str | None = None, frequent: bool = True
+    ) -> CallAnswers:
+        """The answers of the kernel sources, up to the first that serves a call.
 
         Args:
-            readings: what the call can be taken for, where its operands are those of several problems. The first that
-                has a tuned row counts, else the first that a row of another M serves, else the first.
-            index: the GPU's number, as PyTorch counts.
+            operation: what is called.
+            checked: its operands.
+            precision: how float32 is multiplied, ``fp32`` or ``tf32``; None for as PyTorch is set.
+            frequent: whether the size is called frequently.
+
+        Raises:
+            InputError: an fp8 encoding that the GPU does not compute.
         """
-        device = self.device(index)
+        first = operation.tensors(checked)["a"]
+        if not first.is_cuda:
+            name = next((name for name, of in operation.sources.items() if of == "a"), "a")
+            return CallAnswers.pytorch(f"{name} is on {first.device}; tuned kernels run on a GPU")
+        reading = operation.read(checked)
+        if isinstance(reading, Support):
+            return CallAnswers.pytorch(reading.reason)
+        device = self.device(first.get_device())
         if device is None:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return CallAnswers.pytorch(text, lasting=False)
-        rows = [device.find_row(reading.problem) for reading in readings]
+        if operation is not DENSE:  # PyTorch may have a layer of it
+            check_encodings(reading.tensors, lambda: device.target)
+        if not reading.problems:
+            return CallAnswers.pytorch(reading.why_none)
+        if reading.problems[0].dtype_a != "fp32":
+            precision = "fp32"
+        signature = CallSignature(reading.problems[0], precision or float32_precision(), reading.vector, frequent)
+        return replace(self._answer(reading, signature, device), reading=reading)
+
+    def _answer(self, reading: Reading, signature: CallSignature, device: DeviceKernels) -> CallAnswers:
+        """Who serves a call on a GPU.
+
+        The first of the problems that has a tuned row counts, else the first that a row of another M serves, else the
+        first.
+        """
+        rows = [device.find_row(problem) for problem in reading.problems]
         at = next((i for i, row in enumerate(rows) if not isinstance(row, Support)), None)
         if at is None:
-            at = next((i for i, reading in enumerate(readings) if device.near_rows(reading.problem)), 0)
-        call, row = readings[at], rows[at]
+            at = next((i for i, problem in enumerate(reading.problems) if device.near_rows(problem)), 0)
+        call, row = replace(signature, problem=reading.problems[at]), rows[at]
         answers = _first_answer(self.sources, call, device)
-        where = answers.resolution.where or ("" if isinstance(row, Support) else row.where)
-        self._choices.log(call.problem.key, str(device.device.torch_device), answers.resolution, where)
-        return answers
+        resolution = answers.resolution
+        if reading.strides:
+            resolution = device.move(resolution, call.problem, reading)
+        where = resolution.where or ("" if isinstance(row, Support) else row.where)
+        self._choices.log(call.problem.key, str(device.device.torch_device), resolution, where)
+        return replace(answers, resolution=resolution)
 
     def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:
         """Why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""
@@ -348,3 +336,22 @@ def _first_answer(sources: Iterable[KernelSource], call: CallSignature, device: 
             return CallAnswers(answer, source.name, tuple(refusals), device)
         refusals.append((source.name, answer))
     raise AssertionError("PyTorch's layer serves every call")
+
+
+def _prepare_layer(
+    operands: DenseOperands, transposed: tuple[bool, bool], kernel: LoadedKernel, device: ServingDevice
+) -> ReadyCall:
+    x, w, _, out_dtype = operands
+    shape = (*x.shape[:-1], w.shape[0])
+    return prepare_layer(partial(FastCall, kernel, device, shape, output_dtype(x, out_dtype)), transposed)
+
+
+default = Dispatcher()  # of this process; tests put others in its place
+
+
+def default_dispatcher() -> Dispatcher:
+    """The dispatcher of this process, which the public functions and the custom operators share.
+
+    To keep other records separate, create a `Dispatcher` and call its `run`.
+    """
+    return default

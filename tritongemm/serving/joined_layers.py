@@ -24,8 +24,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving.api import default_dispatcher, mm
+from tritongemm.serving.api import mm
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.workloads.sibling_layers import find_siblings, saved_seconds
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)  # float32 has a precision that may change from call to call

@@ -16,13 +16,12 @@ import torch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.operations.scaled import ScaledOperands, read_product
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.operations.served_problems import is_scaled, layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.calls import keep
+from tritongemm.serving.calls import CallTable, keep
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import CallTable
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_blocks import BlockOperands
 
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change
@@ -85,14 +84,12 @@ def _judge(operands: ScaledOperands, dtype: torch.dtype) -> Verdict:
     if device is None:
         where = operands.a.device
         return Verdict(False, f"nothing is loaded on {where}", lasting=not operands.a.is_cuda)
-    from tritongemm.search_spaces import loader  # which reads YAML
-
     product = read_product(operands)
     if not product.m:
         return Verdict(False, "there are no activations")
     names = DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], DTYPE_NAMES[operands.out_dtype]
     plain = layer_problem((product.m, product.n, product.k), names, product.bias)
-    return compare(device, product.problems(loader.load_target(device.device.arch)), plain)
+    return compare(device, product.problems(), plain)
 
 
 def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> Verdict:

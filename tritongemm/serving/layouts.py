@@ -11,10 +11,10 @@ from tritongemm.core.integers import round_up
 from tritongemm.core.problem import Problem
 from tritongemm.operations.checks import check_tensors
 from tritongemm.operations.factors import EXPONENTS
-from tritongemm.operations.scaled import dtype_name
+from tritongemm.operations.quantisation import FACTOR_LAYOUTS, empty_in
+from tritongemm.operations.scaled_operands import dtype_name
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
-from tritongemm.serving.quantize import LAYOUTS, empty_in
 
 
 def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
@@ -33,7 +33,7 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
         TypeError: they are no tensor.
         InputError: no such layout, or no such factors.
     """
-    if layout in LAYOUTS:
+    if layout in FACTOR_LAYOUTS:
         _check_floats(scales, layout)
         return empty_in(layout, scales.shape[0], scales.shape[1], scales.device).copy_(scales)
     order = registry.get(ScaleLayout, layout)
@@ -56,7 +56,7 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
         TypeError: they are no tensor.
         InputError: no such layout, or factors that hold not so many rows and groups, or are no whole blocks.
     """
-    if layout in LAYOUTS:
+    if layout in FACTOR_LAYOUTS:
         _check_floats(scales, layout)
         if tuple(scales.shape) != (rows, groups):
             raise InputError(f"scales are {tuple(scales.shape)}, not {rows} x {groups}")

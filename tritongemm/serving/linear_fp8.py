@@ -4,19 +4,22 @@ that pays.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from tritongemm.core.errors import InputError
-from tritongemm.operations import microscaling
-from tritongemm.operations.checks import check_fit, check_tensors, check_values
-from tritongemm.operations.factors import EXPONENTS, describe_known, find_scalings, quantised_by
-from tritongemm.operations.scaled import ScaledOperands
-from tritongemm.serving.api import explain, mm
-from tritongemm.serving.layer_choice import judge
-from tritongemm.serving.quantize import empty_factors, quantize
-from tritongemm.serving.scaled_api import multiply_quantized
-from tritongemm.serving.traced_operations import define_operation
+from tritongemm.operations.checks import check_tensors, check_values
+from tritongemm.operations.quantisation import empty_pair
+from tritongemm.operations.quantised_layer import QUANTISED_LAYER, CheckedLayer, LayerOperands, factors_of_rows
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.serving.api import mm
+from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.layer_choice import Verdict, judge
+from tritongemm.serving.products import multiply_quantized
+from tritongemm.serving.quantize import quantize
+from tritongemm.serving.traced_operations import define
 from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
 
 
@@ -36,7 +39,7 @@ def linear_fp8(
     infinity in x are no error: they make their row of the result NaN.
 
     Given `unquantized` too, the loaded rows decide at each M: where quantisation and quantised product together take no
-    less time than the product in x's type does by its own row, that one is computed. `explain_linear_fp8` tells.
+    less time than the product in x's type does by its own row, that one is computed. `tritongemm.explain` says which.
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
@@ -61,135 +64,57 @@ def linear_fp8(
     return _linear(x, weight, weight_scale, bias, wanted, unquantized)
 
 
-def explain_linear_fp8(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    unquantized: Tensor | None = None,
-) -> str:
-    """Whether `linear_fp8` quantises these activations, and why; then which kernel multiplies, as of `explain`.
+def explain_layer(checked: CheckedLayer) -> str:
+    """Whether `linear_fp8` quantises these activations, and why; then which kernel multiplies.
 
     Returns:
         A line ``quantised: times`` or ``unquantised: times``, or the reason in place of the times, and the lines of
         `tritongemm.explain` for the product.
-
-    Raises:
-        TypeError, InputError: as `linear_fp8`.
     """
-    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
-    operands = BlockOperands(x, weight, weight_scale, None, bias, x.dtype if out_dtype is None else out_dtype)
-    _check_unquantized(x, weight, unquantized)
-    verdict = judge(operands, _scaled_operands)
-    if verdict.unquantized and unquantized is not None:
-        return f"unquantised: {verdict.text}\n{explain(x, unquantized, bias, operands.out_dtype)}"
-    lacking = ", but no unquantised weight is given" if verdict.unquantized else ""
-    a, b, of_a, of_b, *rest = _scaled_operands(operands)[:6]
-    return f"quantised: {verdict.text}{lacking}\n{explain(a, b, *rest, scale_a=of_a, scale_b=of_b)}"
+    dispatcher, (x, *_, bias, _, unquantized) = default_dispatcher(), checked.given
+    choice = _judge(checked)
+    if choice.unquantized and unquantized is not None:
+        answers = dispatcher.explain(x, unquantized, bias, checked.given.result_type)
+        return f"unquantised: {choice.text}\n{answers}"
+    lacking = ", but no unquantised weight is given" if choice.unquantized else ""
+    answers = dispatcher.ask(SCALED, SCALED.check(_scaled_operands(checked)))
+    return f"quantised: {choice.text}{lacking}\n{answers}"
 
 
-def _linear(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    unquantized: Tensor | None = None,
-) -> Tensor:
-    if not x.dim() or not x.shape[-1]:
-        raise InputError(f"x is {tuple(x.shape)}; activations are [..., K], and there is nothing to multiply without K")
-    operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
-    if unquantized is not None:
-        _check_unquantized(x, weight, unquantized)
-        if judge(operands, _scaled_operands).unquantized:
-            return mm(x, unquantized, bias, out_dtype)
+def _linear(*given: Any, **named: Any) -> Tensor:
+    checked = QUANTISED_LAYER.check(LayerOperands(*given, **named))
+    (x, weight, weight_scale, bias, out_dtype, unquantized), granularity = checked
+    assert out_dtype is not None
+    if unquantized is not None and _judge(checked).unquantized:
+        return mm(x, unquantized, bias, out_dtype)
     check_values(weight_scale=weight_scale)
-    if weight_scale.dtype in EXPONENTS:
-        q, powers = quantize(x, "mx", weight.dtype)
-        return multiply_quantized(ScaledOperands(q, weight, powers, weight_scale, bias, out_dtype))
-    if _changes_along_k(weight, weight_scale):
+    if granularity == "block":
+        operands = _block_operands(checked)
         return compute(operands, find_layout(operands, near=True) or LAYOUTS[0])
-    q, scale = quantize(x, "row", weight.dtype)
-    factors = _factors_of_rows(weight, weight_scale)
+    q, scale = quantize(x, granularity, weight.dtype)
+    factors = factors_of_rows(weight, weight_scale) if granularity == "row" else weight_scale
     return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
 
 
-def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """A factor for each row of the weight, as kernels read them, also where all share one."""
-    if weight_scale.numel() != 1:
-        return weight_scale
-    return weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
+def _judge(checked: CheckedLayer) -> Verdict:
+    return judge(_block_operands(checked), lambda _: _scaled_operands(checked))
 
 
-def _scaled_operands(operands: BlockOperands) -> ScaledOperands:
+def _block_operands(checked: CheckedLayer) -> BlockOperands:
+    x, weight, weight_scale, bias, *_ = checked.given
+    return BlockOperands(x, weight, weight_scale, None, bias, checked.given.result_type)
+
+
+def _scaled_operands(checked: CheckedLayer) -> ScaledOperands:
     """What `scaled_mm` would be given; the memory of activations and of their factors holds nothing."""
-    x, weight, weight_scale, _, bias, out_dtype = operands
-    if weight_scale.dtype in EXPONENTS:
-        pair = microscaling.empty_pair(x.shape, weight.dtype, "rows", x.device)
-        return ScaledOperands(pair[0], weight, pair[1], weight_scale, bias, out_dtype)
-    q = torch.empty_like(x, dtype=weight.dtype)
-    if _changes_along_k(weight, weight_scale):
-        factors = empty_factors(x, "block", find_layout(operands, near=True) or LAYOUTS[0])
-    else:
-        factors, weight_scale = empty_factors(x, "row", "rows"), _factors_of_rows(weight, weight_scale)
-    return ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
+    (x, weight, weight_scale, bias, *_), granularity = checked
+    layout, factors = "rows", weight_scale
+    if granularity == "block":
+        layout = find_layout(_block_operands(checked), near=True) or LAYOUTS[0]
+    elif granularity == "row":
+        factors = factors_of_rows(weight, weight_scale)
+    q, scale = empty_pair(x, granularity, weight.dtype, layout)
+    return ScaledOperands(q, weight, scale, factors, bias, checked.given.result_type)
 
 
-def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) -> None:
-    """Refuse an unquantised weight that is not of this layer.
-
-    Raises:
-        TypeError: it is no tensor.
-        InputError: says what it is and what it may be.
-    """
-    if unquantized is None:
-        return
-    check_tensors({"x": x, "unquantized": unquantized}, together=False)
-    found = unquantized.shape, unquantized.dtype, unquantized.device
-    shape = torch.Size((*weight.shape[:1], x.shape[-1]))  # a byte of fp4 holds two numbers
-    if found != (shape, x.dtype, weight.device):
-        raise InputError(
-            f"unquantized is {found[1]} {tuple(found[0])} on {found[2]}; of this layer it is {x.dtype} {tuple(shape)} "
-            f"on {weight.device}"
-        )
-
-
-def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
-    """Whether a weight's factors change along K.
-
-    Raises:
-        InputError: they are not those of the weight.
-    """
-    if weight.dim() != 2:
-        raise InputError(f"weight is {tuple(weight.shape)}; a linear layer's is [N, K]")
-    n, k = weight.shape
-    found = find_scalings(weight_scale, n, k)
-    if not found:
-        raise InputError(
-            f"weight_scale is {weight_scale.dtype} {tuple(weight_scale.shape)} with strides {weight_scale.stride()}; "
-            f"it may be {describe_known(n, k, 'N')}"
-        )
-    return quantised_by(weight_scale, found) == "block"
-
-
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    unquantized: Tensor | None = None,
-) -> Tensor:
-    fit = x.dim() > 0 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] * microscaling.packed(weight)
-    check_fit(fit, "[..., K] and [N, K]", x=x, weight=weight)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
-
-
-_trace = define_operation(
-    "linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType out_dtype, "
-    "Tensor? unquantized=None) -> Tensor",
-    _linear,
-    _fake,
-    _linear,
-)
+_trace = define(QUANTISED_LAYER, _linear)

@@ -13,7 +13,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.fast_call import PatchedCall
+from tritongemm.serving.launching import PatchedCall
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.system import settings
 

@@ -25,7 +25,7 @@ from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving import calls
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
 from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore
 from tritongemm.serving.serving_device import ServingDevice

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tritongemm.core.record import Record
 from tritongemm.serving import served_experts, served_fp8
-from tritongemm.serving.api import default_dispatcher, load, mm
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.api import load, mm
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
 
 _compiling = torch.compiler.is_compiling

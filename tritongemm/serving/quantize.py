@@ -14,17 +14,16 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.scaling import PADDED_ROWS, SCALED_BLOCK
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations import microscaling
 from tritongemm.operations.checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.operations.factors import powers
+from tritongemm.operations.quantisation import FACTOR_LAYOUTS, Quantised, by_torch, empty_factors, empty_pair
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.runtime.patched_launch import call_all
-from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.calls import keep
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.traced_operations import define_operation
 
 if TYPE_CHECKING:
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
     from tritongemm.serving.serving_device import ServingDevice
 
 GRANULARITIES = ("tensor", "row", "block", "mx")
-LAYOUTS = ("rows", "groups", "tma")
 _TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
 _INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
-_Pair = tuple[Tensor, Tensor]
 
 
-def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = None, layout: str = "rows") -> _Pair:
+def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = None, layout: str = "rows") -> Quantised:
     """Quantise activations to 8 or 4 bits with scale factors, such that x is approximately q * scale.
 
     A factor is the largest absolute value that it covers divided by the type's largest number, and 1 if all are zero.
@@ -66,11 +63,11 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
         InputError: an argument has none of these values.
     """
     if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
-        traced: _Pair = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype or torch.float8_e4m3fn, layout)
+        traced: Quantised = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype or torch.float8_e4m3fn, layout)
         return traced
     dtype = _check(x, granularity, dtype, layout)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        pair: _Pair = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype, layout)
+        pair: Quantised = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype, layout)
         return pair
     return _quantize(x, granularity, dtype, layout)
 
@@ -94,8 +91,8 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
     if granularity == "mx":
         return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
-    if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
-        raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
+    if layout not in FACTOR_LAYOUTS or (layout != "rows" and granularity != "block"):
+        raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(FACTOR_LAYOUTS)}, others in rows")
     if x.dtype not in _INPUTS or not x.dim() or _has_no_k(x):
         known = ", ".join(map(str, _INPUTS))
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K], K not 0, of {known}")
@@ -129,32 +126,7 @@ def _has_no_k(x: Tensor) -> bool:
     return isinstance(size, int) and size == 0
 
 
-def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    """Memory for the quantised activations and their factors."""
-    if granularity == "mx":
-        return microscaling.empty_pair(x.shape, dtype, layout, x.device)
-    return torch.empty_like(x, dtype=dtype), empty_factors(x, granularity, layout)
-
-
-def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
-    """Allocate memory for the factors."""
-    k = x.shape[-1]
-    m = x.numel() // k
-    if granularity != "block":
-        return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
-    return empty_in(layout, m, cdiv(k, SCALED_BLOCK), x.device)
-
-
-def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
-    """Allocate memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
-    if layout == "rows":
-        return torch.empty((rows, groups), dtype=torch.float32, device=device)
-    padded = rows if layout == "groups" else round_up(rows, PADDED_ROWS)
-    # There is memory for all that is padded.
-    return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
-
-
-def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
     x = x.contiguous()
     if is_wrapped(x):
         check_unmapped("quantize", {"x": x})
@@ -164,13 +136,13 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     table: dict[Any, Any] = default_dispatcher().calls.table
-    launch: Callable[[Tensor], _Pair] | None = table.get(key)
+    launch: Callable[[Tensor], Quantised] | None = table.get(key)
     if launch is None:
         launch = _make_ready(key, x, granularity, dtype, layout)
     return launch(x)
 
 
-def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
     """What no rows are quantised to; a factor that all numbers share is there all the same, and is 1.
 
     Raises:
@@ -178,31 +150,8 @@ def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) ->
     """
     if not x.shape[-1]:
         raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
-    q, factors = _empty_pair(x, granularity, dtype, layout)
+    q, factors = empty_pair(x, granularity, dtype, layout)
     return q, factors.fill_(1.0) if granularity == "tensor" else factors
-
-
-def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    """Compute `quantize` with PyTorch operations."""
-    if granularity == "mx":
-        return microscaling.by_torch(x, dtype, layout)
-    k = x.shape[-1]
-    rows = x.detach().reshape(-1, k).float()
-    maximum = DTYPES[DTYPE_NAMES[dtype]].maximum
-    if granularity == "block":
-        padded = torch.nn.functional.pad(rows, (0, -k % SCALED_BLOCK)).view(rows.shape[0], -1, SCALED_BLOCK)
-    else:
-        padded = rows.view(1, 1, -1) if granularity == "tensor" else rows.view(rows.shape[0], 1, k)
-    largest = padded.abs().amax(-1, keepdim=True)
-    # By a tensor: PyTorch's division by a number multiplies by its reciprocal on a GPU, which may be a bit off.
-    unit = largest / torch.full_like(largest, maximum)
-    factors = torch.where(largest == 0, 1.0, unit.clamp_min(torch.finfo(torch.float32).tiny))
-    factors = torch.where(largest.isfinite(), factors, torch.nan)
-    scaled = padded / factors if dtype == torch.int8 else padded * (torch.ones_like(factors) / factors)
-    quotients = scaled.view(rows.shape[0], -1)[:, :k]
-    q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
-    out = empty_factors(x, granularity, layout)
-    return q.reshape(x.shape), out.copy_(factors.squeeze(-1))
 
 
 class _Launch:
@@ -222,10 +171,10 @@ class _Launch:
             for name in ("x", "q", "scale", "part")
         )
         self._parts = len(prepared) > 1
-        self._empty_pair = partial(_empty_pair, granularity=granularity, dtype=dtype, layout=layout)
+        self._empty_pair = partial(empty_pair, granularity=granularity, dtype=dtype, layout=layout)
         self._otherwise = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
 
-    def __call__(self, x: Tensor) -> _Pair:
+    def __call__(self, x: Tensor) -> Quantised:
         """The quantised activations and their factors, in order of the current stream."""
         if x.data_ptr() % 16:
             return self._otherwise(x)
@@ -245,12 +194,12 @@ class _Launch:
 
 def _make_ready(
     key: tuple[Any, ...], x: Tensor, granularity: str, dtype: torch.dtype, layout: str
-) -> Callable[[Tensor], _Pair]:
+) -> Callable[[Tensor], Quantised]:
     """The kernel of a key, loaded and kept in the thread's table; PyTorch's operations where there is none.
 
     While a graph is captured nothing is compiled or loaded, and what PyTorch computes then is not kept.
     """
-    launch: Callable[[Tensor], _Pair] = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
+    launch: Callable[[Tensor], Quantised] = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
     dispatcher = default_dispatcher()
     device = dispatcher.device(x.get_device())
     if device is None:
@@ -295,8 +244,8 @@ def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype
     return _Launch(prepared, device.device, granularity, dtype, layout)
 
 
-def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    return _empty_pair(x, granularity, _check(x, granularity, dtype, layout), layout)
+def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
+    return empty_pair(x, granularity, _check(x, granularity, dtype, layout), layout)
 
 
 define_operation(

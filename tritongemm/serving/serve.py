@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tritongemm.core.record import Record
 from tritongemm.operations.torch_products import torch_linear
-from tritongemm.serving.api import default_dispatcher, load
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.api import load
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
 
 Function: TypeAlias = Callable[..., Tensor]

@@ -8,13 +8,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tritongemm.build import expert_kernels
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, SCALED_BLOCK
 from tritongemm.operations.factors import find_scalings, products_with
 from tritongemm.operations.served_problems import ExpertWeights
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving import moe_api
+from tritongemm.serving import mixtures
 
 _FP8 = "transformers.integrations.finegrained_fp8"
 _ACTIVATIONS: Final = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu"}  # by transformers' classes
@@ -43,7 +43,7 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
         if getattr(module, name, usual) != usual:
             return f"its {name} is {getattr(module, name)}"
     if type(module.act_fn).__name__ not in _ACTIVATIONS or not _has_plain_gate(module):
-        return f"its gate is none of {', '.join(expert_kernels.ACTIVATIONS)}"
+        return f"its gate is none of {', '.join(ACTIVATIONS)}"
     w1, w2 = module.gate_up_proj, module.down_proj
     if w1.dtype not in DTYPE_NAMES or w1.dtype != w2.dtype or not (w1.is_contiguous() and w2.is_contiguous()):
         return f"its weights are {w1.dtype} and {w2.dtype}"
@@ -95,7 +95,7 @@ class ServedExperts(nn.Module):  # type: ignore[misc]
             result: Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return result
         scales = [getattr(self, f"{name}_scale_inv", None) for name in ("gate_up_proj", "down_proj")]
-        return moe_api.fused_moe(
+        return mixtures.fused_moe(
             hidden_states, w1.detach(), w2.detach(), top_k_weights.detach(), top_k_index,
             _ACTIVATIONS[type(self.act_fn).__name__], *(None if scale is None else scale.detach() for scale in scales),
         )  # fmt: skip

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.operations.contract import Operation
 
 _DEVICES = ("CUDA", "CPU")
+computed: Final = SimpleNamespace()  # what computes each operation, by its name
 # Operations live as long as this object. Kernels want the strides that they were traced with.
 _OPERATIONS: Final = torch.library.Library("tritongemm", "FRAGMENT")
 _TAGS = (
@@ -30,8 +32,8 @@ def define_operation(
 
     Args:
         schema: its name, arguments and results, as torch.library writes them.
-        compute: what it does with tensors of a GPU or a CPU: a function of a module, which is looked up there at each
-            call, so that a capture can stand in its place and see what compiled code asks for.
+        compute: what it does with tensors of a GPU or a CPU; it is looked up in `computed` at each call, so that a
+            capture can stand in its place and see what compiled code asks for.
         infer: what it gives for tensors without contents: results of the right shapes and types.
         differentiable: the same result by PyTorch's operations, whose gradients are the operation's; None where it has
             none, or is not traced where one is wanted.
@@ -39,10 +41,11 @@ def define_operation(
     Returns:
         What traces a call with these arguments: as the second operation where a gradient is wanted.
     """
-    name, place, attribute = schema.partition("(")[0], sys.modules[compute.__module__], compute.__name__
+    name = schema.partition("(")[0]
+    setattr(computed, name, compute)
 
     def compute_now(*args: Any, **kwargs: Any) -> Any:
-        return getattr(place, attribute)(*args, **kwargs)
+        return getattr(computed, name)(*args, **kwargs)
 
     def infer_together(*args: Any, **kwargs: Any) -> Any:
         _check_together(name, (*args, *kwargs.values()))
@@ -62,6 +65,24 @@ def define_operation(
         return other(*given) if wanted else plain(*given)
 
     return trace
+
+
+def define(operation: Operation, compute: Callable[..., Any], has_gradients: bool = True) -> Callable[..., Any]:
+    """As `define_operation`, of an operation.
+
+    Args:
+        operation: has the schema, what is known of results, and PyTorch's result.
+        compute: what it does with tensors of a GPU or a CPU.
+        has_gradients: whether it may be traced where a gradient is wanted.
+    """
+
+    def infer(*args: Any, **named: Any) -> Tensor:
+        return operation.infer(operation.operands(*args, **named))
+
+    def differentiable(*args: Any) -> Tensor:
+        return operation.fallback(operation.check(operation.operands(*args)))
+
+    return define_operation(operation.schema, compute, infer, differentiable if has_gradients else None)
 
 
 def _define(schema: str, compute: Callable[..., Any], infer: Callable[..., Any]) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
-from tritongemm.operations.scaled import ScaledOperands, read_product
-from tritongemm.serving import scaled_dispatch
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.calls import keep
-from tritongemm.serving.dispatcher import CallTable
-from tritongemm.serving.quantize import empty_factors, quantize
-from tritongemm.serving.scaled_api import multiply_quantized, scaled_mm
+from tritongemm.operations.quantisation import empty_factors
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.serving.calls import CallTable, keep
+from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.products import multiply_quantized, scaled_mm
+from tritongemm.serving.quantize import quantize
 
 LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
 AS_IT_IS = "as it is"  # activations that are quantised already
@@ -72,7 +72,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     nearest, lasting = chosen, True
     for layout, given in _forms(operands):
         try:
-            resolution = scaled_dispatch.ask(dispatcher, read_product(given), given).resolution
+            resolution = dispatcher.ask(SCALED, SCALED.check(given)).resolution
         except InputError:  # A server's operands may be of another kind altogether.
             continue
         lasting = lasting and resolution.lasting

@@ -10,10 +10,12 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from tritongemm.operations.contract import ReadyCall
+from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision, output_dtype
-from tritongemm.serving.calls import CallOperands, are_transposed, keep
-from tritongemm.serving.dispatcher import CallTable, Dispatcher
-from tritongemm.serving.fast_call import FastCall, ReadyCall, prepare_call
+from tritongemm.serving.calls import CallTable, keep
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.launching import FastCall, prepare_layer
 
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
@@ -72,9 +74,9 @@ class TunedCalls:
         if found.valid_with is not self._dispatcher.calls:
             found.table, found.valid_with = {}, self._dispatcher.calls
         call = found.table.get(key, _UNKNOWN)
-        return self._resolve(key, CallOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
+        return self._resolve(key, DenseOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
 
-    def _resolve(self, key: tuple[Any, ...], operands: CallOperands) -> ReadyCall | None:
+    def _resolve(self, key: tuple[Any, ...], operands: DenseOperands) -> ReadyCall | None:
         """Ask the sources of kernels, and keep the answer where an equal call will have the same."""
         table = self._found.table
         x, w = operands.x, operands.w
@@ -86,7 +88,7 @@ class TunedCalls:
             shape = (*x.shape[:-1], w.shape[0])
             dtype = output_dtype(x, None)
             prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)
-            call = prepare_call(prepare, are_transposed(x, w), self._compute_otherwise)
+            call = prepare_layer(prepare, are_transposed(x, w), self._compute_otherwise)
         if resolution.lasting and x.layout == w.layout == torch.strided:
             keep(table, key, call)
         return call

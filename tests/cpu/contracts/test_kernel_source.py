@@ -28,7 +28,6 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serving import api
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
@@ -149,7 +148,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """The dispatcher of `mm` that takes the CPU for a GPU."""
     dispatcher = Dispatcher()
     dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
-    monkeypatch.setattr(api, "_dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
     run_on_cpu(monkeypatch)
     return dispatcher

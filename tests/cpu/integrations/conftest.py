@@ -19,7 +19,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     """The dispatcher of a process that has read nothing; its logger is as before afterwards."""
     gc.collect()  # An operation exists until it is collected, and has the same name in each test.
     dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     parent, level = logger.parent, logger.level
     yield dispatcher
     logger.parent = parent

@@ -18,16 +18,19 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.operations.batched import BatchOperands, check_shapes, read_batch
-from tritongemm.operations.grouped import GroupedOperands, check, problem_of
-from tritongemm.operations.scaled import ScaledOperands, check_encoding, read_product
+from tritongemm.operations.batched import BATCHED, BatchOperands
+from tritongemm.operations.checks import check_encodings
+from tritongemm.operations.contract import ProductOperation
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.quantised_layer import QUANTISED_LAYER, LayerOperands
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving.linear_fp8 import _scaled_operands
-from tritongemm.serving.tuned_blocks import BlockOperands, _forms
-from tritongemm.workloads.capturing.own_calls import OWN
-from tritongemm.workloads.capturing.product import BASIC, Product
+from tritongemm.serving.linear_fp8 import _block_operands, _scaled_operands
+from tritongemm.serving.tuned_blocks import _forms
+from tritongemm.workloads.capturing.product import Product, of_own
 
 BF16, SHUFFLED = torch.bfloat16, "e8m0_32x8"
 
@@ -81,100 +84,92 @@ def written(product: Product, order_b: str = "") -> Problem | None:
     )  # fmt: skip
 
 
-def compare(call: str, captured: Product | None, served: list[Problem]) -> None:
-    assert captured is not None
+def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[Problem, ...]:
+    """The problems that serving looks up on a GPU.
+
+    Raises:
+        InputError: the call raises it.
+    """
+    reading = operation.read(operation.check(given))
+    assert not isinstance(reading, Support), reading
+    check_encodings(reading.tensors, lambda: target)
+    assert bool(reading.problems) != reading.why_none.startswith("scale factors of A ")
+    return tuple(p for p in reading.problems if registry.get(Family, p.family).supports(p, target))
+
+
+def compare(call: str, given: Any, served: tuple[Problem, ...]) -> bool:
+    """Whether anything serves the call that was captured."""
+    (captured,) = of_own(f"tritongemm.{call}", given, {})
     found = written(captured)
-    assert (found in served) if served else (found is None and "factors" in captured.left_out), (call, found, served)
+    case = [(tuple(one.shape), one.stride()) for one in given if isinstance(one, Tensor)]
+    assert (found in served) if served else (found is None and "factors" in captured.left_out), (case, found, served)
+    return bool(served)
+
+
+def calls(kind: Kind, operation: ProductOperation) -> Iterator[Any]:
+    """Operands of an operation with factors of every kind."""
+    for m, n, k in SIZES[: 2 if operation is GROUPED else None]:
+        a, w, pairs = matrix(kind, m, k), matrix(kind, n, k), [*product(factors(m, k), factors(n, k))]
+        last = shuffled(m, k), shuffled(n, k)
+        if operation is SCALED:
+            yield from (ScaledOperands(a, w, *pair) for pair in pairs)
+            yield ScaledOperands(a, w, *last, scale_layout=SHUFFLED)
+        elif operation is GROUPED:
+            ends, b = torch.tensor([1, 3], dtype=torch.int32), w.repeat(2, 1, 1).mT
+            yield from (GroupedOperands(a, b, ends, x, y.expand(2, *y.shape), BF16) for x, y in pairs)
+            yield GroupedOperands(a, b, ends, last[0], last[1].expand(2, -1, -1), BF16, SHUFFLED)
+        else:
+            a, b = a.repeat(2, 1, 1), w.repeat(2, 1, 1).mT
+            for (x, y), layout in (*((pair, "") for pair in pairs), (last, SHUFFLED)):
+                turned = y.t() if y.dim() == 2 else y
+                of_a, of_b = (one.expand(2, *one.shape) if one.dim() else one for one in (x, turned))
+                yield BatchOperands(a, b, None, BF16, of_a, of_b, layout)
 
 
 @every_kind
-def test_scaled_mm(kind: Kind) -> None:
+@pytest.mark.parametrize("operation", [SCALED, BATCHED, GROUPED], ids=lambda operation: operation.name)
+def test_what_is_captured_is_served(operation: ProductOperation, kind: Kind) -> None:
     counts = dict.fromkeys((True, False), 0)
-    for m, n, k in SIZES:
-        a, w = matrix(kind, m, k), matrix(kind, n, k)
-        pairs = [(*pair, "") for pair in product(factors(m, k), factors(n, k))]
-        for of_a, of_b, layout in (*pairs, (shuffled(m, k), shuffled(n, k), SHUFFLED)):
-            try:
-                read = read_product(ScaledOperands(a, w, of_a, of_b, scale_layout=layout))
-                check_encoding(read, kind.target)
-            except InputError:  # the call raises it
-                continue
-            served = list(read.problems(kind.target))
-            (captured,) = OWN["tritongemm.scaled_mm"]("", (a, w, of_a, of_b), {"scale_layout": layout})
-            compare(f"{m} {n} {k} {of_a.shape} {of_a.stride()} {of_b.shape} {of_b.stride()}", captured, served)
-            counts[bool(served)] += 1
-            if not served:
-                assert read.why_none(kind.target).startswith("scale factors of A ")
-    assert min(counts.values()) > 0 or kind.name == "fp4e2m1", counts
+    for given in calls(kind, operation):
+        try:
+            served = served_by(operation, given, kind.target)
+        except InputError:  # the call raises it
+            continue
+        counts[compare(operation.name, given, served)] += 1
+    assert counts[True] and (counts[False] or operation is GROUPED or kind.name == "fp4e2m1"), counts
 
 
 @every_kind
-def test_linear_fp8(kind: Kind) -> None:
+def test_a_quantised_layer_is_captured_as_its_product(kind: Kind) -> None:
     for m, n, k in SIZES:
         x, w = torch.empty(m, k, dtype=BF16), matrix(kind, n, k)
         for scale in factors(n, k):
-            operands = BlockOperands(x, w, scale, None, None, BF16)
             try:
-                usual = _scaled_operands(operands)
-                in_blocks = usual.scale_a.shape[-1] == cdiv(k, 128) > 1 and usual.scale_a.dtype == torch.float32
-                given = [one for _, one in _forms(operands)] if in_blocks else [usual]
-                reads = [read_product(one) for one in given]
-                check_encoding(reads[0], kind.target)
+                checked = QUANTISED_LAYER.check(LayerOperands(x, w, scale))
+                operands = _block_operands(checked)
+                given = (
+                    [one for _, one in _forms(operands)]
+                    if checked.granularity == "block"
+                    else [_scaled_operands(checked)]
+                )
+                served = [p for one in given for p in served_by(SCALED, one, kind.target)]
             except (InputError, KeyError):  # the call raises it, or a type is not quantised to with powers of two
                 continue
-            (captured,) = OWN["tritongemm.linear_fp8"]("", (x, w, scale), {})
-            served = [problem for read in reads for problem in read.problems(kind.target)]
-            compare(f"{m} {n} {k} {scale.shape} {scale.stride()}", captured, served)
-
-
-@every_kind
-def test_scaled_bmm(kind: Kind) -> None:
-    def batch(one: Tensor) -> Tensor:
-        return one.expand(2, *one.shape) if one.dim() else one
-
-    for m, n, k in SIZES[:3]:
-        a, b = matrix(kind, m, k).repeat(2, 1, 1), matrix(kind, n, k).repeat(2, 1, 1).mT
-        pairs = [(batch(x), batch(y.t() if y.dim() == 2 else y), "") for x, y in product(factors(m, k), factors(n, k))]
-        last = batch(shuffled(m, k)), batch(shuffled(n, k).t()), SHUFFLED
-        for of_a, of_b, layout in (*pairs, last):
-            try:
-                read = read_batch(check_shapes(BatchOperands(a, b, None, BF16, of_a, of_b, layout)))
-            except InputError:
-                continue
-            assert not isinstance(read, Support)
-            captured = BASIC["tritongemm::bmm"]("", (a, b, None, BF16, of_a, of_b, layout), {})
-            compare(f"{m} {n} {k} {of_a.shape} {of_b.shape}", captured, list(read.readings()))
-
-
-@every_kind
-def test_grouped_mm(kind: Kind) -> None:
-    ends = torch.tensor([1, 3], dtype=torch.int32)
-    for m, n, k in ((5, 256, 512), (130, 384, 256)):
-        a, b = matrix(kind, m, k), matrix(kind, n, k).repeat(2, 1, 1).mT
-        pairs = [(x, y.expand(2, *y.shape), "") for x, y in product(factors(m, k), factors(n, k))]
-        for of_a, of_b, layout in (*pairs, (shuffled(m, k), shuffled(n, k).expand(2, -1, -1), SHUFFLED)):
-            operands = GroupedOperands(a, b, ends, of_a, of_b, BF16, layout)
-            try:
-                check(operands)
-            except InputError:
-                continue
-            problem = problem_of(operands)
-            args = (a, b, ends, of_a, of_b, BF16)
-            (captured,) = OWN["tritongemm.grouped_mm"]("", args, {"scale_layout": layout})
-            compare(f"{m} {n} {k} {of_a.shape}", captured, [] if isinstance(problem, Support) else [problem])
+            compare("linear_fp8", (x, w, scale), tuple(served))
 
 
 def test_factors_with_padded_rows_are_captured_and_served() -> None:
     x, weight = torch.randn(5, 512), torch.empty(256, 512, dtype=torch.float8_e4m3fn)
     q, scale = tritongemm.quantize(x, "block", layout="tma")
     assert scale.stride() == (1, 8)
-    (captured,) = OWN["tritongemm.scaled_mm"]("", (q, weight, scale, torch.ones(2, 4)), {})
-    assert captured is not None and (captured.family, captured.scales) == ("a8w8_blockscale", "block_tma")
-    (served,) = read_product(ScaledOperands(q, weight, scale, torch.ones(2, 4))).problems(KINDS["fp8"].target)
+    given = ScaledOperands(q, weight, scale, torch.ones(2, 4))
+    (captured,) = of_own("tritongemm.scaled_mm", given, {})
+    assert (captured.family, captured.scales) == ("a8w8_blockscale", "block_tma")
+    (served,) = served_by(SCALED, given, KINDS["fp8"].target)
     assert served == written(captured) and served.operands["scale_a"].shape == (4, 8)
     one = BatchOperands(q[None], weight.mT[None], None, BF16, scale[None], torch.ones(1, 4, 2).mT.contiguous().mT)
-    batch = read_batch(check_shapes(one))
-    assert not isinstance(batch, Support) and served in batch.readings() and batch.moved(served) == {}
+    batch = BATCHED.read(BATCHED.check(one))
+    assert not isinstance(batch, Support) and served in batch.problems and batch.moved(served) == {}
 
 
 PLUGIN = '''
@@ -212,12 +207,11 @@ def test_a_plugin_is_captured_and_served(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "int8_powers.py"
     path.write_text(PLUGIN)
 
-    def read() -> tuple[list[Problem], Product]:
-        (captured,) = OWN["tritongemm.scaled_mm"]("", operands, {})
-        assert captured is not None
-        return list(read_product(ScaledOperands(*operands)).problems(kind.target)), captured
+    def read() -> tuple[tuple[Problem, ...], Product]:
+        (captured,) = of_own("tritongemm.scaled_mm", operands, {})
+        return served_by(SCALED, ScaledOperands(*operands), kind.target), captured
 
     assert not read()[0] and "no family" not in read()[1].family
     with dropped(Family, path, tmp_path, monkeypatch):
         served, captured = read()
-        assert [problem.family for problem in served] == ["int8_powers"] and served == [written(captured)]
+        assert [problem.family for problem in served] == ["int8_powers"] and served == (written(captured),)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import read_records
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_tensor_is_refused_as_pytorch_does(operand: Any, grad: bool) 
     calls += [((x, w, operand), "bias")] if operand is not None else []
     with torch.set_grad_enabled(grad):
         for arguments, name in calls:
-            for function in (tritongemm.mm, tritongemm.explain):
+            for function in (tritongemm.mm, partial(tritongemm.explain, "mm")):
                 with pytest.raises(TypeError, match=f"^{name} must be a tensor, not {type(operand).__name__}$"):
                     function(*arguments)
             with pytest.raises(TypeError):

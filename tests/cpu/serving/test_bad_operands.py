@@ -19,9 +19,7 @@ from tests.support.kernel_cases import GFX942
 from tests.support.linear_layers import attach_device, run_on_cpu
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
-from tritongemm.operations.checks import check_encodings_on
-from tritongemm.operations.grouped import GroupedOperands
-from tritongemm.serving import batched, grouped_api
+from tritongemm.operations.checks import check_encodings
 from tritongemm.serving.dispatcher import Dispatcher
 
 B, M, N, K, GROUPS, TOKENS, HIDDEN, INNER = 2, 16, 32, 256, 4, 5, 128, 256
@@ -92,7 +90,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         },
     ),
     "scaled_bmm": (
-        batched.scaled_bmm,
+        tritongemm.scaled_bmm,
         {"a": q(B, M, K), "b": q(B, K, N), "scale_a": ONE(B, M), "scale_b": ONE(B, N)},
         {
             "shape": ({"scale_a": ONE(B, M + 1)}, "scale_a is"),
@@ -105,7 +103,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "elsewhere": ({"scale_a": ONE(B, M, device="meta")}, "scale_a is on meta"),
             "one of two": ({"scale_b": None}, "go together"),
             "none": ({"scale_a": None, "scale_b": None}, "must be tensors"),
-            "no result": ({"out_dtype": None}, "out_dtype is None; scaled products give"),
             "no tensor": ({"scale_a": 1.0}, "scale_a must be a tensor"),
         },
     ),
@@ -374,18 +371,17 @@ def test_another_targets_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     run_on_cpu(monkeypatch)
     dispatcher = Dispatcher()
     attach_device(dispatcher)
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     says = r"a is float8_e4m3fnuz; the fp8 encoding of sm90 is fn: quantise to that"
     with FakeTensorMode():
         a, b = (torch.empty(shape, dtype=FNUZ, device="cuda:0") for shape in ((B, M, K), (B, K, N)))
         with pytest.raises(InputError, match=says):
-            batched.explain_bmm(a, b)
+            tritongemm.explain("bmm", a, b)
         rows = torch.empty(M, K, dtype=FNUZ, device="cuda:0")
         offs = torch.empty(B, dtype=torch.int32, device="cuda:0")
         factors = torch.empty(M, device="cuda:0"), torch.empty(B, N, device="cuda:0")
-        operands = GroupedOperands(rows, b, offs, *factors, torch.bfloat16)
         with pytest.raises(InputError, match=says):
-            grouped_api.ask(dispatcher, operands)
+            tritongemm.explain(tritongemm.grouped_mm, rows, b, offs, *factors)
 
 
 def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,8 +389,8 @@ def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: py
     run_on_cpu(monkeypatch)
     kernels = attach_device(Dispatcher())
     monkeypatch.setattr(type(kernels), "target", property(lambda self: GFX942))
-    operands = q(M, K), q(N, K)
-    check_encodings_on(*operands, E8M0["scale_a"], kernels.target)
-    for factors in (None, ONE(M, 2)):
+    operands = {"a": q(M, K), "b": q(N, K)}
+    check_encodings(operands | {"scale_a": E8M0["scale_a"]}, lambda: kernels.target)
+    for factors in ({}, {"scale_a": ONE(M, 2)}):
         with pytest.raises(InputError, match="a is float8_e4m3fn; the fp8 encoding of gfx942 is fnuz"):
-            check_encodings_on(*operands, factors, kernels.target)
+            check_encodings(operands | factors, lambda: kernels.target)

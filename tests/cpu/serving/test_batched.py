@@ -23,15 +23,16 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
-from tritongemm.operations.batched import BatchOperands, Strides, check_shapes, read_batch
+from tritongemm.operations.batched import BATCHED, BatchOperands
+from tritongemm.operations.contract import Strides
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving import batched
-from tritongemm.serving.batched_call import BatchedCall
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.launching import OperandCall
 from tritongemm.system import settings
 
+EIGHT = {"a": torch.zeros(3, 5, 9).to(torch.float8_e4m3fn), "b": torch.zeros(3, 9, 5).to(torch.float8_e4m3fn)}
 BF16 = ("bf16",) * 3
 SM90 = loader.load_target("sm90")
 Make: TypeAlias = Any
@@ -85,10 +86,10 @@ def test_scales_of_each_product() -> None:
     torch.manual_seed(0)
     a, b = (torch.randint(-99, 99, s, dtype=torch.int8) for s in ((3, 5, 9), (3, 9, 7)))
     scale_a, scale_b = (torch.randint(-8, 9, s).float().exp2() for s in ((3, 5, 1), (3, 1, 7)))
-    found = batched.scaled_bmm(a, b, scale_a, scale_b, out_dtype=torch.float32)
+    found = tritongemm.scaled_bmm(a, b, scale_a, scale_b, out_dtype=torch.float32)
     wanted = exact(a, b) * scale_a.double() * scale_b.double()
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
-    again = batched.scaled_bmm(a, b, scale_a[..., 0], scale_b[:, 0], torch.ones(7), out_dtype=torch.float32)
+    again = tritongemm.scaled_bmm(a, b, scale_a[..., 0], scale_b[:, 0], torch.ones(7), out_dtype=torch.float32)
     torch.testing.assert_close(again.double(), wanted + 1, rtol=1e-6, atol=1e-6)
 
 
@@ -144,13 +145,16 @@ def test_batches_of_nothing_have_empty_results() -> None:
         ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\], \[3, 7\] or \[3, 1, 7\]"),
         ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
         ({"scale_a": torch.ones(3, 5)}, "go together"),
-        ({"scale_a": torch.ones(5).double(), "scale_b": torch.ones(7)}, "scale_a is torch.float64"),
+        (
+            {"a": EIGHT, "b": EIGHT.mT, "scale_a": torch.ones(5).double(), "scale_b": torch.ones(5)},
+            "scale_a is torch.float64",
+        ),
     ],
 )
 def test_what_does_not_belong_together_is_named(changes: dict[str, Tensor], says: str) -> None:
     operands = BatchOperands(torch.zeros(3, 5, 9), torch.zeros(3, 9, 7))
     with pytest.raises(InputError, match=says):
-        check_shapes(operands._replace(**changes))
+        BATCHED.check(operands._replace(**changes))
 
 
 def test_what_is_no_tensor() -> None:
@@ -160,27 +164,29 @@ def test_what_is_no_tensor() -> None:
 
 def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
     _, empty = gpu
-    dense = read_batch(BatchOperands(empty(4, 16, 64), empty(4, 32, 64).transpose(1, 2)))
-    assert not isinstance(dense, Support) and dense.problem == Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
-    assert list(dense.readings()) == [dense.problem] and dense.moved(dense.problem) == {}
+    dense = BATCHED.read(BatchOperands(empty(4, 16, 64), empty(4, 32, 64).transpose(1, 2)))
+    assert not isinstance(dense, Support) and dense.problems == (
+        Problem(16, 32, 64, *BF16, row_major_b=False, batch=4),
+    )
+    assert dense.moved(dense.problems[0]) == {}
     # As a model's heads lie: [tokens, heads, K], read head by head, written so too.
     heads, shared = lying((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
     out = empty(16, 4, 32).transpose(0, 1)
-    view = read_batch(BatchOperands(heads, shared, empty(32), out=out))
+    view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=out))
     assert not isinstance(view, Support)
-    one, own = view.readings()
+    one, own = view.problems
     assert (one.shared, own.shared, one.bias, one.row_major_b) == ("b", "", "n", True)
     moved = {"a": Strides(4 * 96, 96), "bias": Strides(0, 0), "c": Strides(4 * 32, 32)}
     assert view.moved(one) == moved and view.moved(own) == moved | {"b": Strides(32, 0)}
-    single = read_batch(BatchOperands(empty(1, 1, 64), empty(1, 64, 32), empty(32)))
-    assert not isinstance(single, Support) and single.problem.kind == "one" and single.moved(single.problem) == {}
+    single = BATCHED.read(BatchOperands(empty(1, 1, 64), empty(1, 64, 32), empty(32)))
+    assert not isinstance(single, Support) and single.problems[0].kind == "one" and not single.moved(single.problems[0])
     for a, why in (
         (lying((4, 16, 64), (2048, 128, 2)), "a has strides"),
         (empty(1, 1, 64).expand(4, 16, 64), "a has strides"),
         (empty(1, 16, 64).expand(4, 16, 64), "all products are the same one"),
         (empty(4, 16, 64, dtype=torch.complex64), "no kernels for torch.complex64"),
     ):
-        refused = read_batch(BatchOperands(a, shared))
+        refused = BATCHED.read(BatchOperands(a, shared))
         assert isinstance(refused, Support) and why in refused.reason
 
 
@@ -193,12 +199,12 @@ def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> N
     weights = empty(4, 32, 64).transpose(1, 2)
 
     def kind(a: Tensor, b: Tensor, **more: Any) -> str:
-        return str(batched._Resolver(dispatcher, BatchOperands(a, b, **more)).answers.resolution)
+        return str(dispatcher.ask(BATCHED, BATCHED.check(BatchOperands(a, b, **more))).resolution)
 
     assert kind(empty(4, 16, 64), weights).startswith("exact: tile")
     assert "was never tuned" in kind(empty(4, 17, 64), weights)
     assert "was never tuned" in kind(empty(4, 16, 64), empty(4, 64, 32))
-    assert "reads dense operands alone; a lie otherwise" in kind(empty(16, 4, 64).transpose(0, 1), weights)
+    assert "reads dense operands alone; a have other strides" in kind(empty(16, 4, 64).transpose(0, 1), weights)
     assert dispatcher.run(empty(16, 64), empty(32, 64), None, None).shape == (16, 32)
 
 
@@ -230,14 +236,12 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
         across = 3 if scales.startswith("block") else 300
         return BatchOperands(a, b, None, torch.bfloat16, of_a, lies((across, 5), shared == "b", scales == "group").mT)
 
-    found = read_batch(check_shapes(operands(16)))
+    found = BATCHED.read(BATCHED.check(operands(16)))
     assert not isinstance(found, Support)
-    assert next(p for p in found.readings() if p == tuned) and found.moved(tuned) == {}
-    resolver = batched._Resolver(dispatcher, check_shapes(operands(16)))
-    assert str(resolver.answers).startswith("exact: tile") and resolver.kernel is not None
-    assert str(batched._Resolver(dispatcher, check_shapes(operands(77))).answers).startswith(
-        "near: M 16, as no row has 77"
-    )
+    assert tuned in found.problems and found.moved(tuned) == {}
+    answers = dispatcher.ask(BATCHED, BATCHED.check(operands(16)))
+    assert str(answers).startswith("exact: tile") and answers.resolution.kernel is not None
+    assert str(dispatcher.ask(BATCHED, BATCHED.check(operands(77)))).startswith("near: M 16, as no row has 77")
 
 
 def test_factors_of_each_product_lie_apart_as_they_do(gpu: tuple[Dispatcher, Make]) -> None:
@@ -246,9 +250,9 @@ def test_factors_of_each_product_lie_apart_as_they_do(gpu: tuple[Dispatcher, Mak
     a, b = empty(4, 16, 640, dtype=torch.int8), empty(4, 256, 640, dtype=torch.int8).mT
     of_a = torch.empty_strided((4, 16, 5), (160, 5, 1), device="cuda:0")
     of_b = empty(2, 5, dtype=torch.float32).expand(4, 2, 5).mT
-    found = read_batch(check_shapes(BatchOperands(a, b, None, torch.bfloat16, of_a, of_b)))
+    found = BATCHED.read(BATCHED.check(BatchOperands(a, b, None, torch.bfloat16, of_a, of_b)))
     assert not isinstance(found, Support)
-    (own,) = found.readings()
+    (own,) = found.problems
     assert own.scales == "block_rows" and own.family == "a8w8_blockscale"
     assert found.moved(own) == {"scale_a": Strides(0, 160), "scale_b": Strides(0, 0)}
 
@@ -264,24 +268,33 @@ def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
             return PatchedLaunch({n: lambda at, n=n: seen.update({n: at}) for n in names}, launched.append)  # type: ignore[misc]
 
     a, b, bias = torch.zeros(2, 4, 8), torch.zeros(2, 8, 4), torch.zeros(2, 4)
-    call = BatchedCall(Kernel(), stand_in_device(), (2, 4, 4), torch.float32)
-    found = call(BatchOperands(a, b, bias))
+
+    def ready(*given: Any, **named: Any) -> OperandCall:
+        operands = BatchOperands(*given, **named)
+        reading = BATCHED.read(BATCHED.check(operands))
+        assert not isinstance(reading, Support)
+        otherwise = BATCHED.make_fallback(operands)
+        return OperandCall(Kernel(), stand_in_device(), BATCHED, operands, reading, otherwise)
+
+    operands = BatchOperands(a, b, bias)
+    call = ready(*operands)
+    found = call(*operands)
     assert found.shape == (2, 4, 4) and launched == [0]
     assert seen == {"a": a.data_ptr(), "b": b.data_ptr(), "c": found.data_ptr(), "bias": bias.data_ptr()}
+    q, w = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
     scales, out = (torch.ones(2, 4), torch.ones(2, 4)), torch.empty(2, 4, 4)
-    assert call(BatchOperands(a, b, None, None, *scales, out=out)) is out
+    operands = BatchOperands(q, w, None, torch.float32, *scales, out=out)
+    assert ready(*operands)(*operands) is out
     assert (seen["scale_a"], seen["scale_b"], seen["c"]) == (*(s.data_ptr() for s in scales), out.data_ptr())
     odd = torch.arange(65.0)[1:].view(2, 4, 8)  # no address of 16 bytes: PyTorch computes
-    assert torch.equal(call(BatchOperands(odd, b)), torch.bmm(odd, b)) and len(launched) == 2
-
-
-def test_vectors_that_have_to_be_copied_are_copied_at_each_call() -> None:
-    a, b, bias = torch.zeros(2, 4, 8), torch.zeros(2, 8, 4), torch.arange(16.0).view(2, 8)
-    for added, alike in ((bias[:, :4], True), (bias[:, None, 4:], True), (bias[:, ::2], False), (None, True)):
-        operands = BatchOperands(a, b, added)
-        assert batched._shares_memory(operands, check_shapes(operands)) == alike
-        wanted = torch.zeros(2, 4, 4) if added is None else added.reshape(2, 1, 4).expand(2, 4, 4)
-        assert torch.equal(batched._torch_bmm(operands), wanted)
+    assert torch.equal(call(*BatchOperands(odd, b)._replace(bias=bias)), torch.bmm(odd, b)) and len(launched) == 2
+    # Vectors that have to be copied are copied at each call.
+    wide = torch.arange(16.0).view(2, 8)
+    for added, in_place in ((wide[:, :4], True), (wide[:, None, 4:], True), (wide[:, ::2], False)):
+        call, seen["bias"] = ready(a, b, added), 0
+        for changed in (added, added + 1):
+            assert call(*BatchOperands(a, b, changed)).shape == (2, 4, 4)
+            assert (seen["bias"] == changed.data_ptr()) == in_place or changed is not added
 
 
 @pytest.fixture(scope="module")
@@ -359,9 +372,9 @@ def test_family_operands_are_read_back_as_their_problem(
         for t in (made["a"], made["b"], made["bias"])
     )
     a, b = (t if t.dim() == 3 else t.expand(4, *t.shape) for t in (a, b))
-    found = read_batch(check_shapes(BatchOperands(a, b, bias)))
+    found = BATCHED.read(BATCHED.check(BatchOperands(a, b, bias)))
     assert not isinstance(found, Support)
-    assert next(found.readings()) == problem and found.moved(problem) == {}
+    assert found.problems[0] == problem and found.moved(problem) == {}
 
 
 @pytest.mark.parametrize("wanted", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])

@@ -29,7 +29,7 @@ from tritongemm.runtime import loaded_kernels
 from tritongemm.runtime.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import kernel_loading, winners
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.launching import FastCall
 
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
 TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)

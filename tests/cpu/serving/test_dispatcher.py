@@ -20,8 +20,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.operations import torch_products
-from tritongemm.serving.calls import CallOperands
-from tritongemm.serving.dispatcher import CallKey, Dispatcher
+from tritongemm.operations.dense import DenseOperands
+from tritongemm.serving.calls import CallKey
+from tritongemm.serving.dispatcher import Dispatcher
 
 Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 SetPrecision: TypeAlias = Callable[[str], None]
@@ -115,8 +116,7 @@ def precision(monkeypatch: pytest.MonkeyPatch) -> SetPrecision:
     """Sets PyTorch's float32 precision."""
 
     def be(value: str) -> None:
-        for module in ("calls", "dispatcher"):
-            monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: value)
+        monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: value)
 
     return be
 
@@ -198,16 +198,16 @@ def test_mm_itself_follows_pytorchs_precision(
     gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher, empty = gpu
-    seen: list[tuple[str | None, CallOperands]] = []
+    seen: list[tuple[str | None, DenseOperands]] = []
 
-    def resolve(key: CallKey, operands: CallOperands) -> Callable[..., None]:
+    def resolve(key: CallKey, operands: DenseOperands) -> Callable[..., None]:
         seen.append((key[6], operands))
         return lambda *_: None
 
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     monkeypatch.setattr("tritongemm.serving.api._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serving.api._PLAIN", {type(empty(1))})
-    monkeypatch.setattr(dispatcher, "resolve", resolve)
+    monkeypatch.setattr(dispatcher, "resolve_layer", resolve)
     for setting in ("tf32", "fp32"):
         monkeypatch.setattr("tritongemm.serving.api.float32_precision", lambda setting=setting: setting)
         for dtype in (torch.float32, torch.bfloat16):
@@ -215,7 +215,7 @@ def test_mm_itself_follows_pytorchs_precision(
             tritongemm.mm(x, w)
             tritongemm.mm(x, w, bias)
     assert [precision for precision, _ in seen] == ["tf32", "tf32", None, None, "fp32", "fp32", None, None]
-    assert all(isinstance(operands, CallOperands) for _, operands in seen)
+    assert all(isinstance(operands, DenseOperands) for _, operands in seen)
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -78,7 +78,7 @@ def test_no_columns_are_named_and_no_k_gives_zeros_where_mm_has_them() -> None:
 
 
 def test_explain_says_why_no_kernel_serves_no_rows() -> None:
-    said = tritongemm.explain(q(0, K), q(N, K), scale_a=ONE(0), scale_b=ONE(N))
+    said = tritongemm.explain("scaled_mm", q(0, K), q(N, K), ONE(0), ONE(N))
     assert said.startswith("fallback: ")
 
 

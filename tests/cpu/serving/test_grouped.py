@@ -27,14 +27,15 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
 from tritongemm.integrations import aiter
-from tritongemm.operations import grouped
-from tritongemm.operations.grouped import GroupedOperands
+from tritongemm.operations import mixture_steps
+from tritongemm.operations.contract import Reading
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import moe_api, moe_torch
+from tritongemm.serving import mixtures
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving.mixtures import MoeKernels
 from tritongemm.serving.record_table import RecordTable
 
 COUNTS = (5, 0, 9, 2)
@@ -74,8 +75,9 @@ def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
         found.dtype,
     )
     even = replace(asked, spread="uniform", counts=(), m=asked.rows)
-    assert grouped.problem_of(given) == even
-    read = grouped.as_kernels_read(given)
+    reading = GROUPED.read(given)
+    assert isinstance(reading, Reading) and reading.problems == (even,)
+    read = reading.tensors
     for name, tensor in scales.items():
         assert tuple(read[name].shape) in (asked.operands[name].shape, tuple(tensor.shape))
         assert read[name].is_contiguous() and read[name].numel() == operands[name].numel()
@@ -138,7 +140,7 @@ def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
     ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
     assert not ends.is_contiguous()
     operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
-    read = grouped.as_kernels_read(operands)
+    read = GROUPED.tensors(operands)
     assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)
 
 
@@ -161,7 +163,7 @@ def test_a_gradient_is_pytorchs() -> None:
     torch.manual_seed(0)
     x, w1, w2 = torch.randn(4, 16, requires_grad=True), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
     weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
-    assert moe_api.steps_for(Dispatcher(), x) is moe_torch
+    assert mixtures.steps_for(x) is mixture_steps
     (found,) = torch.autograd.grad(tritongemm.fused_moe(x, w1, w2, weights, ids).sum(), x)
     (exact,) = torch.autograd.grad(experts_one_by_one(x, w1, w2, weights, ids).sum(), x)
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
@@ -256,18 +258,13 @@ def test_an_infinite_activation_makes_the_rows_of_its_token_nan() -> None:
     assert found.isnan().all(-1).tolist() == [True, False, True] and bool(found[1].isfinite().all())
 
 
-def test_a_mixture_of_integers_asks_for_the_rows_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
-        asked.append(grouped.problem_of(operands))
-        return torch.zeros(*operands.a.shape[:-1], operands.b.shape[2], dtype=operands.out_dtype)
-
-    monkeypatch.setattr(moe_api, "run", run)
+def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
     ids = torch.zeros(5, 2, dtype=torch.int64)
     given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
-    tritongemm.fused_moe(*given, torch.ones(4, 96), torch.ones(4, 64))
+    operands = MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))
+    read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
+    asked = [one.problems[0] for one in read if isinstance(one, Reading)]
     family = registry.get(Family, "a8w8")
     tuned = [
         family.problem(10, n, k, "int8", "int8", "bf16", row_major_b=False, groups=4) for n, k in ((96, 64), (64, 48))
@@ -313,9 +310,9 @@ import torch
 from tritongemm.build import expert_kernels
 from tritongemm.codegen.modules import run_text
 from tests.support import quick_interpreter
-from tritongemm.serving import moe_torch
+from tritongemm.operations import mixture_steps
 quick_interpreter.hasten()
-from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving.mixtures import MoeKernels
 
 class Interpreted(MoeKernels):
     def _run(self, choose, asked, operands):
@@ -330,7 +327,7 @@ moe_kernels = Interpreted(None, {})
 expert_kernels._SORTED_AT_A_TIME = 16, 64
 for tokens, topk, experts, k in ((3, 2, 5, 256), (20, 4, 9, 384)):
     ids = torch.randint(-1, experts + 1, (tokens, topk))
-    ours, theirs = moe_kernels.sort(ids, experts), moe_torch.sort(ids, experts)
+    ours, theirs = moe_kernels.sort(ids, experts), mixture_steps.sort(ids, experts)
     for one, other in zip(ours, theirs):
         assert torch.equal(one.long(), other.long())
     order, place, ends = ours
@@ -344,7 +341,7 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (20, 4, 9, 384)):
         for make in (lambda steps: steps.gather(x, order, topk, mode, dtype),
                      lambda steps: steps.activate(torch.cat([x, x], 1), "gelu", mode, dtype),
                      lambda steps: steps.activate(torch.cat([x, -x], 1), "silu", mode, dtype)):
-            (q, s), (r, t) = make(moe_kernels), make(moe_torch)
+            (q, s), (r, t) = make(moe_kernels), make(mixture_steps)
             assert (s is None) == (t is None) and (s is None or s.shape == t.shape and s.stride() == t.stride())
             there = ~t.isnan() if dtype == torch.int8 else slice(None)
             apart = 0.13 if dtype == torch.float8_e4m3fn else 1e-5
@@ -360,7 +357,7 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (20, 4, 9, 384)):
     if ends[-1] < y.shape[0]:
         y[ends[-1]:] = float("nan")
     torch.testing.assert_close(moe_kernels.combine(y, place, ends, weights, torch.float32),
-                               moe_torch.combine(y, place.long(), ends, weights, torch.float32))
+                               mixture_steps.combine(y, place.long(), ends, weights, torch.float32))
 print("alike")
 """
 
@@ -369,4 +366,4 @@ def test_kernels_and_pytorch_do_the_same_between_the_products() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     ran = forked.run(["-c", KERNELS_AND_PYTORCH], ROOT, environment)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]
-    assert moe_torch.sort.__doc__
+    assert mixture_steps.sort.__doc__

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import tritongemm
 from tests.cpu.serving.test_grouped import COUNTS, problem
 from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.serving import PatchedLaunch
-from tritongemm.operations.grouped import GroupedOperands
+from tritongemm.operations.contract import Reading
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import grouped_api
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_call import GroupedCall
+from tritongemm.serving.launching import OperandCall
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, GroupedOp
     """A dispatcher that believes in an sm90, and operands of 16 rows in four groups on it."""
     run_on_cpu(monkeypatch)
     dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     with FakeTensorMode():
         a, b = (torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda:0") for shape in ((16, 256), (4, 144, 256)))
         of_a, of_b = torch.empty(16, device="cuda:0"), torch.empty(4, 144, device="cuda:0")
@@ -49,7 +50,7 @@ def test_sources_answer_for_groups(
     gpu: tuple[Dispatcher, GroupedOperands], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     m: int, counts: tuple[int, ...], changes: dict[str, Any], starts: str,
 ) -> None:  # fmt: skip
-    """Who serves a call is asked, told by `explain_grouped` and logged as for every other product."""
+    """Who serves a call is asked, told by `explain` and logged as for every other product."""
     dispatcher, operands = gpu
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
     row = record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)
@@ -57,7 +58,7 @@ def test_sources_answer_for_groups(
     kernels = attach_device(dispatcher, {} if changes else {row.problem: StandInKernel()})
     kernels.binders = {(row.problem, 0): lambda m: StandInKernel()}
     with caplog.at_level("INFO", logger="tritongemm"):
-        said = grouped_api.explain_grouped(*operands[:6])
+        said = tritongemm.explain(tritongemm.grouped_mm, *operands[:6])
     assert said.startswith(starts), said
     assert ("near_record declines: 64x144x256" in said) == (m == 64 and bool(changes))
     assert [starts in line for line in caplog.messages] == [True]
@@ -80,10 +81,10 @@ def test_a_kernel_that_cannot_be_prepared_leaves_the_call_to_pytorch(
     kernels.binders = {(row.problem, 0): lambda m: Broken()}
     if m == 16:
         with pytest.raises(DriverError, match="NOT_FOUND"):
-            grouped_api._resolve(dispatcher, ("key",), operands)
+            dispatcher.resolve(GROUPED, ("key",), operands)
     else:
-        assert grouped_api._resolve(dispatcher, ("key",), operands) is grouped_api._checked
-        assert dispatcher.calls.table == {("key",): grouped_api._checked}
+        call = dispatcher.resolve(GROUPED, ("key",), operands)
+        assert not isinstance(call, OperandCall) and dispatcher.calls.table == {("key",): call}
 
 
 def test_a_launch_has_the_addresses_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +98,15 @@ def test_a_launch_has_the_addresses_of_each_call(monkeypatch: pytest.MonkeyPatch
             setters = {name: (lambda at, name=name: now.update({name: at})) for name in names}
             return PatchedLaunch(setters, lambda stream: launched.append(dict(now)))
 
-    call = GroupedCall(Kernel(), stand_in_device(), (16, 144), torch.bfloat16)
     asked = problem("a8w8_blockscale")
     made = registry.get(Family, "a8w8_blockscale").make_inputs(asked, "cpu")
-    for of_a in (made["scale_a"].mT, made["scale_a"].mT.contiguous()):
+    for read_in_place, of_a in ((False, made["scale_a"].mT), (True, made["scale_a"].mT.contiguous())):
         operands = GroupedOperands(made["a"], made["b"], made["offsets"], of_a, made["scale_b"], torch.bfloat16)
-        assert call(operands).shape == (16, 144)
-    assert len(launched) == 2 and all(each["offsets"] == made["offsets"].data_ptr() for each in launched)
-    assert launched[0]["scale_a"] == made["scale_a"].data_ptr() != launched[1]["scale_a"]
-    assert {launch["a"] for launch in launched} == {made["a"].data_ptr()}
+        reading = GROUPED.read(operands)
+        assert isinstance(reading, Reading)
+        call = OperandCall(Kernel(), stand_in_device(), GROUPED, operands, reading, lambda *given: torch.empty(0))
+        assert call(*operands).shape == call(*operands).shape == (16, 144)
+        assert launched[-1]["offsets"] == made["offsets"].data_ptr() and launched[-1]["a"] == made["a"].data_ptr()
+        assert (launched[-1]["scale_a"] == made["scale_a"].data_ptr()) != read_in_place
     odd = torch.empty(16 * 256 + 1, dtype=torch.float8_e4m3fn)[1:].view(16, 256)  # which the kernel can't read
-    call(operands._replace(a=odd.copy_(made["a"])))
-    assert len(launched) == 2
+    assert call(*operands._replace(a=odd.copy_(made["a"]))).shape == (0,) and len(launched) == 4

@@ -17,8 +17,8 @@ from torch.nn import functional
 import tritongemm
 from tests.support.linear_layers import problem, record, stand_in_kernels
 from tritongemm.core.record import Record
-from tritongemm.serving import api, joined_layers
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving import joined_layers
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.patch import JoinedLinear, Patch, ServedLinear
 
 K, HEADS, KV = 64, 256, 128
@@ -47,7 +47,7 @@ class Calls(list[int]):
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     """Products of a CPU that says to be an sm90, by a process that has read no records."""
     made = Calls()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     monkeypatch.setattr("tritongemm.serving.patch.mm", made)
     monkeypatch.setattr("tritongemm.serving.joined_layers.mm", made)
     monkeypatch.setattr("tritongemm.serving.joined_layers._stream", lambda index: 0)
@@ -66,7 +66,7 @@ def make_records(bias: str = "none") -> list[Record]:
 
 def patch(model: nn.Module, records: list[Record], join: bool = True) -> Patch:
     tritongemm.load(records)
-    dispatcher = api.default_dispatcher()
+    dispatcher = default_dispatcher()
     dispatcher._devices[-1] = stand_in_kernels(dispatcher._records)
     return tritongemm.patch(model, join=join)
 
@@ -241,7 +241,7 @@ def test_what_the_library_won_counts_with_its_time(calls: Calls) -> None:
     model(x), model(x)
     assert calls == [HEADS, KV, KV, HEADS + 2 * KV]
     tritongemm.load([replace(r, library_seconds=7e-6) for r in records if r.problem.n == HEADS + 2 * KV])
-    dispatcher = api.default_dispatcher()
+    dispatcher = default_dispatcher()
     dispatcher._devices[-1] = stand_in_kernels(dispatcher._records)
     calls.clear()
     model(x)
@@ -249,7 +249,7 @@ def test_what_the_library_won_counts_with_its_time(calls: Calls) -> None:
 
 
 def test_a_compiled_model_is_served_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model, x = make(), inputs(4)
     wanted = model(x)

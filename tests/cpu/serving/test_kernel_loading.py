@@ -31,8 +31,8 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
-from tritongemm.serving import api, kernel_loading, load_check, winners
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving import kernel_loading, load_check, winners
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow
@@ -97,7 +97,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
     run_on_cpu(monkeypatch)
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     return host
 
 
@@ -111,7 +111,7 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     )  # here, as a compiler's process knows no toys
     ArtifactCache(settings.cache_folder()).put(artifact, code, name)
     assert tritongemm.load([record(p, config, winner=example.name)]) == 1
-    for module in ("api", "calls"):
+    for module in ("api", "dispatcher"):
         monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
     for _ in range(2):
         x, w = torch.randn(6, 20), torch.randn(8, 20)
@@ -119,7 +119,7 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     said = tritongemm.explain(x, w).splitlines()
     assert said == [f"exact: {config.name} (2.00 us, 1.50x torch)", "  tuned_record serves the call"]
     assert gpu.loaded == [(code, artifact.symbol)]
-    monkeypatch.setattr("tritongemm.serving.calls.float32_precision", lambda: "fp32")
+    monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "fp32")
     assert tritongemm.explain(x, w).startswith(f"fallback: {p.key} on sm90: tuned in tf32")
 
 
@@ -132,10 +132,10 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
         (config,) = example.candidates(p, SM90)
         artifact, code, name = example.compile(example.compile_job(config, p, SM90))
         ArtifactCache(settings.cache_folder()).put(artifact, code, name)
-    for module in ("api", "calls"):
+    for module in ("api", "dispatcher"):
         monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
     rows = tuple(SourceRow(record(p, config, winner=example.name), padded=True) for p in (row, largest))
-    api.default_dispatcher()._add(LoadedTable("aiter.csv", "0" * 12, rows))
+    default_dispatcher()._add(LoadedTable("aiter.csv", "0" * 12, rows))
     for m, n, k in ((13, 8, 20), (9000, 4104, 4)):
         x, w = torch.randn(m, k), torch.randn(n, k)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)

@@ -43,7 +43,7 @@ def plain(m: int, seconds: float, **changes: Any) -> Record:
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     made = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", made)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", made)
     with torch.no_grad():
         yield made
 
@@ -67,7 +67,7 @@ def operands(m: int, scale: tuple[int, ...] = (N // 128, K // 128)) -> tuple[Ten
 
 def explained(m: int, **more: Any) -> str:
     x, weight, factors, whole = operands(m, **more)
-    return layer.explain_linear_fp8(x, weight, factors, unquantized=whole).splitlines()[0]
+    return tritongemm.explain("linear_fp8", x, weight, factors, unquantized=whole).splitlines()[0]
 
 
 def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.
     times = "fp8e4m3fn-fp8e4m3fn-bf16 5.00 us and quantising A 3.00 us"
     assert explained(16) == f"unquantised: {times} >= bf16 7.00 us"
     assert explained(64) == f"quantised: {times} < bf16 9.00 us"
-    lacking = layer.explain_linear_fp8(*operands(16)[:3]).splitlines()[0]
+    lacking = tritongemm.explain("linear_fp8", *operands(16)[:3]).splitlines()[0]
     assert lacking == f"quantised: {times} >= bf16 7.00 us, but no unquantised weight is given"
     hold(dispatcher, plain(16, 8.1e-6))  # what was found is found anew
     assert explained(16).startswith("quantised: ")

@@ -18,11 +18,11 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 from tritongemm.core.errors import InputError
 from tritongemm.numerics import error_metric
 from tritongemm.numerics.scale_factors import scale_places
-from tritongemm.operations.scaled import ScaledOperands, check_encoding, read_product
+from tritongemm.operations.checks import check_encodings
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving.linear_fp8 import explain_linear_fp8
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 LARGEST = {torch.uint8: 6.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -158,7 +158,7 @@ def test_calls_are_taken_for_the_problem_that_was_tuned(arch: str, dtype: torch.
     (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", dtype, layout or "rows") for t in (x, w))
     product = read_product(ScaledOperands(a, b, of_a, of_b, scale_layout=layout))
     target = loader.load_target(arch)
-    check_encoding(product, target)
+    check_encodings({"a": a, "b": b, "scale_a": of_a}, lambda: target)
     family = registry.get(Family, "a4w4_blockscale" if dtype == torch.uint8 else "a8w8_blockscale")
     name = NAMES[dtype]
     scales = "mx" if not layout else "mx_shuffled"
@@ -166,7 +166,7 @@ def test_calls_are_taken_for_the_problem_that_was_tuned(arch: str, dtype: torch.
         33, 48, 320, name, name, "bf16", row_major_b=False,
         scales="" if (scales, dtype) == ("mx_shuffled", torch.uint8) else scales,
     )  # fmt: skip
-    assert list(product.problems(target)) == [wanted]
+    assert product.problems() == (wanted,)
 
 
 # One process runs all kernels: an interpreter must be chosen before Triton is imported.
@@ -247,6 +247,6 @@ def test_a_linear_layer_of_mx_quantises_its_activations_so(dtype: torch.dtype) -
     rows, of_rows = tritongemm.quantize(x, "mx", dtype)
     found = tritongemm.linear_fp8(x, q, powers, torch.ones(45))
     assert torch.equal(found, tritongemm.scaled_mm(rows, q, of_rows, powers, torch.ones(45), torch.float32))
-    assert explain_linear_fp8(x, q, powers).startswith("quantised: ")
-    with pytest.raises(InputError, match="scale_b is"):
+    assert tritongemm.explain("linear_fp8", x, q, powers).startswith("quantised: ")
+    with pytest.raises(InputError, match="weight_scale is"):
         tritongemm.linear_fp8(x, q, powers[:, :-1])

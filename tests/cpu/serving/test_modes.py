@@ -12,7 +12,7 @@ from torch import Tensor
 import tritongemm
 from tests.support.linear_layers import StandInKernel, stand_in_device
 from tritongemm.core.errors import InputError
-from tritongemm.serving.scaled_call import ScaledCall
+from tritongemm.serving.launching import ScaledCall
 
 M, N, K, GROUPS = 5, 32, 256, 3
 FP8 = torch.float8_e4m3fn
@@ -90,7 +90,10 @@ def test_tensors_without_an_address_are_pytorchs(monkeypatch: pytest.MonkeyPatch
     served = ScaledCall(kernel, device, (M, N), torch.bfloat16, lambda a, *_: a.float() * 2)
     out = torch.func.vmap(lambda a: served(a, B, ROWS, COLUMNS, None, torch.bfloat16))(BATCH_A)
     assert torch.equal(out, BATCH_A.float() * 2)
-    monkeypatch.setattr("tritongemm.serving.batched.run", lambda *_: pytest.fail("no kernel reads what has no address"))
+    monkeypatch.setattr(
+        "tritongemm.serving.launching.OperandCall.__call__",
+        lambda *_: pytest.fail("no kernel reads what has no address"),
+    )
     b = BATCH_B.float()
     out = torch.func.vmap(lambda a: tritongemm.bmm(a, b))(torch.ones(2, GROUPS, M, K))
     assert torch.equal(out[1], torch.ones(GROUPS, M, K) @ b)

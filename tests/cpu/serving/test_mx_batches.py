@@ -15,11 +15,11 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
-from tritongemm.operations.batched import BatchOperands, Strides, check_shapes, read_batch
-from tritongemm.operations.grouped import GroupedOperands, as_kernels_read, check, problem_of
+from tritongemm.operations.batched import BATCHED, BatchOperands
+from tritongemm.operations.contract import Strides
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import batched
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
 
@@ -77,18 +77,18 @@ def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pyte
         return BatchOperands(a, b, None, torch.bfloat16, of_a, of_b.mT, SHUFFLED if shuffled else "")
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        found = read_batch(check_shapes(given(16)))
+        found = BATCHED.read(BATCHED.check(given(16)))
         assert not isinstance(found, Support)
-        assert tuned in found.readings() and found.moved(tuned) == {}
+        assert tuned in found.problems and found.moved(tuned) == {}
         own = problem(dtype, 4, 16, 300, 640, shuffled)
         assert found.moved(own).keys() == ({shared, f"scale_{shared}"} if shared else set())
-        resolver = batched._Resolver(dispatcher, check_shapes(given(16)))
-        assert str(resolver.answers).startswith("exact: tile") and resolver.kernel is not None
-        near = str(batched._Resolver(dispatcher, check_shapes(given(77))).answers)
+        answers = dispatcher.ask(BATCHED, BATCHED.check(given(16)))
+        assert str(answers).startswith("exact: tile") and answers.resolution.kernel is not None
+        near = str(dispatcher.ask(BATCHED, BATCHED.check(given(77))))
         assert near.startswith("near: M 16, as no row has 77")
         if dtype == "fp4e2m1" and not shared:  # as a model's heads lie, two numbers a byte
             lying = torch.empty_strided((4, 16, 320), (640, 8 * 640, 1), dtype=torch.uint8, device="cuda:0")
-            moved = read_batch(check_shapes(given(16)._replace(a=lying)))
+            moved = BATCHED.read(BATCHED.check(given(16)._replace(a=lying)))
             assert not isinstance(moved, Support) and moved.moved(own) == {"a": Strides(8 * 640, 640)}
 
 
@@ -137,14 +137,13 @@ def test_groups(dtype: str, room: int, shuffled: bool) -> None:
     exact = family.reference(asked, given)
     there = ~exact[..., 0].isnan()
     assert error_metric.deviation(found[there], exact[there]) <= family.tolerance(asked)
-    check(operands)
-    wanted = problem_of(operands)
-    assert isinstance(wanted, Problem)
+    reading = GROUPED.read(GROUPED.check(operands))
+    assert not isinstance(reading, Support)
     kernels = stand_in_kernels(RecordTable([record(asked)]), {asked: StandInKernel()})
     kernels.binders[asked, 0] = lambda m: StandInKernel()
-    near = kernels.find_near(wanted)
+    near = kernels.find_near(reading.problems[0])
     assert not isinstance(near, Support) and near.row.record.problem == asked
-    read = as_kernels_read(operands)
+    read = reading.tensors
     assert {name: read[name].shape.numel() for name in given} == {name: t.numel() for name, t in given.items()}
 
 

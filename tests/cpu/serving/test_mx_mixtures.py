@@ -18,11 +18,11 @@ from tritongemm.build import expert_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.integrations import aiter
-from tritongemm.operations.grouped import GroupedOperands, problem_of
+from tritongemm.operations.contract import Reading
+from tritongemm.operations.grouped import GROUPED, Grouped, GroupedOperands, grouped
 from tritongemm.operations.microscaling import FORMATS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import grouped_api, moe_api
 
 
 def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
@@ -41,11 +41,12 @@ def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypat
     """Whatever serves: with powers of two along K, and those of activations in the order of the weights'."""
     asked: list[object] = []
 
-    def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
-        asked.append(problem_of(operands._replace(out_dtype=torch.bfloat16)))
-        return grouped_api.run(dispatcher, operands)  # type: ignore[arg-type]
+    def run(operation: Grouped, operands: GroupedOperands) -> Tensor:
+        reading = GROUPED.read(operands._replace(out_dtype=torch.bfloat16))
+        asked.append(reading.problems[0] if isinstance(reading, Reading) else reading)
+        return grouped(operands)
 
-    monkeypatch.setattr(moe_api, "run", run)
+    monkeypatch.setattr(Grouped, "fallback", run)
     mixture = Mixture.make(dtype, layout)
     found, exact = mixture.compute(), mixture.exact()
     assert (found - exact).norm() / exact.norm() < 1e-5

@@ -27,7 +27,7 @@ from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import online_race
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
 from tritongemm.serving.online_store import CSV_FILE, CSV_HEADER, FILE, OnlineStore
@@ -299,7 +299,6 @@ def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: pytest.Mo
     dispatcher._records = dispatcher._records.extend([record(problem(3, 20, 32), winner="torch")])
     dispatcher._devices[-1] = kernels = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    monkeypatch.setattr("tritongemm.serving.calls.float32_precision", lambda: "tf32")
     monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "tf32")
     x, w, bias = torch.randn(6, 32), torch.randn(20, 32), torch.randn(20)
     assert "online_algorithm declines: no algorithms are tried at run time (TRITONGEMM_ONLINE=1)" in str(

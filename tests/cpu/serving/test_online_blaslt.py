@@ -18,7 +18,7 @@ from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
 from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore

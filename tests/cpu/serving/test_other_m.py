@@ -74,7 +74,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatcher = Dispatcher()
     attach_device(dispatcher)
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     with FakeTensorMode():
         yield dispatcher
 
@@ -105,7 +105,7 @@ def said(m: int, scales: str) -> str:
     a, w = empty(m, 512, dtype=FP8), empty(256, 512, dtype=FP8)
     powers = [empty(rows, 16, dtype=torch.uint8) for rows in (m, 256)]
     of_a, of_b = powers if scales == "mx" else (empty(4, m).t(), empty(2, 4))
-    return tritongemm.explain(a, w, scale_a=of_a, scale_b=of_b)
+    return tritongemm.explain("scaled_mm", a, w, of_a, of_b)
 
 
 def test_the_next_larger_m_serves_else_the_largest(gpu: Dispatcher) -> None:
@@ -124,11 +124,11 @@ def test_the_next_larger_m_serves_else_the_largest(gpu: Dispatcher) -> None:
 
 def _mx_problems(m: int) -> Iterator[Problem]:
     """The problems that a call with powers of two may be taken for, the first of which is looked for first."""
-    from tritongemm.operations.scaled import ScaledOperands, read_product
+    from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 
     a, w = empty(m, 512, dtype=FP8), empty(256, 512, dtype=FP8)
     of_a, of_b = (empty(rows, 16, dtype=torch.uint8) for rows in (m, 256))
-    yield from read_product(ScaledOperands(a, w, of_a, of_b)).problems(SM90)
+    yield from read_product(ScaledOperands(a, w, of_a, of_b)).problems()
 
 
 def test_rows_of_another_gpu_do_not_serve_other_m(gpu: Dispatcher) -> None:

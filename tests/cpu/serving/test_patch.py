@@ -16,8 +16,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
 from tritongemm.core.record import Record
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.patch import ServedLinear
 
 
@@ -50,7 +49,7 @@ class QuantisedLinear(nn.Linear):  # type: ignore[misc]
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     """Rows for N=96 and K=64; the process's dispatcher is one without any."""
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     return [record(problem(m, 96, 64, "n")) for m in (1, 16)]
 
 

@@ -40,7 +40,7 @@ def fp8() -> Any:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     return dispatcher
 
 

@@ -67,7 +67,7 @@ class Model(nn.Module):  # type: ignore[misc]
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     return dispatcher
 
 

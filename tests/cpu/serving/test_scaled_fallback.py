@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tritongemm.operations import torch_scaled
-from tritongemm.operations.scaled import ScaledOperands, read_product
-from tritongemm.operations.torch_scaled import TorchScaled
+from tritongemm.operations import scaled
+from tritongemm.operations.scaled import TorchScaled
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 
 M, N, K = 16, 256, 640
 FP8 = torch.float8_e4m3fn
@@ -77,7 +77,7 @@ def test_rows_are_padded_for_the_library(asked: list[tuple[Any, ...]], rows: int
 
 
 def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_scaled, "_Scaled", None)
+    monkeypatch.setattr(scaled, "_Scaled", None)
     computed(torch.ones(M, 5), torch.ones(2, 5))
     assert asked == [((M, 5), (1, M), (5, 2), (1, 8))] * 2
 

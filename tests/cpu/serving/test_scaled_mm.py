@@ -22,12 +22,12 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.integrations import aiter
 from tritongemm.numerics import error_metric
-from tritongemm.operations.scaled import ScaledOperands, read_product
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.launching import ScaledCall
 from tritongemm.serving.load_check import check_kernel
-from tritongemm.serving.scaled_call import ScaledCall
 
 Make: TypeAlias = Callable[..., Tensor]
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
@@ -159,8 +159,8 @@ def test_what_is_no_tensor_is_refused() -> None:
     a, w = quantised(4, 6, 32, FP8)
     with pytest.raises((TypeError, AttributeError)):
         tritongemm.scaled_mm(a, w, 1.0, factors(6))
-    with pytest.raises(TypeError, match="scale_b must be a tensor"):
-        tritongemm.explain(a, w, scale_a=factors(4))
+    with pytest.raises(TypeError, match="scale_b"):
+        tritongemm.explain("scaled_mm", a, w, factors(4))
 
 
 def test_a_tracer_sees_one_operation() -> None:
@@ -195,14 +195,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatcher = Dispatcher()
     attach_device(dispatcher)
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     with FakeTensorMode():
         yield dispatcher, lambda *shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device="cuda:0")
 
 
 def say(*operands: Any, **named: Any) -> str:
-    names = ("x", "w", "scale_a", "scale_b", "bias")
-    return tritongemm.explain(**dict(zip(names, operands, strict=False)), **named).splitlines()[0]
+    return tritongemm.explain("scaled_mm", *operands, **named).splitlines()[0]
 
 
 def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Make]) -> None:
@@ -271,10 +270,10 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Ma
 def test_a_capture_of_a_graph_loads_nothing(gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch) -> None:
     _, empty = gpu
     fresh = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.api._dispatcher", fresh)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     said = say(empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(16), empty(256))
-    assert said.startswith("fallback: nothing is loaded on this device")
+    assert said.startswith("fallback: not loaded on this device")
 
 
 class AddressesKernel:

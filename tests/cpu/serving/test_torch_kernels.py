@@ -18,7 +18,7 @@ from tritongemm.backends.blaslt import torch_choice
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.serving import torch_kernels
-from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.launching import FastCall
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.torch_kernels import TorchKernels
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tritongemm.workloads.capturing.own_calls import OWN
-from tritongemm.workloads.capturing.product import BASIC, Product, of_aten, of_nothing
+from tritongemm.workloads.capturing.product import BASIC, Product, of_aten, of_nothing, of_own, without_memory
+
+OWN = "tritongemm."  # what the names of our own calls begin with; they are read, and not run again
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[misc]
@@ -49,14 +50,14 @@ def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: d
     Returns:
         One or more; none where an operand is empty, or nothing but numbers are multiplied one by one.
     """
-    if operation in OWN:
-        return [product for product in OWN[operation](operation, args, kwargs) if product]
+    if operation.startswith(OWN):
+        return of_own(operation, args, kwargs)
     watching = _Watching(operation)
     given = (args, {k: v for k, v in kwargs.items() if k != "out"})
-    without_memory = tree_map_only(Tensor, _meta, given)
+    operands = tree_map_only(Tensor, without_memory, given)
     follow = torch.compiler.disable(_follow) if "torch._dynamo" in sys.modules else _follow
     try:
-        follow(watching, function, *without_memory)
+        follow(watching, function, *operands)
     except Exception as error:  # it went well on the program's own tensors, so that only the watching failed
         if not watching.seen:
             return [of_nothing(operation, f"a call that can't be followed: {type(error).__name__}")]
@@ -67,11 +68,3 @@ def _follow(watching: _Watching, function: Callable[..., Any], args: Any, kwargs
     """Run a function while its operations are watched."""
     with torch.no_grad(), watching:
         function(*args, **kwargs)
-
-
-def _meta(t: Tensor) -> Tensor:
-    """A tensor without memory, of the same shape and strides, and of the dtype that autocast gives it."""
-    device = t.device.type
-    cast = t.is_floating_point() and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if cast else t.dtype
-    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")

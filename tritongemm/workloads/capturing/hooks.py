@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from tritongemm.operations.contract import every
 from tritongemm.workloads.capturing.counting import make_counter
 from tritongemm.workloads.capturing.overriding import Overriding
 from tritongemm.workloads.capturing.recorder import Recorder
@@ -32,14 +33,9 @@ _LAYERS = {
     "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
-# Calls of `tritongemm`, whose own calls of PyTorch are none of the program's.
-_OWN = ("bmm", "scaled_bmm", "scaled_mm", "linear_fp8", "grouped_mm", "fused_moe")
-# What computes their operations in the code of torch.compile, which calls none of them by its name.
-_COMPUTED = {
-    "mm": ("api", "_operation"), "bmm": ("batched", "_operation"), "scaled_mm": ("scaled_api", "_operation"),
-    "linear_fp8": ("linear_fp8", "_linear"), "grouped_mm": ("grouped_api", "_operation"),
-    "fused_moe": ("moe_api", "_operation"),
-}  # fmt: skip
+# Where the calls of `tritongemm` are defined, whose own calls of PyTorch are none of the program's.
+_SERVING = tuple(f"tritongemm.serving.{name}" for name in ("api", "products", "linear_fp8", "mixtures"))
+_COMPUTED = "tritongemm.serving.traced_operations"  # what computes operations in the code of torch.compile
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
@@ -69,19 +65,17 @@ class Hooks:
     def install(self) -> None:
         """Replace PyTorch's functions, and ours that count by themselves, by those that count."""
         self._active = True
-        for module in (
-            "tritongemm.serving.api",
-            "tritongemm.serving.batched",
-        ):  # which keep PyTorch's own functions for themselves
+        for module in _SERVING:  # which keep PyTorch's own functions for themselves
             importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:
                 self._replace(sys.modules[module], name, functools.partial(self._layer, operation))
-        for name in _OWN:
-            self._replace_own(name)
-        for name, (module, function) in _COMPUTED.items():
-            make = functools.partial(self._own_call, f"tritongemm.{name}", follow=getattr(torch.ops.tritongemm, name))
-            self._replace(importlib.import_module(f"tritongemm.serving.{module}"), function, make)
+        computed = importlib.import_module(_COMPUTED).computed
+        for one in every():
+            for name in (one.name, *one.calls):
+                if f"tritongemm.{name}" not in _LAYERS:
+                    self._replace_own(name)
+            self._replace(computed, one.name, functools.partial(self._own_call, f"tritongemm.{one.name}"))
         for owner, name in _calls():
             self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
         self._replace(torch, "compile", self._compile)
@@ -164,14 +158,8 @@ class Hooks:
         self._in_graphs.append(call)
         return call
 
-    def _own_call(self, operation: str, original: Callable[..., Any], follow: Any = None) -> Callable[..., Any]:
-        """What stands for a call of ours: what it asks PyTorch for is not counted beside it.
-
-        Args:
-            operation: what the call is named.
-            original: computes it.
-            follow: shows a watcher what it is of; by default the same.
-        """
+    def _own_call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for a call of ours: what it asks PyTorch for is not counted beside it."""
         note = self._recorder.guarded(self._recorder.note_call)
 
         @functools.wraps(original)
@@ -182,7 +170,7 @@ class Hooks:
             finally:
                 self._inside.own -= 1
             if self._active and not self._inside.own:
-                note(operation, follow or original, args, kwargs)
+                note(operation, original, args, kwargs)
             return result
 
         self._in_graphs.append(call)

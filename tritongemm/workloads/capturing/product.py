@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, Scaling
-from tritongemm.operations.factors import agreeing, find_scalings, of_each, readings, why_none
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import PLAIN
+from tritongemm.core.support import Support
+from tritongemm.operations.contract import ProductOperation, bind
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _TUNABLE = frozenset(name for name, d in DTYPES.items() if d.packed == 1 and name not in ("int32", "e8m0"))
@@ -112,21 +116,51 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
-def with_factors(
-    product: Product | None, of_a: Sequence[Scaling | None], of_b: Sequence[Scaling | None]
-) -> Product | None:
-    """A product with the family of its scale factors, by the ways to read them, or why no family has them."""
-    if product is None or product.left_out:
-        return product
-    p = product
-    plain = Problem(
-        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, p.row_major_a, p.row_major_b, p.bias, p.batch,
-        order_b=p.order_b or PLAIN, groups=p.groups, shared=p.shared,
+def of_own(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Product]:
+    """The products of one of our own calls, by its arguments.
+
+    Args:
+        call: the function, such as ``tritongemm.mm``.
+        args: its arguments.
+        kwargs: those that were given by name.
+    """
+    operation, given = bind(call.partition(".")[2], args, kwargs)
+    if any(isinstance(one, Tensor) and not one.numel() for one in given):
+        return []
+    cast = operation.is_cast(given)
+    given = type(given)(*(without_memory(one, cast) if isinstance(one, Tensor) else one for one in given))
+    return [of_reading(call, *product) for product in operation.products(given)]
+
+
+def without_memory(t: Tensor, cast: bool = True) -> Tensor:
+    """A tensor of the same shape and strides, and of the dtype that autocast gives it, if it is cast."""
+    device = t.device.type
+    cast = cast and t.is_floating_point() and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if cast else t.dtype
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")
+
+
+def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
+    """The product that checked operands are read as, or why there is none that can be tuned.
+
+    Args:
+        call: the function that the program called.
+        operation: what reads its operands.
+        checked: the operands.
+    """
+    reading = operation.read(checked)
+    if isinstance(reading, Support):
+        return of_nothing(call, reading.reason)
+    p = reading.problems[0] if reading.problems else reading.plain
+    assert p is not None
+    if p.room:
+        return of_nothing(call, f"groups with room for {p.room} rows each")
+    factors = [reading.tensors[name] for name in ("scale_a", "scale_b") if name in reading.tensors]
+    return Product(
+        call, p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, p.row_major_a, p.row_major_b, p.bias, p.batch, p.family,
+        reading.why_none, bool(factors) and all(one.numel() == 1 for one in factors), p.shared, p.scales, p.groups,
+        "" if p.order_b == PLAIN else p.order_b,
     )  # fmt: skip
-    found = readings(plain, of_a, of_b)
-    if not found:
-        return replace(p, left_out=why_none(plain, of_a, of_b))
-    return replace(p, family=found[0].family, scales=found[0].scales)
 
 
 def of_nothing(operation: str, reason: str) -> Product:
@@ -157,62 +191,16 @@ def _is_one_row(summand: Tensor) -> bool:
     return bool(summand.dim() == 1 or summand.shape[-2] == 1 or summand.stride(-2) == 0)
 
 
+def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`mv` and `dot`: what has no matrix on one side."""
+    return of_nothing(operation, f"a product with a vector of {args[-1].shape[0]}")
+
+
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_scaled_mm`: A @ B with scale factors."""
     names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
-    return of_scaled(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
-
-
-def of_scaled(
-    operation: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, given: dict[str, Any]
-) -> Product | None:
-    """A [M, K] @ B [K, N] with factors of A and, transposed as B is, of the weight, as `given` says."""
-    bias = "none" if given.get("bias") is None else "n"
-    product = of_matrices(operation, a, b, given.get("out_dtype"), bias, has_factors=True)
-    if product is None:
-        return None
-    ways_a = find_scalings(scale_a, product.m, product.k, layout := given.get("scale_layout", ""))
-    ways_b = find_scalings(scale_b.t() if scale_b.dim() == 2 else scale_b, product.n, product.k, layout)
-    order, one = given.get("order_b", PLAIN), scale_a.numel() == scale_b.numel() == 1
-    product = replace(product, one_scale=one, order_b="" if order == PLAIN else order)
-    return with_factors(product, *agreeing(ways_a, ways_b))
-
-
-def _of_own_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`tritongemm.mm`: a linear layer."""
-    given: dict[str, Any] = dict.fromkeys(("x", "w", "bias", "out_dtype"))
-    given |= dict(zip(given, args, strict=False)) | kwargs
-    x, w = given["x"], given["w"]
-    bias = "none" if given["bias"] is None else "n"
-    return of_matrices(operation, x.reshape(-1, x.shape[-1]), w.t(), given["out_dtype"] or _usual(x), bias)
-
-
-def _usual(a: Tensor) -> torch.dtype:
-    """The type of the result of our own products of A without scale factors, where none is asked for."""
-    if a.dtype.itemsize > 1:
-        return a.dtype
-    return torch.float16 if a.is_floating_point() else torch.int32
-
-
-def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`tritongemm.bmm` and `scaled_bmm`: A @ B for each product, with scale factors or without."""
-    names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b", "scale_layout")
-    given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
-    a, b = given["a"], given["b"]
-    bias = "none" if given["bias"] is None else "n"
-    scale_a, scale_b, layout = given["scale_a"], given["scale_b"], given["scale_layout"] or ""
-    product = of_matrices(operation, a, b, given["out_dtype"] or _usual(a), bias, has_factors=scale_a is not None)
-    if product is None or scale_a is None:
-        return product
-    (batch, m, _), n, k = a.shape, product.n, product.k
-    of_b = of_each(scale_b, (batch, n, k), layout, turned=True)
-    return with_factors(product, *agreeing(of_each(scale_a, (batch, m, k), layout), of_b))
-
-
-def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`mv` and `dot`: what has no matrix on one side."""
-    return of_nothing(operation, f"a product with a vector of {args[-1].shape[0]}")
+    return _of_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
 
 
 def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -221,37 +209,44 @@ def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
     scale_a, scale_b = given["scale_a"], given["scale_b"]
     if len(scale_a) == len(scale_b) == 1 and not any((*given["swizzle_a"], *given["swizzle_b"])):
-        return of_scaled(operation, args[0], args[1], scale_a[0], scale_b[0], given)
+        return _of_factors(operation, args[0], args[1], scale_a[0], scale_b[0], given)
     reason = "scale factors of two levels, or in an order of their own"
     product = of_matrices(operation, args[0], args[1], has_factors=True)
     return product and replace(product, left_out=reason)
 
 
+def _of_factors(
+    operation: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, given: dict[str, Any]
+) -> Product | None:
+    bias, out = given.get("bias"), given.get("out_dtype") or a.dtype
+    try:
+        return of_reading(operation, SCALED, SCALED.check(ScaledOperands(a, b, scale_a, scale_b, bias, out)))
+    except InputError as error:
+        product = of_matrices(operation, a, b, out, "none" if bias is None else "n", has_factors=True)
+        return product and replace(product, left_out=str(error))
+
+
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_grouped_mm`: the rows of A [M, K] in groups, each with a B of its own of [groups, K, N]."""
     given = {**dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs}
-    return grouped(operation, args[0], args[1], given)
+    return _grouped(operation, args[0], args[1], given)
 
 
 def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_scaled_grouped_mm`: the same with a factor for each row of A and each column of each B."""
     names = ("scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype")
-    given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
-    a, b, scale_a, scale_b = args[0], args[1], given["scale_a"], given["scale_b"]
-    by_row = a.dim() == 2 and b.dim() == 3 and scale_a.numel() == a.shape[0]
-    if not by_row or tuple(scale_b.shape) != (b.shape[0], b.shape[2]):
-        return _grouped_left_out(operation, a, b)
-    given["out_dtype"] = given.get("out_dtype") or torch.bfloat16
-    return grouped(operation, a, b, given, GRANULARITIES["row"])
+    return _grouped(operation, args[0], args[1], {**dict(zip(names, args[2:], strict=False)), **kwargs})
 
 
-def grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], pair: ScalePair = NO_SCALES) -> Product | None:
-    """A product of groups with a pair of factors: A [M, K], whose rows ``offs`` shares out, and B [groups, K, N]."""
-    if a.dim() != 2 or b.dim() != 3 or given.get("offs") is None or given.get("bias") is not None:
+def _grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any]) -> Product | None:
+    ends, scales = given.get("offs"), (given.get("scale_a"), given.get("scale_b"))
+    if a.dim() != 2 or b.dim() != 3 or ends is None or given.get("bias") is not None:
         return _grouped_left_out(operation, a, b)
-    product = of_matrices(operation, a, b[0], given.get("out_dtype"), has_factors=pair != NO_SCALES)
-    product = product and replace(product, groups=b.shape[0])
-    return product if pair == NO_SCALES else with_factors(product, pair[:1], pair[1:])
+    operands = GroupedOperands(a, b, ends, *scales, given.get("out_dtype"))
+    try:
+        return of_reading(operation, GROUPED, GROUPED.check(operands))
+    except InputError:
+        return _grouped_left_out(operation, a, b)
 
 
 def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
@@ -269,8 +264,6 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "_int_mm": _of_two,
     "addmm": _of_sum,
     "baddbmm": _of_sum,
-    "tritongemm::mm": _of_own_layer,
-    "tritongemm::bmm": _of_batch,
     "_scaled_mm": _of_scaled,
     "_scaled_mm_v2": _of_recipe,
     "mv": _of_vector,

@@ -16,8 +16,8 @@ from tests.support.serve_library import REFUSED, HostDriver
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.support import Support
 from tritongemm.export.library import writing
-from tritongemm.serving import api, load_check
-from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving import load_check
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import read_table
 
 RECORDS = tuned(linear(32, 48, 64), m_from=1), tuned(linear(16, 48, 64)), tuned(linear(8, 48, 32))
@@ -72,7 +72,7 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     """A machine whose one GPU, an sm90 of 132 compute units, is the CPU, and a dispatcher that knows no records."""
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     return serve_library.stand_in(monkeypatch)
 
 
@@ -132,7 +132,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(
 ) -> None:
     libraries.write(tmp_path / "library", *RECORDS)
     tritongemm.load(tmp_path / "library")
-    api.default_dispatcher().device(-1)
+    default_dispatcher().device(-1)
     with monkeypatch.context() as capturing:
         capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert "loaded by the first call" in call(16) and not gpu.loaded

@@ -1,15 +1,18 @@
-"""One loaded kernel, prepared to be called again and again from one thread: in general, and for `mm`."""
+"""One loaded kernel, prepared to be called again and again from one thread with the operands of an operation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.problem import PLAIN
+from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
+from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
@@ -21,7 +24,6 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-ReadyCall: TypeAlias = "Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]"
 MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
 
 
@@ -215,8 +217,173 @@ class TransposedCall:
         return x.t() if self._x else x, w.t() if self._w else w
 
 
-def prepare_call(
+def prepare_layer(
     prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall = linear
 ) -> ReadyCall:
     """A `FastCall`, or the same for transposed views; arguments are those of `TransposedCall`."""
     return TransposedCall(prepare, transposed, otherwise) if any(transposed) else prepare(otherwise)
+
+
+class ScaledCall(PatchedCall):
+    """A launch for the operands of `tritongemm.scaled_mm`; belongs to one thread.
+
+    Strides of b and of the scale factors are those of the call that it was made for.
+
+    Args:
+        kernel: the loaded kernel.
+        device: the GPU that it is loaded on.
+        shape: of the result.
+        dtype: of the result.
+        otherwise: computes the calls whose operands the kernel can't take.
+    """
+
+    __slots__ = ("_last_scales", "_otherwise", "_set_scale_a", "_set_scale_b")
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        device: ServingDevice,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        otherwise: Callable[..., Tensor],
+    ) -> None:
+        super().__init__(kernel, device, shape, dtype)
+        self._otherwise = otherwise
+        self._set_scale_a, self._set_scale_b = map(self.set_address, ("scale_a", "scale_b"))
+        self._last_scales = [0, 0]
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+        order_b: str = PLAIN,
+        scale_layout: str = "",
+    ) -> Tensor:
+        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
+        try:
+            of_a, of_b, of_scale_a, of_scale_b = a.data_ptr(), b.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()
+            of_bias = 0 if bias is None else bias.data_ptr()
+        except RuntimeError:  # wrapped by a transform
+            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        index = self._index
+        if (
+            (of_a | of_b | of_scale_a | of_scale_b | of_bias) & MISALIGNED_BITS
+            or not a.is_contiguous()
+            or not b.get_device() == scale_a.get_device() == scale_b.get_device() == index
+            or (bias is not None and not (bias.is_contiguous() and bias.get_device() == index))
+        ):
+            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        if not self._alone and torch.cuda.current_device() != index:
+            with torch.cuda.device(index):
+                return self(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        c = self._empty()
+        last = self._last_scales
+        if of_scale_a != last[0]:
+            self._set_scale_a(of_scale_a)
+            last[0] = of_scale_a
+        if of_scale_b != last[1]:
+            self._set_scale_b(of_scale_b)
+            last[1] = of_scale_b
+        try:
+            self.start(of_a, of_b, c.data_ptr(), of_bias)
+        except WorkspaceError:
+            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        return c
+
+
+class OperandCall(PatchedCall):
+    """A launch for the operands of any operation, whose strides are those of the call that it was made for.
+
+    It belongs to one thread.
+
+    Args:
+        kernel: the loaded kernel.
+        device: the GPU that it is loaded on.
+        operation: whose operands it is given.
+        given: those of the first call.
+        reading: what they mean.
+        otherwise: computes the calls whose operands the kernel can't take.
+    """
+
+    __slots__ = ("_addresses", "_operation", "_otherwise", "_out", "_places", "_setters")
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        device: ServingDevice,
+        operation: ProductOperation,
+        given: Any,
+        reading: Reading,
+        otherwise: ReadyCall,
+    ) -> None:
+        super().__init__(kernel, device, *reading.result)
+        self._otherwise, names = otherwise, list(reading.tensors)
+        of_call = {name: place for place, name in enumerate(given._fields)}
+        out = of_call.get("out", -1)
+        self._out = -1 if out < 0 or given[out] is None else out
+        came_from = {to: of_call[name] for name, to in operation.sources.items()}
+        places = [came_from.get(name, of_call.get(name, -1)) for name in names]
+        # Operands that kernels read where the caller has them are looked at there, others are read at each call.
+        in_place = all(
+            place >= 0 and _is_same_memory(given[place], tensor)
+            for place, tensor in zip(places, reading.tensors.values(), strict=True)
+        )
+        self._operation = None if in_place else operation
+        self._places = places if in_place else list(range(len(names)))
+        self._setters = [self.set_address(name) for name in names]
+        self._addresses = [0] * len(names)
+
+    def __call__(self, *given: Any) -> Tensor:
+        """The result, in order of the current stream; PyTorch computes where an operand's address does not fit."""
+        if not self._alone and _current() != self._index:
+            with torch.cuda.device(self._index):
+                return self(*given)
+        operation, read, addresses = self._operation, given, self._addresses
+        if operation is not None:  # copies are kept until the launch is queued
+            read = tuple(operation.tensors(operation.check(operation.operands(*given))).values())
+        try:
+            c = self._empty() if self._out < 0 else given[self._out]
+            of_c = c.data_ptr()
+            for i, place in enumerate(self._places):
+                at = read[place].data_ptr()
+                if at != addresses[i]:
+                    if at & MISALIGNED_BITS:
+                        return self._otherwise(*given)
+                    self._setters[i](at)
+                    addresses[i] = at
+        except RuntimeError:  # wrapped by a transform
+            return self._otherwise(*given)
+        if of_c & MISALIGNED_BITS:
+            return self._otherwise(*given)
+        self._set_c(of_c)
+        stream = _stream(self._index)
+        try:
+            if self._workspaces is None:
+                self._launch(stream)
+            else:
+                self._launch_with_workspace(self._workspaces, stream)
+        except WorkspaceError:
+            return self._otherwise(*given)
+        return c
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(torch._C._is_alias_of(one, other)) and one.storage_offset() == other.storage_offset()
+
+
+def prepare_call(
+    operation: ProductOperation,
+    given: Any,
+    reading: Reading,
+    otherwise: ReadyCall,
+    kernel: LoadedKernel,
+    device: ServingDevice,
+) -> ReadyCall:
+    """The launch of a kernel for the operands of an operation; arguments are those of `OperandCall`."""
+    if operation is SCALED:
+        return ScaledCall(kernel, device, *reading.result, otherwise)
+    return OperandCall(kernel, device, operation, given, reading, otherwise)

@@ -1,120 +1,107 @@
-"""The public function `fused_moe`, which computes a layer of experts with two grouped products."""
+"""The operation `fused_moe`: a layer of a mixture of experts, which has two grouped products."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
 from tritongemm.core.errors import InputError
-from tritongemm.core.scaling import SCALED_BLOCK, granularity
+from tritongemm.core.helper_kernel import ACTIVATIONS
+from tritongemm.core.scaling import MX_MODES, SCALED_BLOCK, granularity, powers_of
+from tritongemm.operations import mixture_steps
 from tritongemm.operations.checks import (
     SCALED_RESULTS,
     check_fit,
     check_tensors,
     check_unmapped,
     check_values,
-    is_wrapped,
-    wants_gradient,
 )
+from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.operations.factors import EXPONENTS, of_groups
-from tritongemm.operations.grouped import GroupedOperands, check_factors
+from tritongemm.operations.grouped import GROUPED, GroupedOperands, check_factors
 from tritongemm.operations.microscaling import FORMATS, packed
-from tritongemm.serving import moe_torch
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_api import run
-from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
-from tritongemm.serving.traced_operations import define_operation
+from tritongemm.operations.mixture_steps import MixtureSteps, as_taken, empty_rows
 
 
-def fused_moe(  # noqa: PLR0913 (what a mixture has)
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    activation: str = "silu",
-    w1_scale: Tensor | None = None,
-    w2_scale: Tensor | None = None,
-    *,
-    scale_layout: str = "",
-) -> Tensor:
-    """Compute a mixture-of-experts layer: each token's weighted sum over its experts of w2 @ (activation(gate) * up).
+class MixtureOperands(NamedTuple):
+    """The arguments of `fused_moe`."""
 
-    w1 gives gate and up. For inference. Tokens are sorted by expert on the GPU without synchronising, so the call can
-    be captured in a graph. The two products are those of `grouped_mm`, with tuned kernels where a record has them. With
-    fp8, int8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with
-    factors of the same granularity: per row, per 128 elements along K (fp8), or a power of two per 32 (fp8, fp4).
-
-    Args:
-        x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
-        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up. For fp4 bytes with two numbers each along
-            K.
-        w2: [experts, hidden, inner], likewise.
-        topk_weights: [tokens, k], the routing weights.
-        topk_ids: int32 or int64 [tokens, k], the expert ids; an id out of range, e.g. of an expert on another rank,
-            contributes nothing.
-        activation: ``silu`` or ``gelu``.
-        w1_scale: None; float32 [experts, 2 * inner], for fp8 and int8, or [experts, 2 * inner / 128, hidden / 128], for
-            fp8; or powers of two (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
-        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0 [experts, hidden,
-            inner / 32].
-        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives the layout of each
-            expert's factors, padded.
-
-    Returns:
-        [tokens, hidden] of x's type, ordered on the current stream.
-
-    Raises:
-        InputError: shapes, types or devices that do not fit together.
-        DriverError: the driver refused a launch.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = _trace(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
-        return result
-    return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
+    x: Tensor
+    w1: Tensor
+    w2: Tensor
+    topk_weights: Tensor
+    topk_ids: Tensor
+    activation: str = "silu"
+    w1_scale: Tensor | None = None
+    w2_scale: Tensor | None = None
+    scale_layout: str = ""
 
 
-def _operation(  # noqa: PLR0913
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    activation: str,
-    w1_scale: Tensor | None,
-    w2_scale: Tensor | None,
-    scale_layout: str = "",
-) -> Tensor:
-    _check(x, w1, w2, topk_weights, topk_ids, activation)
-    mode = _mode(x, w1, w2, w1_scale, w2_scale, scale_layout)
+class CheckedMixture(NamedTuple):
+    """Operands of `fused_moe`, and how rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not."""
+
+    given: MixtureOperands
+    mode: str
+
+
+class Mixture(Operation):
+    """Each token's weighted sum over its experts of w2 @ (activation(gate) * up)."""
+
+    schema = (
+        "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
+        "Tensor? w1_scale, Tensor? w2_scale, str scale_layout='') -> Tensor"
+    )
+    operands = MixtureOperands
+
+    def check(self, given: MixtureOperands) -> CheckedMixture:
+        """The operands, which belong together; factors on a CPU are looked at."""
+        _check_operands(*given[:6])
+        return CheckedMixture(given, _mode(given.x, given.w1, given.w2, *given[6:]))
+
+    def infer(self, given: MixtureOperands) -> Tensor:
+        """A result without contents."""
+        _check_extents(given.x, given.w1, given.w2)
+        return given.x.new_empty((given.x.shape[0], given.w2.shape[1]))
+
+    def products(self, given: MixtureOperands) -> Iterator[tuple[ProductOperation, Any]]:
+        """Gate and up of each expert, then down, over the rows of all tokens."""
+        checked = self.check(given)
+        rows = given.topk_ids.numel()
+        for w, scale in ((given.w1, given.w1_scale), (given.w2, given.w2_scale)):
+            q, of_q = empty_rows(given.x, rows, w.shape[2] * (packed(w) if checked.mode else 1), checked.mode, w.dtype)
+            ends = given.topk_ids.new_empty(w.shape[0], dtype=torch.int32)
+            yield GROUPED, GroupedOperands(q, w.mT, ends, as_taken(of_q, checked.mode), scale, *_rest(given))
+
+    def fallback(self, checked: CheckedMixture) -> Tensor:
+        """PyTorch's steps and products."""
+        return compute(checked, mixture_steps, lambda given: GROUPED.fallback(GROUPED.check(given)))
+
+
+MIXTURE = Mixture()
+
+
+def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor]) -> Tensor:
+    """The result, by what computes the steps and the products."""
+    (x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, _), mode = checked
     if not x.shape[0]:
         return x.new_empty(x.shape)
-    if x.is_cuda and torch.cuda.current_device() != x.get_device():
-        with torch.cuda.device(x.get_device()):
-            return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
-    dispatcher = default_dispatcher()
-    factors = (w1_scale, w2_scale) if w1_scale is not None and w2_scale is not None else ()
-    steps = steps_for(dispatcher, x, w1, w2, topk_weights, *factors)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
     rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
-    h = run(dispatcher, GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, x.dtype, scale_layout))
+    h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given)))
     inner, of_inner = steps.activate(h, activation, mode, w2.dtype)
-    y = run(dispatcher, GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, x.dtype, scale_layout))
+    y = multiply(GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, *_rest(checked.given)))
     return steps.combine(y, place, ends, weights, x.dtype)
 
 
-def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
-    """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
-    if wants_gradient(x, *others) or any(map(is_wrapped, (x, *others))):
-        return moe_torch
-    device = dispatcher.device(x.get_device()) if x.is_cuda else None
-    return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
+def _rest(given: MixtureOperands) -> tuple[torch.dtype, str]:
+    return given.x.dtype, given.scale_layout
 
 
-def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:
+def _check_operands(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:
     """Refuse what does not belong together.
 
     Raises:
@@ -219,27 +206,3 @@ def _check_powers(w1: Tensor, scale_layout: str) -> None:
         raise InputError(f"scale_layout is {scale_layout!r}; powers of two of experts are stored in {', '.join(known)}")
     if w1.dtype not in FORMATS:
         raise InputError(f"w1_scale is of powers of two, for OCP's fp8 and fp4, not {w1.dtype}")
-
-
-def _fake(  # noqa: PLR0913
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    activation: str,
-    w1_scale: Tensor | None,
-    w2_scale: Tensor | None,
-    scale_layout: str = "",
-) -> Tensor:
-    _check_extents(x, w1, w2)
-    return x.new_empty((x.shape[0], w2.shape[1]))
-
-
-_trace = define_operation(
-    "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, Tensor? w1_scale, "
-    "Tensor? w2_scale, str scale_layout='') -> Tensor",
-    _operation,
-    _fake,
-    _operation,
-)

@@ -1,19 +1,53 @@
 """The steps between the products of `fused_moe` in plain PyTorch, where there is no GPU or no kernel.
 
-They give what those of `tritongemm.serving.moe_kernels` give, and ask a GPU for no number either.
+They give what those of `tritongemm.serving.mixtures` give, and ask a GPU for no number either.
 """
 
 from __future__ import annotations
+
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm.build.expert_kernels import DEPTH, MX_MODES, powers_of
+from tritongemm.core.integers import cdiv
+from tritongemm.core.scaling import MX_MODES, powers_of
+from tritongemm.core.scaling import SCALED_BLOCK as DEPTH
 from tritongemm.operations import microscaling
-from tritongemm.serving.quantize import by_torch
+from tritongemm.operations.quantisation import by_torch
 
-_Pair = tuple[Tensor, "Tensor | None"]
+Rows: TypeAlias = "tuple[Tensor, Tensor | None]"  # and their factors, where they are quantised
+
+
+class MixtureSteps(Protocol):
+    """What is done between the products of a mixture of experts; no step waits for the GPU."""
+
+    def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
+
+    def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
+        """Each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
+
+    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
+        """The activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+
+    def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
+
+
+def empty_rows(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -> Rows:
+    """Memory for rows and their factors."""
+    if mode in MX_MODES:
+        return microscaling.empty_pair((rows, k), dtype, powers_of(mode).layout, near.device)
+    shapes = {"row": (rows,), "block": (cdiv(k, DEPTH), rows)}
+    scale = near.new_empty(shapes[mode], dtype=torch.float32) if mode else None
+    return near.new_empty((rows, k), dtype=dtype), scale
+
+
+def as_taken(scale: Tensor | None, mode: str) -> Tensor | None:
+    """Factors that were written for kernels, as `grouped_mm` takes them."""
+    return scale.mT if scale is not None and mode == "block" else scale
 
 
 def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,12 +59,12 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     return order, place, ends.int()
 
 
-def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> _Pair:
+def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
     """Each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
     return _put(x[order // topk], mode, dtype)
 
 
-def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> _Pair:
+def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
     """The activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
     gate, up = h.float().chunk(2, -1)
     gate = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
@@ -44,7 +78,7 @@ def combine(y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torc
     return torch.where(there, rows * weights.float()[..., None], 0.0).sum(1).to(dtype)
 
 
-def _put(values: Tensor, mode: str, dtype: torch.dtype) -> _Pair:
+def _put(values: Tensor, mode: str, dtype: torch.dtype) -> Rows:
     if not mode:
         return values.to(dtype), None
     if mode in MX_MODES:

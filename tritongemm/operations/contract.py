@@ -1,0 +1,209 @@
+"""The contract of an operation, which is one value: its schema, its operands, what they mean, and PyTorch's result.
+
+A file of this package holds one. Serving calls, traces and explains it, and captures write what it is called for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
+from tritongemm.operations.checks import check_values
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Plugin
+
+ReadyCall: TypeAlias = Callable[..., Tensor]  # computes calls of one kind; is given an operation's operands
+
+
+class Strides(NamedTuple):
+    """The memory layout of an operand of a batch, in elements.
+
+    Attributes:
+        lead: from one of its stored rows to the next; 0 of a vector.
+        apart: from one product's to the next one's; 0 where all share it.
+    """
+
+    lead: int
+    apart: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the operands of a call mean; holds for all of their shapes, strides and dtypes.
+
+    Attributes:
+        problems: those that the call can be taken for, the best first.
+        tensors: the operands as kernels read them, by the names of a problem's; some may be copies.
+        result: shape and dtype of the result.
+        strides: of operands that need not be dense, by their names.
+        plain: the product without its scale factors, where there are no problems with them.
+        why_none: why there are none; "" where there are.
+        vector: whether the first operand has one dimension, which is another operation to PyTorch.
+    """
+
+    problems: tuple[Problem, ...]
+    tensors: Mapping[str, Tensor]
+    result: tuple[tuple[int, ...], torch.dtype]
+    strides: Mapping[str, Strides] = field(default_factory=dict)
+    plain: Problem | None = None
+    why_none: str = ""
+    vector: bool = False
+
+    def moved(self, problem: Problem) -> dict[str, Strides]:
+        """The strides of the operands that differ from those of a problem, which are dense and in order."""
+        usual = {name: Strides(_dense_lead(problem, name), _dense_apart(problem, name)) for name in problem.operands}
+        return {name: strides for name, strides in self.strides.items() if strides != usual[name]}
+
+
+class Operation(Plugin, abstract=True):
+    """An operation that a program can call.
+
+    Attributes:
+        schema: its name, operands and result, as torch.library writes them.
+        operands: a named tuple of them, in the order of the schema; others that have defaults may follow.
+        sources: what a problem calls operands that have other names here.
+        calls: other functions that compute it, and the order of their operands.
+    """
+
+    package = "tritongemm.operations"
+    kind = "operation"
+    schema: ClassVar[str]
+    operands: ClassVar[Callable[..., Any]]
+    sources: ClassVar[Mapping[str, str]] = {}
+    calls: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
+        """Name an operation as its schema does."""
+        super().__init_subclass__(abstract=abstract, **more)
+        if not abstract:
+            cls.name = cls.schema.partition("(")[0]
+
+    @abstractmethod
+    def check(self, given: Any) -> Any:
+        """The operands as the other methods take them. Nothing is read but shapes, strides, dtypes and devices.
+
+        Raises:
+            TypeError: one is no tensor.
+            InputError: they do not belong together; names the operand, what it is and what it may be.
+        """
+
+    @abstractmethod
+    def infer(self, given: Any) -> Tensor:
+        """A result without contents for operands without contents."""
+
+    @abstractmethod
+    def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:
+        """The products that a call computes, with checked operands, of which only shapes, strides and types count."""
+
+    @abstractmethod
+    def fallback(self, checked: Any) -> Tensor:
+        """PyTorch's result, with gradients."""
+
+    def is_cast(self, given: Any) -> bool:
+        """Whether autocast changes the types of operands, as it does those of PyTorch's own products."""
+        return False
+
+
+class ProductOperation(Operation, abstract=True):
+    """An operation that one kernel may compute."""
+
+    @abstractmethod
+    def read(self, checked: Any) -> Reading | Support:
+        """What checked operands mean, on any device, or why no kernel could compute the call."""
+
+    def tensors(self, checked: Any) -> Mapping[str, Tensor]:
+        """The operands as kernels read them, by the names of a problem's."""
+        named = {self.sources.get(name, name): value for name, value in checked._asdict().items()}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:
+        """The operation itself."""
+        yield self, self.check(given)
+
+    def infer(self, given: Any) -> Tensor:
+        """A result as `read` says."""
+        reading = self.read(self.check(given))
+        if isinstance(reading, Support):
+            raise InputError(f"{self.name}: {reading}")
+        shape, dtype = reading.result
+        return next(iter(reading.tensors.values())).new_empty(shape, dtype=dtype)
+
+    def make_fallback(self, checked: Any) -> ReadyCall:
+        """What computes calls like this one by PyTorch, after a look at what their shapes do not say."""
+        return partial(_compute, self)
+
+
+def _compute(operation: ProductOperation, *given: Any) -> Tensor:
+    checked = operation.check(operation.operands(*given))
+    check_factors_are_numbers(checked)
+    return operation.fallback(checked)
+
+
+def check_factors_are_numbers(given: Any) -> None:
+    """Refuse scale factors on a CPU that are NaN or infinite.
+
+    Raises:
+        InputError: names the operand.
+    """
+    named = given._asdict()
+    check_values(**{name: named[name] for name in ("scale_a", "scale_b") if isinstance(named.get(name), Tensor)})
+
+
+def every() -> Iterator[Operation]:
+    """All operations, in the order of their files; one whose file is broken is passed over with a warning."""
+    for file in registry.names(Operation):
+        try:
+            module = importlib.import_module(f"{Operation.package}.{file}")
+        except Exception as error:
+            warnings.warn(f"operations of {file} are passed over: {type(error).__name__}: {error}", stacklevel=2)
+            continue
+        for value in vars(module).values():
+            if isinstance(value, Operation) and type(value).__module__ == module.__name__:
+                yield value
+
+
+def bind(call: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Operation, Any]:
+    """The operation that a function computes, and its operands.
+
+    Args:
+        call: name of the function, such as ``scaled_bmm``.
+        args: its arguments.
+        named: those that are given by name.
+
+    Raises:
+        InputError: there is no such function; lists those there are.
+        TypeError: they are not its arguments.
+    """
+    known = []
+    for operation in every():
+        if call == operation.name:
+            return operation, operation.operands(*args, **named)
+        if call in operation.calls:
+            return operation, operation.operands(**dict(zip(operation.calls[call], args, strict=False)), **named)
+        known += [operation.name, *operation.calls]
+    raise InputError(f"no operation is called {call!r}; there are: {', '.join(sorted(known))}")
+
+
+def _dense_lead(problem: Problem, name: str) -> int:
+    if name == "a":
+        return problem.k // problem.a.packed if problem.row_major_a else problem.m
+    if name == "b":
+        return problem.n if problem.row_major_b else problem.k // problem.b.packed
+    return problem.n if name == "c" else 0
+
+
+def _dense_apart(problem: Problem, name: str) -> int:
+    spec = problem.operands[name]
+    return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape) // spec.dtype.packed

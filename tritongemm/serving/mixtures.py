@@ -1,0 +1,193 @@
+"""The public function `fused_moe`, with the steps between its products by kernels: of a library, or compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.build import expert_kernels
+from tritongemm.build.expert_kernels import Chosen
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.scaling import MX_MODES
+from tritongemm.operations import microscaling, mixture_steps
+from tritongemm.operations.checks import is_wrapped, wants_gradient
+from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, compute
+from tritongemm.operations.mixture_steps import MixtureSteps, Rows, as_taken, empty_rows
+from tritongemm.operations.torch_products import DTYPE_NAMES
+from tritongemm.serving.calls import keep
+from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.helper_kernels import HelperCall
+from tritongemm.serving.launching import MISALIGNED_BITS
+from tritongemm.serving.products import run_grouped
+from tritongemm.serving.traced_operations import define
+
+if TYPE_CHECKING:
+    from tritongemm.serving.device_kernels import DeviceKernels
+
+_ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
+
+
+def fused_moe(  # noqa: PLR0913 (what a mixture has)
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str = "silu",
+    w1_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    *,
+    scale_layout: str = "",
+) -> Tensor:
+    """Compute a mixture-of-experts layer: each token's weighted sum over its experts of w2 @ (activation(gate) * up).
+
+    w1 gives gate and up. For inference. Tokens are sorted by expert on the GPU without synchronising, so the call can
+    be captured in a graph. The two products are those of `grouped_mm`, with tuned kernels where a record has them. With
+    fp8, int8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with
+    factors of the same granularity: per row, per 128 elements along K (fp8), or a power of two per 32 (fp8, fp4).
+
+    Args:
+        x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
+        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up. For fp4 bytes with two numbers each along
+            K.
+        w2: [experts, hidden, inner], likewise.
+        topk_weights: [tokens, k], the routing weights.
+        topk_ids: int32 or int64 [tokens, k], the expert ids; an id out of range, e.g. of an expert on another rank,
+            contributes nothing.
+        activation: ``silu`` or ``gelu``.
+        w1_scale: None; float32 [experts, 2 * inner], for fp8 and int8, or [experts, 2 * inner / 128, hidden / 128], for
+            fp8; or powers of two (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
+        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0 [experts, hidden,
+            inner / 32].
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives the layout of each
+            expert's factors, padded.
+
+    Returns:
+        [tokens, hidden] of x's type, ordered on the current stream.
+
+    Raises:
+        InputError: shapes, types or devices that do not fit together.
+        DriverError: the driver refused a launch.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        result: Tensor = _trace(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
+        return result
+    return _run(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
+
+
+def _run(*given: Any) -> Tensor:
+    checked = MIXTURE.check(MixtureOperands(*given))
+    x = checked.given.x
+    if not x.is_cuda or torch.cuda.current_device() == x.get_device():
+        return _compute(checked)
+    with torch.cuda.device(x.get_device()):
+        return _compute(checked)
+
+
+def _compute(checked: CheckedMixture) -> Tensor:
+    """The result on the current device. Factors of rows that this package quantised are not looked at."""
+    steps = steps_for(*checked.given)
+    if steps is mixture_steps:
+        return MIXTURE.fallback(checked)
+    return compute(checked, steps, lambda given: run_grouped(*given))
+
+
+_trace = define(MIXTURE, _run)
+
+
+def steps_for(*given: Any) -> MixtureSteps:
+    """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
+    tensors = [one for one in given if isinstance(one, Tensor)]
+    if wants_gradient(*tensors) or any(map(is_wrapped, tensors)) or not tensors[0].is_cuda:
+        return mixture_steps
+    dispatcher = default_dispatcher()
+    device = dispatcher.device(tensors[0].get_device())
+    return mixture_steps if device is None else MoeKernels(device, dispatcher.calls.table)
+
+
+class MoeKernels:
+    """The steps by a kernel each, in one thread; where there is none for a step, by PyTorch's operations.
+
+    Args:
+        device: the GPU, which is PyTorch's current device.
+        table: what is ready in the thread.
+    """
+
+    def __init__(self, device: DeviceKernels, table: dict[Any, Any]) -> None:
+        self._device, self._table = device, table
+
+    def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `MixtureSteps.sort`."""
+        count = ids.numel()
+        order, place = (ids.new_empty(count, dtype=torch.int32) for _ in range(2))
+        ends = ids.new_empty(experts, dtype=torch.int32)
+        operands = {"ids": ids, "order": order, "place": place, "ends": ends}
+        done = self._run(expert_kernels.choose_sort, (_ID_TYPES[ids.dtype], count, experts), operands)
+        return (order, place, ends) if done else mixture_steps.sort(ids, experts)
+
+    def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
+        """As `MixtureSteps.gather`."""
+        x = _aligned(x)  # before its stride is told: a copy's rows are dense
+        rows, k = order.numel(), x.shape[1]
+        q, scale = empty_rows(x, rows, k, mode, dtype)
+        operands = {"x": x, "order": order.int(), "q": q, "scale": q if scale is None else scale}
+        asked = DTYPE_NAMES[x.dtype], _name(dtype, mode), mode, rows, k, x.stride(0), topk
+        done = self._run(expert_kernels.choose_gather, asked, operands)
+        return (q, as_taken(scale, mode)) if done else mixture_steps.gather(x, order, topk, mode, dtype)
+
+    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
+        """As `MixtureSteps.activate`."""
+        rows, k = h.shape[0], h.shape[1] // 2
+        q, scale = empty_rows(h, rows, k, mode, dtype)
+        operands = {"h": h, "q": q, "scale": q if scale is None else scale}
+        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation
+        done = self._run(expert_kernels.choose_activate, asked, operands)
+        return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype)
+
+    def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """As `MixtureSteps.combine`."""
+        tokens, topk = weights.shape
+        out = y.new_empty((tokens, y.shape[1]))
+        if DTYPE_NAMES.get(weights.dtype) not in expert_kernels.WEIGHT_TYPES:
+            weights = weights.float()
+        operands = {"y": y, "place": place.int(), "weights": weights, "ends": ends, "out": out}
+        asked = DTYPE_NAMES[y.dtype], DTYPE_NAMES[weights.dtype], tokens, y.shape[1], ends.numel(), topk
+        done = self._run(expert_kernels.choose_combine, asked, operands)
+        return out.to(dtype) if done else mixture_steps.combine(y, place, ends, weights, dtype)
+
+    def _run(self, choose: Callable[..., Chosen], asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
+        """Whether a kernel did a step."""
+        key = (choose, *asked)
+        call: HelperCall | None = self._table[key] if key in self._table else self._make_ready(key, choose(*asked))
+        if call is not None:
+            call({name: _aligned(tensor) for name, tensor in operands.items()})
+        return call is not None
+
+    def _make_ready(self, key: tuple[Any, ...], chosen: Chosen) -> HelperCall | None:
+        """What launches a kernel, kept in the thread's table; None where there is none, of which a warning tells once.
+
+        While a graph is captured nothing is compiled or loaded, and nothing is kept that PyTorch does then.
+        """
+        call = None
+        try:
+            call = HelperCall(self._device.helpers.prepare(*chosen), self._device.device.index)
+        except (TritonGemmError, OSError) as error:
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            warnings.warn(f"PyTorch's operations do a step of fused_moe, as no kernel does: {error}", stacklevel=5)
+        keep(self._table, key, call)
+        return call
+
+
+def _name(dtype: torch.dtype, mode: str) -> str:
+    """Our name of the type of rows; with powers of two bytes are fp4."""
+    return microscaling.FORMATS[dtype] if mode in MX_MODES else DTYPE_NAMES[dtype]
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """A tensor at a multiple of 16 bytes; only a caller's own lies elsewhere, which kernels do not write."""
+    return tensor.clone() if tensor.data_ptr() & MISALIGNED_BITS else tensor

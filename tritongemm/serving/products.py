@@ -1,0 +1,379 @@
+"""The public functions `scaled_mm`, `bmm`, `scaled_bmm` and `grouped_mm`, and the operators that are traced for them.
+
+Each looks at its operands, makes a key of them and looks up who serves it; all else is the dispatcher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.problem import PLAIN
+from tritongemm.operations.batched import BATCHED, BatchOperands, check_out
+from tritongemm.operations.checks import wants_gradient
+from tritongemm.operations.contract import ProductOperation, check_factors_are_numbers
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.operations.torch_products import float32_precision
+from tritongemm.serving import dispatcher as engine
+from tritongemm.serving.traced_operations import define
+
+_BFLOAT16: Final = torch.bfloat16
+_FLOAT32: Final = torch.float32
+_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_compiling = torch.compiler.is_compiling
+_grad = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_forward = torch.autograd.forward_ad
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    order_b: str = PLAIN,
+    scale_layout: str = "",
+) -> Tensor:
+    """Compute (a * scale_a) @ (b * scale_b).T (+ bias) with the tuned kernel for this size, else with PyTorch.
+
+    For inference. Factors are float32, or powers of two (e8m0) per 32 elements along K. Their shapes give the
+    granularity: one factor; one per row, [M] or [M, 1] and [N], [N, 1] or [1, N]; [M, K / 128] per 128 elements along K
+    of a row, row-major or M-major by their strides; [N / 128, K / 128] or [N, K / 128] for the weight. The call does
+    not synchronise with the GPU, so NaN and infinite factors are detected on the CPU only.
+
+    Args:
+        a: [..., K] of fp8, int8 or fp4 (two numbers per byte); tuned kernels need contiguous rows on a GPU.
+        b: [N, K], a linear layer's weight, or its transposed view [K, N] as ``torch._scaled_mm`` takes it; scale_b is
+            transposed with it.
+        scale_a: scale factors of a.
+        scale_b: scale factors of b.
+        bias: [N] or None.
+        out_dtype: bfloat16, float16 or float32.
+        order_b: memory layout of b: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``shuffled_16x16``.
+        scale_layout: "" if the factors' strides give their layout, or a plug-in of numerics/scale_layouts.
+
+    Returns:
+        [..., N], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, strides, dtypes or devices that do not fit together, or an fp8 encoding that this GPU does
+            not compute.
+        DriverError: the driver refused a launch.
+    """
+    if _compiling():
+        result: Tensor = _trace_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        return result
+    if (
+        type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or type(scale_a) not in _PLAIN
+        or type(scale_b) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
+        or _modes()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+        or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
+    ):
+        given = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        return _unusual(SCALED, _trace_scaled, given)
+    return _run_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+
+
+def _run_scaled(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = _BFLOAT16,
+    order_b: str = PLAIN,
+    scale_layout: str = "",
+) -> Tensor:
+    """The result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
+    try:
+        key: tuple[Any, ...] = (
+            a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
+            scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
+        )  # fmt: skip
+        if bias is not None:
+            key = (*key, bias.shape, bias.dtype)
+    except RuntimeError:  # sparse tensors have no strides, nested ones no shape; to ask each would cost every call
+        SCALED.check(ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout))
+        raise
+    call = engine.default.calls.table.get(key)
+    if call is None:
+        given = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        call = engine.default.resolve(SCALED, key, given)
+    return call(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+
+
+_trace_scaled = define(SCALED, _run_scaled)
+
+
+def multiply_quantized(given: ScaledOperands) -> Tensor:
+    """Compute `scaled_mm` for activations that this package quantised, whose factors the caller did not pass.
+
+    NaN and infinity in the activations propagate into the result, as in PyTorch's layers: on a GPU values are not
+    checked.
+    """
+    return scaled_mm(*given[:6]) if given.a.is_cuda else SCALED.fallback(SCALED.check(given))
+
+
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute a @ b (+ bias) for each product of a batch, with the tuned kernel for this size, else with PyTorch.
+
+    For inference, as `mm`. A tuned kernel needs contiguous rows or columns in each matrix; the stride between products
+    is arbitrary: views such as ``x.view(M, B, K).transpose(0, 1)`` are read in place. An operand that is expanded over
+    the batch (a stride of 0) is shared by all products.
+
+    Args:
+        a: [B, M, K].
+        b: [B, K, N], e.g. the transposed view of weights [B, N, K].
+        bias: [N], [B, N] or [B, 1, N], or None.
+        out_dtype: a's by default; float16 for fp8 and int32 for int8 operands.
+        out: where the result is written; new memory by default.
+
+    Returns:
+        [B, M, N], ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes that do not fit together; at first use, if TRITONGEMM_CONFIG names a file that can't be read.
+        DriverError: the driver refused a launch.
+    """
+    if _compiling():
+        return _traced_bmm(*BatchOperands(a, b, bias, out_dtype, out=out))
+    if (
+        type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
+        or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
+        or (_grad() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
+        or _modes()
+        or _autocast()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+    ):
+        return _unusual(BATCHED, _traced_bmm, BatchOperands(a, b, bias, out_dtype, out=out))
+    return _run_bmm(a, b, bias, out_dtype, None, None, "", out)
+
+
+def scaled_bmm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    out: Tensor | None = None,
+    scale_layout: str = "",
+) -> Tensor:
+    """Compute (a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8, int8 or fp4, as `bmm`.
+
+    Factors along K are read in place: those of each product must be contiguous, row-major or with K as the slower
+    dimension, as their strides say; the stride between products is arbitrary, and 0 if they share factors.
+
+    Args:
+        a: [B, M, K]; for fp4 bytes [B, M, K / 2], two numbers each.
+        b: [B, K, N], e.g. the transposed view of weights [B, N, K]; scale_b is transposed with it.
+        scale_a: a float32 factor per row of a, [B, M] or [B, M, 1], or per 128 elements along K of a row, [B, M, K /
+            128]; or a power of two (e8m0) per 32, [B, M, K / 32].
+        scale_b: a float32 factor per column of b, [B, N] or [B, 1, N], or per 128 elements along K, for 128 columns [B,
+            K / 128, N / 128] or for each [B, K / 128, N]; or a power of two per 32, [B, K / 32, N].
+        bias: as for `bmm`.
+        out_dtype: bfloat16, float16 or float32.
+        out: as for `bmm`.
+        scale_layout: "" if the strides of a product's factors give their layout, or a plug-in of numerics/scale_layouts
+            that gives it, b's transposed as b is.
+
+    Raises:
+        TypeError, InputError, DriverError: as `bmm`.
+    """
+    if scale_a is None or scale_b is None:
+        raise TypeError("scale_a and scale_b must be tensors, and go together")
+    if _compiling():
+        return _traced_bmm(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+    if (
+        type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or type(scale_a) not in _PLAIN
+        or type(scale_b) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
+        or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
+        or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
+        or _modes()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+    ):
+        given = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+        return _unusual(BATCHED, _traced_bmm, given)
+    return _run_bmm(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+
+
+def _run_bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_layout: str = "",
+    out: Tensor | None = None,
+) -> Tensor:
+    """The results for plain tensors. A call's cost is that of this key and of `OperandCall`."""
+    try:
+        key: tuple[Any, ...] = (
+            a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(), out_dtype,
+            scale_layout, float32_precision() if a.dtype is _FLOAT32 else None,
+        )  # fmt: skip
+        if bias is not None:
+            key += ("bias", bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        if scale_a is not None:
+            key += ("scale_a", scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device())
+        if scale_b is not None:
+            key += ("scale_b", scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device())
+        if out is not None:
+            key += ("out", out.shape, out.stride(), out.dtype, out.get_device())
+    except RuntimeError:  # sparse tensors have no strides
+        BATCHED.check(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out))
+        raise
+    call = engine.default.calls.table.get(key)
+    if call is None:
+        given = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+        call = engine.default.resolve(BATCHED, key, given)
+    return call(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+
+
+_trace_bmm = define(BATCHED, _run_bmm)
+
+
+def _traced_bmm(*given: Any) -> Tensor:
+    """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
+    operands = BatchOperands(*given)
+    wanted = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in given)
+    if operands.scale_a is None and (wanted or torch.is_autocast_enabled("cuda")):
+        return BATCHED.fallback(BATCHED.check(operands))
+    result: Tensor = _trace_bmm(*given[:-1])
+    if operands.out is None:
+        return result
+    check_out(operands)
+    return operands.out.copy_(result)
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    scale_layout: str = "",
+) -> Tensor:
+    """Multiply each group's rows of a by the group's own matrix of b, with a tuned kernel, else with PyTorch.
+
+    For inference. The number of rows of each group is read on the GPU without synchronising, so the call can be
+    captured in a graph. Group ends that do not add up are detected on the CPU only; on a GPU no row beyond a's is
+    accessed.
+
+    Args:
+        a: [M, K], the rows of the groups one after another; or [groups, rows, K]. For fp4 bytes with two numbers each,
+            along K of a and b.
+        b: [groups, K, N], as ``torch._grouped_mm`` takes it: pass weights [groups, N, K] as their ``mT``.
+        offs: int32 [groups]: the end row of each group; for a [groups, rows, K] the number of rows of each group.
+        scale_a: None; float32 [M] (one factor per row), or [M, K / 128] (per 128 elements along K of a row); for a
+            [groups, rows, K] with the groups first. Or a power of two (e8m0) per 32, [M, K / 32].
+        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32].
+        out_dtype: by default bfloat16 with scale factors, else that of `mm`.
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives their layout: a's
+            factors of all rows together, padded, and b's of each group.
+
+    Returns:
+        [M, N] or [groups, rows, N], contiguous, ordered on the current stream. Rows that belong to no group are
+            undefined.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, types or devices that do not fit together.
+        DriverError: the driver refused a launch.
+    """
+    if (
+        type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or type(offs) not in _PLAIN
+        or (scale_a is not None and type(scale_a) not in _PLAIN)
+        or (scale_b is not None and type(scale_b) not in _PLAIN)
+        or _compiling()
+        or _modes()
+        or _forward._current_level >= 0
+        or (_grad() and wants_gradient(a, b, scale_a, scale_b))
+    ):
+        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+        return _unusual(GROUPED, _traced_grouped, given)
+    return run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+
+
+def run_grouped(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_layout: str = "",
+) -> Tensor:
+    """The result for plain tensors. A call's cost is that of this key and of `OperandCall`."""
+    try:
+        key: tuple[Any, ...] = (
+            "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
+            offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout,
+        )  # fmt: skip
+        if scale_a is not None:
+            key += ("scale_a", scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device())
+        if scale_b is not None:
+            key += ("scale_b", scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device())
+    except RuntimeError:  # sparse tensors have no strides
+        GROUPED.check(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
+        raise
+    call = engine.default.calls.table.get(key)
+    if call is None:
+        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+        call = engine.default.resolve(GROUPED, key, given)
+    return call(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+
+
+_trace_grouped = define(GROUPED, run_grouped)
+
+
+def _traced_grouped(*given: Any) -> Tensor:
+    operands = GroupedOperands(*given)
+    result: Tensor = _trace_grouped(*operands._replace(out_dtype=operands.result_type))
+    return result
+
+
+def _unusual(operation: ProductOperation, trace: Callable[..., Tensor], given: Any) -> Tensor:
+    """A call in a mode: subclasses, tracers, transforms, and operands that want a gradient."""
+    if _compiling() or (_modes() and _tracing() is None):  # make_fx, fake tensors and the like see one operation
+        return trace(*given)
+    checked = operation.check(given)
+    check_factors_are_numbers(given)
+    return operation.fallback(checked)

@@ -1,4 +1,4 @@
-"""The kernels between the products of a mixture of experts, for one call: which one, with which grid and numbers.
+"""Chooses the kernels between the products of a mixture of experts for one call, with their grids and numbers.
 
 Binaries depend on types, on K to a power of two and its divisors, and on how many experts a token has to a power of
 two; not on how many tokens or experts there are.
@@ -36,7 +36,7 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
 def choose_sort(ids: str, count: int, experts: int) -> Chosen:
-    """The kernel that sorts rows by expert.
+    """Return the kernel that sorts rows by expert.
 
     Args:
         ids: one of `ID_TYPES`.
@@ -50,7 +50,7 @@ def choose_sort(ids: str, count: int, experts: int) -> Chosen:
 
 
 def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stride: int, topk: int) -> Chosen:
-    """The kernel that writes the token of each sorted row.
+    """Return the kernel that writes the token of each sorted row.
 
     Args:
         dtype_x: name of the tokens' type.
@@ -69,7 +69,7 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
 
 
 def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
-    """The kernel that writes the activation of the left half of each row times its right half.
+    """Return the kernel that writes the activation of the left half of each row times its right half.
 
     Args:
         dtype_h: name of the type of what is activated.
@@ -85,7 +85,7 @@ def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, ac
 
 
 def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
-    """The kernel that adds up each token's rows with its weights.
+    """Return the kernel that adds up each token's rows with its weights.
 
     Args:
         dtype_y: name of the rows' type, which is the result's too.
@@ -104,7 +104,7 @@ def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int
 
 
 def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
-    """The kernels that stand beside a grouped product in a mixture, as its first product and as its second.
+    """Yield the kernels beside a grouped product in a mixture, as its first product and as its second.
 
     Those that write fp8 in an encoding that the target can't convert to are left out: PyTorch's operations write it.
     """
@@ -123,7 +123,7 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
 
 
 def _mode(problem: Problem) -> str | None:
-    """How `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
+    """Return how `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
     if problem.kind != "grouped" or problem.room or problem.layout != "TN" or problem.bias != "none":
         return None
     if problem.scale_a is None:
@@ -146,7 +146,7 @@ def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
 
 
 def _text(mode: str = "") -> str:
-    """The module of kernels, with the order in which powers of two are stored."""
+    """Return the module of kernels, with the order of its powers of two."""
     of_row, of_group = scale_places(powers_of(mode).layout if mode in MX_MODES else "rows")
     return read_text("experts").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
 

@@ -146,7 +146,7 @@ def test_batches_of_nothing_have_empty_results() -> None:
         ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
         ({"scale_a": torch.ones(3, 5)}, "go together"),
         (
-            {"a": EIGHT, "b": EIGHT.mT, "scale_a": torch.ones(5).double(), "scale_b": torch.ones(5)},
+            {**EIGHT, "scale_a": torch.ones(5).double(), "scale_b": torch.ones(5)},
             "scale_a is torch.float64",
         ),
     ],

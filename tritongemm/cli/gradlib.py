@@ -162,14 +162,8 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
         "and K alone is of, as of tune")  # fmt: skip
     g.add_argument("--indtype", choices=_DTYPES, help="type of A and B for all sizes (default: the file's)")
     g.add_argument("--outdtype", choices=_DTYPES, help="type of C for all sizes (default: that of --indtype)")
-    g.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
-    g.add_argument(
-        "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
-    )
-    g.add_argument("--tp", type=model_options.shared_by, metavar="N", help="GPUs that share the model, as of tune")
-    g.add_argument("--nsets", type=model_options.numbers, nargs="+", metavar="M,…",
-                   help="numbers of tokens, as of tune")  # fmt: skip
-    g.add_argument("--batch_size", type=arguments.size, metavar="N", help="factor of --nsets, as of tune")
+    model_options.add_model_options(g)
+    g.add_argument("--batch_size", type=arguments.size, metavar="N", help="multiply each of --nsets by N (default 1)")
 
 
 def _add_search(p: argparse.ArgumentParser) -> None:
@@ -273,7 +267,7 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
     if of_model and args.model_dir is None:
         raise InputError(f"--{of_model[0]} needs --model_dir; -i names a file of sizes instead")
-    request, model = _measuring_request(args), model_options.read_model(args)
+    request, model = _measuring_request(args), model_options.read_model(args, args.batch_size or 1)
     defaults = request.sizes.defaults
     if model is not None:
         types = _DTYPES.get(args.indtype), _DTYPES.get(args.outdtype or args.indtype)

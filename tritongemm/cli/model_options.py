@@ -10,7 +10,6 @@ from tritongemm.cli import arguments
 from tritongemm.tuning.request import ModelSource
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 
-shared_by = arguments.integer(1, 1024)  # the type of --tp
 _MOST_VALUES = 10_000  # of M
 
 
@@ -23,7 +22,7 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
         help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them; or of a "
         "downloaded model by its name at Hugging Face, as meta-llama/Llama-3.1-8B",
     )
-    g.add_argument("--tp", type=shared_by, metavar="N", help="GPUs that share each layer (default 1)")
+    g.add_argument("--tp", type=arguments.integer(1, 1024), metavar="N", help="GPUs that share each layer (default 1)")
     g.add_argument(
         "--nsets",
         type=numbers,
@@ -31,12 +30,7 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
         metavar="M",
         help=f"numbers of tokens, used as M (default {','.join(map(str, DEFAULT_TOKENS))})",
     )
-    g.add_argument(
-        "--batch-size", type=arguments.size, metavar="N", help="multiply each number of tokens by N (default 1)"
-    )
-    g.add_argument("--indtype", dest="dtype_a", metavar="DTYPE", help="AITER's name for -dtype_a")
-    g.add_argument("--outdtype", dest="dtype_c", metavar="DTYPE", help="AITER's name for -dtype_c")
-    g.add_argument("--all-bias", action="store_true", help="tune each layer with and without a bias")
+    g.add_argument("--all-bias", action="store_true", help="tune each size with and without a bias")
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -58,7 +52,6 @@ def complain_of_model(args: argparse.Namespace) -> str:
         for name, is_given in (
             ("--tp", args.tp is not None),
             ("--nsets", args.nsets is not None),
-            ("--batch_size", args.batch_size is not None),
             ("--all_bias", args.all_bias),
         )
         if is_given
@@ -74,10 +67,10 @@ def complain_of_model(args: argparse.Namespace) -> str:
     return ""
 
 
-def read_model(args: argparse.Namespace) -> ModelSource | None:
-    """Return the model that is named; None for none."""
+def read_model(args: argparse.Namespace, factor: int = 1) -> ModelSource | None:
+    """Return the model that is named, with `factor` times the numbers of tokens; None for none."""
     if args.model_dir is None:
         return None
     tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]
-    unique = tuple(dict.fromkeys(m * (args.batch_size or 1) for m in tokens))
+    unique = tuple(dict.fromkeys(m * factor for m in tokens))
     return ModelSource(Path(args.model_dir), args.tp or 1, unique, args.all_bias)

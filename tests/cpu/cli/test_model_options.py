@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.model_configs import without_transformers  # noqa: F401
 from tritongemm.cli import options, tune
-from tritongemm.search_spaces.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -31,7 +30,7 @@ def test_sizes_are_printed_and_nothing_is_tuned(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model)
-    argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "1,8", "16", "--batch_size", "4", "--print_sizes"]
+    argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "4,32", "64", "--print_sizes"]
     assert tune.main(argv) == 0
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()[1:]]
@@ -53,12 +52,6 @@ def test_its_sizes_are_tuned(model: Path, capsys: pytest.CaptureFixture[str]) ->
     argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
     assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "1"]) == 0
     assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4
-
-
-def test_aiters_names_of_dtypes(model: Path) -> None:
-    args = options.parse(["--model_dir", str(model), "--indtype", "f16", "--outdtype", "f32"])
-    defaults = options.defaults(args, load_target("gfx1100"))
-    assert (defaults.dtype(defaults.dtype_a or ""), defaults.dtype(defaults.dtype_c or "")) == ("fp16", "fp32")
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
         "stride_c": 8,
     }
     assert triton_backend.divisors(Problem(6, 33, 1001, row_major_a=False)) == {"M": 2, "stride_a": 2}
-    target, config, wide = target_files.load_target("gfx942"), Config("tile", 64, 64, 64), {}
+    target, config, wide = target_files.load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
     for k in (1024, 1000, 1001):
         problem = Problem(64, 64, k, row_major_b=False)
         code = TRITON.compile(TRITON.compile_job(config, problem, target))[1]

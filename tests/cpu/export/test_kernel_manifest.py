@@ -27,8 +27,8 @@ from tritongemm.system import settings
 
 ASM = registry.get(KernelBackend, "asm")
 TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
-TMA = Config("tma", 64, 64, 64, num_warps=4)
-STREAM = Config("stream_k", 64, 64, 64, num_warps=4, options=(("num_sms", 8),))
+TMA = Config("tma", 16, 32, 32, num_warps=1)
+STREAM = Config("stream_k", 16, 16, 32, num_warps=1, options=(("num_sms", 8),))
 SIZE = Problem(20, 48, 160, "bf16", "bf16", "bf16", row_major_b=False)
 SM90 = Machine(target_files.load_target("sm90"), "", (), "H200", "")
 

@@ -41,11 +41,17 @@ SPLITS = (
 
 
 @pytest.mark.parametrize(
-    ("arch", "family", "dtypes", "scales", "k"),
+    ("arch", "family", "dtypes", "scales", "k", "some"),
     [
-        pytest.param(*form, k, marks=() if (i + j) % 2 else pytest.mark.heavy, id=f"{'-'.join(map(str, form))}-{k}")
+        pytest.param(
+            *form,
+            k,
+            SPLITS[i % 2 :: 2] if quick else SPLITS,
+            marks=() if quick else pytest.mark.heavy,
+            id=f"{'-'.join(map(str, form))}-{k}{'-some' * quick}",
+        )
         for i, form in enumerate(FORMS)
-        for j, k in enumerate((512, 416))
+        for k, quick in ((512, False), (416, False), ((416, 512)[i % 2], True))
     ],
 )
 def test_a_split_without_blocks_reads_nothing_beyond(
@@ -56,6 +62,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
     dtypes: tuple[str, str, str],
     scales: str,
     k: int,
+    some: tuple[Config, ...],
 ) -> None:
     """One row of A, so that what is beyond its last number is beyond the operand."""
     more: dict[str, Any] = {"scales": scales} if scales else {}
@@ -63,8 +70,8 @@ def test_a_split_without_blocks_reads_nothing_beyond(
         more["row_major_b"] = False
     problem = registry.get(Family, family).problem(1, 32, k, *dtypes, **more)
     target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
-    configs = [config for config in SPLITS if triton.check(config, problem, target)]
-    assert {"tile", "gemv"} <= {config.template for config in configs}
+    configs = [config for config in some if triton.check(config, problem, target)]
+    assert "tile" in {config.template for config in configs}
     found = errors(interpreter, problem, configs, target, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 

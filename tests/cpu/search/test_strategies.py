@@ -234,7 +234,7 @@ def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
     the model alone by 22."""
     over, model = [], []
     pairs = all_pairs(hopper.order)
-    for seed in range(24):
+    for seed in range(12):
         costs = interacting(hopper, pairs, seed)
         batches = play("guided", hopper, costs.__getitem__)
         tried = flat(batches)

@@ -26,7 +26,6 @@ from tritongemm.plugins.contracts import (
     Capabilities,
     KernelBackend,
     LibraryBackend,
-    SearchedBackend,
 )
 from tritongemm.search_spaces import loader as target_files
 
@@ -68,17 +67,6 @@ def test_it_tells_of_itself(name: str) -> None:
     assert isinstance(backend.capabilities, Capabilities)
     assert isinstance(backend, KernelBackend | LibraryBackend)
     assert isinstance(backend.available(), Support)
-
-
-def test_there_is_one_baseline_and_one_searched_backend() -> None:
-    assert [b.name for b in BACKENDS.values() if b.baseline] == [registry.baseline().name]
-    assert len([b for b in BACKENDS.values() if isinstance(b, SearchedBackend)]) == 1
-
-
-def test_names_and_aliases_are_told_apart() -> None:
-    known = [name for b in BACKENDS.values() for name in (b.name, *b.aliases)]
-    assert len(known) == len(set(known))
-    assert all(registry.resolve(Backend, alias) == b.name for b in BACKENDS.values() for alias in b.aliases)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -202,18 +190,3 @@ def test_the_toys_launch_reads_what_it_says() -> None:
         backend.launch(replace(artifact, status="out_of_resources", reason="too large"), DENSE, TARGETS[0])
     row = backend.manifest_row(None, launch, TARGETS[0])  # type: ignore[arg-type]
     assert isinstance(row, Support) and "toy" in row.reason
-
-
-def test_an_incomplete_backend_is_refused_where_it_is_defined() -> None:
-    with pytest.raises(
-        TypeError, match=r"lacks _candidates, _check, _compile, _compile_job, _launch, capabilities, sum"
-    ):
-        type("Half", (KernelBackend,), {})
-    with pytest.raises(TypeError, match=r"lacks _list_algorithms, operation \(docs/plugins\)"):
-        type("Half", (LibraryBackend,), {"summary": "half", "capabilities": Capabilities()})
-
-
-def test_a_backend_is_asked_for_by_what_it_must_be() -> None:
-    assert registry.get(KernelBackend, "triton") is registry.get(Backend, "triton")
-    with pytest.raises(InputError, match="backend torch is no KernelBackend"):
-        registry.get(KernelBackend, "torch")

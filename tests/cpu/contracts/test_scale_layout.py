@@ -51,10 +51,3 @@ def test_families_pad_to_whole_blocks(layout: ScaleLayout) -> None:
                     extents = scaling.shape(rows, k)
                     scales = torch.arange(extents[0] * extents[1]).reshape(extents)
                     assert torch.equal(layout.unpack(layout.pack(scales)), scales)
-
-
-def test_a_layout_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is no scale layout plug-in yet: it lacks pack, unpack"):
-
-        class Halfway(ScaleLayout):
-            """Orders nothing."""

@@ -92,10 +92,3 @@ def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, whol
 def test_one_config_is_enough(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
     only = whole[1][:1]
     assert play(strategy, SearchPlan(whole[0], only), 0, noisy) == [list(only.configs)]
-
-
-def test_a_strategy_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is no strategy plug-in yet: it lacks search \(docs/plugins\)"):
-
-        class Halfway(Strategy):
-            """Searches nothing."""

@@ -134,10 +134,3 @@ def test_an_external_race_refuses_what_it_can_not_run(timer: Timer) -> None:
     job = ExternalRaceJob(problem, target, (config,), "", 0, rotating_mb=1, warmup=1, iters=1, timeout_s=1.0)
     with pytest.raises(InputError, match="torch"):
         timer.race(job)
-
-
-def test_a_timer_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is no timer plug-in yet: it lacks clock, label \(docs/plugins\)"):
-
-        class Halfway(Timer):
-            """Says nothing and times nothing."""

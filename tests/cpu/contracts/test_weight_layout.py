@@ -68,10 +68,3 @@ def test_problems_of_two_orders_are_told_apart(problem: Problem) -> None:
     plain = replace(problem, order_b=PLAIN)
     assert problem.key != plain.key and problem.operands["b"].order == problem.order_b
     assert Problem.from_json(problem.to_json()) == problem
-
-
-def test_a_layout_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is no weight layout plug-in yet: it lacks pack, supports, unpack"):
-
-        class Halfway(WeightLayout):
-            """Orders nothing."""

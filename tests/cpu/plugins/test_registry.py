@@ -92,6 +92,7 @@ def test_a_kind_within_a_kind() -> None:
     """Asking for a backend with a search space by the name of another is an error; the baseline is the one library."""
     triton = registry.get(SearchedBackend, "triton")
     assert triton is registry.get(Backend, "triton") is registry.get(KernelBackend, "triton")
+    assert len([backend for backend in registry.every(Backend) if isinstance(backend, SearchedBackend)]) == 1
     with pytest.raises(InputError, match="backend torch is "):
         registry.get(KernelBackend, "torch")
     baseline = registry.baseline()
@@ -155,12 +156,23 @@ def test_a_file_holds_one_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         registry.get(Strategy, "toy_twice")
 
 
-def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names what is lacking, methods and attributes, and what is inherited counts."""
-    with pytest.raises(TypeError, match=r"Half is no timer plug-in yet: it lacks clock, label \(docs/plugins\)"):
+LACKING = {
+    Family: "_supports, .*summary, tolerance", KernelSource: ".*resolve", ScaleLayout: "pack, unpack",
+    KernelBackend: "_candidates, _check, _compile, _compile_job, _launch, capabilities, sum",
+    LibraryBackend: "_list_algorithms, .*operation", Strategy: "search", Timer: "clock, label",
+    WeightLayout: "pack, supports, unpack",
+}  # fmt: skip
 
-        class Half(Timer):
-            """Has nothing."""
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_a_class_without_what_its_kind_must_have_can_not_be_defined(kind: type[Plugin]) -> None:
+    """It names what is lacking, methods and attributes."""
+    with pytest.raises(TypeError, match=f"Half is no {kind.kind} plug-in yet: it lacks {LACKING[kind]}"):
+        type("Half", (kind,), {})
+
+
+def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is inherited counts."""
 
     class Shared(Timer, abstract=True):
         label = "shared"

@@ -67,11 +67,7 @@ def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> 
 
 
 def _records(folder: Path, machine: Machine) -> list[Record]:
-    """Return the campaign's results for this machine's device.
-
-    Raises:
-        InputError: there are none; or the file is wrong.
-    """
+    """Return the campaign's results for this machine's device."""
     path, target = folder / MERGED, machine.target
     records = read_records(path)
     units = (0, target.compute_units)

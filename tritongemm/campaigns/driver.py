@@ -67,11 +67,7 @@ def _describe_rest(campaign: Campaign) -> str:
 
 
 def _requested(campaign: Campaign) -> CampaignState:
-    """Return what the command asks for, before anything is written.
-
-    Raises:
-        InputError: there is neither a log nor a campaign in the folder, or one of them can't be read.
-    """
+    """Return what the command asks for, before anything is written."""
     if campaign.log is not None:
         digest = campaign.log_file.digest
         return CampaignState(str(campaign.log), digest, campaign.target.name, campaign.threshold)

@@ -54,11 +54,7 @@ def run_filter(folder: Path, say: Callable[[str], None]) -> CampaignUplift:
 
 
 def _measured_records(folder: Path, products: Iterable[ComparedProduct]) -> list[Record]:
-    """Return the results whose kernels were measured, one for each product.
-
-    Raises:
-        InputError: the results can't be read, or another kernel than theirs was measured.
-    """
+    """Return the results whose kernels were measured, one for each product."""
     records = {(r.problem.key, (served_config(r) or own_choice()).name): r for r in read_records(folder / MERGED)}
     found = []
     for product in products:
@@ -90,11 +86,7 @@ def _describe_estimate(uncompared: UncomparedTime, products: Iterable[ComparedPr
 
 
 def _replace_library(records: Sequence[Record], path: Path, say: Callable[[str], None]) -> None:
-    """Write the kept results as a library of code objects in place of an earlier one, deleted where none are kept.
-
-    Raises:
-        OutputError: it can't be written, or something else than a library is there.
-    """
+    """Write the kept results as a library of code objects in place of an earlier one, deleted where none are kept."""
     published = publish(records, path, find_machine(None)) if records else None
     if published is not None:
         for line in published.describe_missing():

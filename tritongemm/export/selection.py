@@ -106,11 +106,7 @@ def launches(
 def _build(
     problem: Problem, config: Config, facts: Target, inputs: BuildInputs, compiler: BuildPool
 ) -> Artifact | Support:
-    """Return a config compiled, or why it can't be.
-
-    Raises:
-        InputError: no job can be made of it, e.g. no manifest holds its kernel.
-    """
+    """Return a config compiled, or why it can't be."""
     job = compile_job(problem, config, facts, inputs)
     if isinstance(job, Support):
         raise InputError(str(job))

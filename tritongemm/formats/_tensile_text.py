@@ -181,11 +181,7 @@ def read_logic(path: Path, text: str) -> Logic:
 
 
 def _plain_lines(path: Path, text: str) -> tuple[str, str]:
-    """The text with plain ends of lines, and how its own end: as Tensile writes them, or all as on Windows.
-
-    Raises:
-        InputError: they end in several ways, of which a merged file could keep one alone.
-    """
+    """The text with plain ends of lines, and how its own end: as Tensile writes them, or all as on Windows."""
     if "\r" not in text:
         return text, "\n"
     plain = text.replace("\r\n", "\n")
@@ -197,11 +193,7 @@ def _plain_lines(path: Path, text: str) -> tuple[str, str]:
 
 
 def _split(path: Path, text: str) -> tuple[str, list[str], str]:
-    """What stands before the elements, each of them, and what stands behind.
-
-    Raises:
-        InputError: there are not as many as in a logic file.
-    """
+    """What stands before the elements, each of them, and what stands behind."""
     body, tail = (text[:-4], text[-4:]) if text.endswith("\n...\n") else (text, "")
     if not body.endswith("\n"):
         body += "\n"
@@ -213,11 +205,7 @@ def _split(path: Path, text: str) -> tuple[str, list[str], str]:
 
 
 def _read_solutions(path: Path, element: str) -> Iterator[Solution]:
-    """The solutions of a file.
-
-    Raises:
-        InputError: one has no number or name, or stands elsewhere than in the third column.
-    """
+    """The solutions of a file."""
     if element.strip() == "- []":
         return
     body = f"  {element[2:]}"
@@ -233,11 +221,7 @@ def _read_solutions(path: Path, element: str) -> Iterator[Solution]:
 
 
 def _read_sizes(logic: Logic) -> None:
-    """The table of sizes.
-
-    Raises:
-        InputError: a row is none, repeats another, or names a solution that is not there.
-    """
+    """The table of sizes."""
     table, begins = _rows(logic), "".join([logic.head, *logic.elements[:_SIZES]]).count("\n") + 1
     for number, row in enumerate(table, start=1):
         where = f"{logic.path}: size {number}"
@@ -259,11 +243,7 @@ def _read_sizes(logic: Logic) -> None:
 
 
 def _rows(logic: Logic) -> list[Any]:
-    """The rows of the table of sizes, as they are.
-
-    Raises:
-        InputError: it is no list.
-    """
+    """The rows of the table of sizes, as they are."""
     body = f"  {logic.elements[_SIZES][2:]}"
     found = list(_ROW.finditer(body))
     if found and sum(len(match[0]) for match in found) == len(body):  # a hundred times as fast as YAML
@@ -280,11 +260,7 @@ def shown(size: Size) -> str:
 
 
 def _load(text: str, where: str) -> Any:
-    """The value of a piece of YAML.
-
-    Raises:
-        InputError: it is none.
-    """
+    """The value of a piece of YAML."""
     try:
         return yaml.safe_load(text)  # by Python: libyaml nests without a limit
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -248,9 +248,6 @@ class ServerTables(ServerFormat, abstract=True):
         Args:
             rows: of each table by M; a `Support` where there is none to write, so that the server runs what it does.
             before: as of `translate`.
-
-        Raises:
-            InputError: what is there is one file, or no such table.
         """
         if before.get(""):
             raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
@@ -286,9 +283,6 @@ def _merged(table: ServerTable, text: str, values: Mapping[int, Any]) -> str:
     """Return a table's text with these rows, and one for each other M of them and of the ladder.
 
     Such a row is the one of the nearest M, or what the server runs without a table.
-
-    Raises:
-        InputError: the text is no such table.
     """
     path, kind = Path(table.name), table.kind
     members = read_members(path, text) if text else []

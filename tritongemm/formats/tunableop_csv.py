@@ -137,12 +137,7 @@ def _validators(text: str) -> dict[str, str]:
 
 
 def _read_line(line: _Line) -> tuple[Problem, str] | None:
-    """The product of a line and what is called for it; None for a version.
-
-    Raises:
-        InputError: the line is damaged; names the field.
-        KeptError: the product is none of ours; says why.
-    """
+    """The product of a line and what is called for it; None for a version."""
     fields = line.fields
     if line.is_validator:
         if len(fields) < 3:
@@ -171,11 +166,7 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
 
 
 def _require_dense(problem: Problem, parameters: re.Match[str]) -> None:
-    """Refuse operands that are parts of larger ones; where there is one column only, nothing steps to the next.
-
-    Raises:
-        KeptError: names the operand as the file does, which calls our B its A.
-    """
+    """Refuse operands that are parts of larger ones; where there is one column only, nothing steps to the next."""
     p, (lead_a, lead_b, lead_c) = problem, problem.leads
     columns = {"A": p.k if p.row_major_b else p.n, "B": p.m if p.row_major_a else p.k, "C": p.m}
     for name, ours, rows in (("A", "b", lead_b), ("B", "a", lead_a), ("C", "c", lead_c)):
@@ -196,11 +187,7 @@ def _is_time(text: str) -> bool:
 
 
 def _types(words: str) -> list[str]:
-    """Our dtypes that an operation names.
-
-    Raises:
-        KeptError: one is none of ours.
-    """
+    """Our dtypes that an operation names."""
     found = _TYPE.findall(f"_{words}")
     if "_".join(found) != words:
         raise KeptError(f"{_shown(words)} has a dtype that is none of ours")
@@ -208,12 +195,7 @@ def _types(words: str) -> list[str]:
 
 
 def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, Any]:
-    """What a line says of its product beside M, N and K, as fields of `Problem`.
-
-    Raises:
-        InputError: the operation does not have such parameters.
-        KeptError: there is no family for it.
-    """
+    """What a line says of its product beside M, N and K, as fields of `Problem`."""
     scaled, biased = kind == "ScaledGemm", kind == "GemmAndBias"
     if len(types) != (3 if scaled else 1) or bool(parameters["rowwise"]) > scaled:
         raise InputError(f"op and params do not belong together: {len(types)} dtypes and {_shown(parameters[0])}")

@@ -105,11 +105,7 @@ class _Clock:
 
 
 def _tried(line: Line, clock: _Clock) -> Tried:
-    """Return the candidate of a line.
-
-    Raises:
-        InputError, KeyError, TypeError, ValueError: it can't be read.
-    """
+    """Return the candidate of a line."""
     problem, trial = line.value
     elapsed = json.loads(trial.line)["elapsed"]
     require({"elapsed": elapsed}, {"elapsed": FINITE})

@@ -110,10 +110,6 @@ class Store:
 
         Args:
             problems: as in `open`.
-
-        Raises:
-            InputError: it can't be read.
-            OutputError: a row is no result, or may not stand beside those of this run.
         """
         kept: dict[Problem, list[Record]] = {}
         results = results_format().read_results(self.path, read_text(self._file))

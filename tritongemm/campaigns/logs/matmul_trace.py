@@ -84,11 +84,7 @@ def _known_fields(text: str) -> Fields | str:
 
 
 def _fields(text: str) -> Fields:
-    """Return the fields of a call by the names of hipBLASLt's profile.
-
-    Raises:
-        InputError: a descriptor lacks or can't be.
-    """
+    """Return the fields of a call by the names of hipBLASLt's profile."""
     groups = {match["name"]: _pairs(match["inside"]) for match in _GROUP.finditer(text)}
     outside = _pairs(_GROUP.sub("", text))
     for name in ("Adesc", "Bdesc", "Ddesc", "computeDesc"):

@@ -160,11 +160,7 @@ def _write_config(campaign: Campaign, name: str, one: LoggedProduct) -> None:
 
 
 def _check_places(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that holds tables and configs of other programs, as hipBLASLt's TuningDriver uses these names.
-
-    Raises:
-        OutputError: names the file.
-    """
+    """Refuse a folder that holds tables and configs of other programs, as hipBLASLt's TuningDriver uses these names."""
     for table in (tables.SUMMARY, tables.GEMMS):
         files.check_place(folder / table, tables.is_table, "a table of a campaign", _ELSEWHERE)
     for name in names:

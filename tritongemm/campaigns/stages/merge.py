@@ -69,12 +69,7 @@ def why_again(campaign: Campaign) -> str:
 
 
 def _take_in(campaign: Campaign) -> list[Path]:
-    """Copy other campaigns' results, and return all copies, also earlier ones, so that no run of the stage loses any.
-
-    Raises:
-        InputError: one can't be read, or has no results.
-        OutputError: a copy can't be written.
-    """
+    """Copy the results of other campaigns, and return all copies, also earlier ones, so that none is lost."""
     for other in campaign.others:
         text = _read_checked(other)
         files.atomic_write(_copy_of(campaign, other, text), text, _ADVICE)
@@ -82,11 +77,7 @@ def _take_in(campaign: Campaign) -> list[Path]:
 
 
 def _read_checked(other: Path) -> str:
-    """Return the text of another campaign's results, which can be merged.
-
-    Raises:
-        InputError: they can't be.
-    """
+    """Return the text of another campaign's results, which can be merged."""
     text = read_text(other)
     read_results(other, text)
     return text

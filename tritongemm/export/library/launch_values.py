@@ -172,11 +172,7 @@ def launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
 
 
 def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
-    """Refuse parameters that overlap, or are placed where no address can be written.
-
-    Raises:
-        InputError: says so.
-    """
+    """Refuse parameters that overlap, or are placed where no address can be written."""
     end = 0
     if len(offsets) != len(params):
         raise InputError(f"at must have {len(params)} offsets, one for each parameter, not {len(offsets)}")

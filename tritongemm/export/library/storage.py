@@ -280,11 +280,7 @@ def open_library(path: Path) -> KernelLibrary:
 
 
 def _read_manifest(path: Path, text: bytes) -> Mapping[str, Any]:
-    """Return the parts of a manifest as they stand in it.
-
-    Raises:
-        InputError: it is no manifest, or a newer version wrote it.
-    """
+    """Return the parts of a manifest as they stand in it."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -74,11 +74,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse to replace anything but a library, or an unfinished one.
-
-    Raises:
-        OutputError: says so.
-    """
+    """Refuse to replace anything but a library, or an unfinished one."""
     if path.suffix == ARCHIVE_SUFFIX:
         files.check_place(path, lambda start: not start or is_archive(start), "an archive", ADVICE)
         return

@@ -52,24 +52,19 @@ class KernelFacts:
         extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
         arguments: their names in the order of Python functions' parameters, scales before a bias.
         batch_strides: parameters of a batched kernel with the strides between the operands of its products.
-        casts: operands are converted before the dot, because their types differ or Triton's interpreter wants it.
-        compute: type they are converted to.
+        compute: type that operands are converted to before the dot, as their types differ or Triton's interpreter
+            wants it; "" where they are not.
         fp8_pair: operands have two different fp8 types, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
         long_sum: whether block sums are added up in float32.
         bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
-        clamp: further arguments of the functions that clamp.
         zero: the value of masked-off loads.
         narrows: an instruction turns a result into C's type; otherwise the compiler converts.
         unpacks: instructions turn bytes of two numbers each and their factors into numbers; otherwise the compiler does
             it or matrix units read them.
-        unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
-            do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
         unit: elements that share a byte, as what divides a number of them; "" where each has its own.
         formats: what ``tl.dot_scaled`` calls the types of A and B; empty where no such factors are there.
         pieces: how the columns of B are interleaved in memory; None if B is row-major or column-major.
-        publish, observe: cache modifiers of partial sums that another program reads: they must bypass L2 if each die
-            has its own.
     """
 
     acc: str
@@ -78,20 +73,15 @@ class KernelFacts:
     extras: tuple[OperandSpec, ...]
     arguments: tuple[str, ...]
     batch_strides: tuple[str, ...]
-    casts: bool
     compute: str
     fp8_pair: bool
     dot_options: str
     long_sum: bool
     bounds: tuple[str, ...]
-    clamp: str
     zero: str
-    unset: str
     unit: str
     formats: tuple[str, ...]
     pieces: Pieces | None
-    publish: str
-    observe: str
     narrows: bool
     unpacks: bool
 
@@ -136,12 +126,11 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
     if integer:
         dot_options = ", out_dtype=tl.int32"
     acc = TL[accumulator(problem).name]
-    both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
+    alike, both_fp8 = problem.a == problem.b, problem.a.is_fp8 and problem.b.is_fp8
     long_sum = adds_blocks(problem, target)
     if long_sum:
         dot_options = ", max_num_imprecise_acc=BLOCK_K"
-    several_l2 = target.xcds > 1
-    unpacked = problem.microscaled and problem.a == problem.b and not target.has("scaled_matrix")
+    unpacked = problem.microscaled and alike and not target.has("scaled_matrix")
     return KernelFacts(
         acc=acc,
         widen=f".to({acc})" if integer and acc == TL["fp32"] else "",
@@ -149,21 +138,15 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         extras=problem.extras,
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         batch_strides=batch_strides(problem),
-        casts=(problem.a != problem.b and not both_fp8) or compute.name == "bf16",
-        compute="BF16" if compute.name == "bf16" else TL.get(compute.name, ""),
+        compute="BF16" if compute.name == "bf16" else "" if alike or both_fp8 else TL[compute.name],
         long_sum=long_sum,
-        fp8_pair=problem.a != problem.b and both_fp8 and target.has("matrix_instr_nonkdim"),
+        fp8_pair=both_fp8 and not alike and target.has("matrix_instr_nonkdim"),
         dot_options=dot_options,
         bounds=_bounds(problem.c, integer),
-        # The default for floats turns NaN into a bound, which would hide it.
-        clamp="" if integer else ", propagate_nan=tl.PropagateNan.ALL",
         zero="0" if integer or compute.packed > 1 else "0.0",
         unit=f" // {compute.packed}" if compute.packed > 1 else "",
         formats=(DOT_FORMATS[problem.dtype_a], DOT_FORMATS[problem.dtype_b]) if problem.microscaled else (),
-        unset="-2147483648" if acc == TL["int32"] else "-8531",
         pieces=pieces_of_b(problem),
-        publish=', cache_modifier=".wt"' if several_l2 else "",
-        observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
         narrows=problem.c.is_fp8 and target.supports(problem.c) and target.has("narrow_fp8"),
         unpacks=unpacked and problem.dtype_a == "fp4e2m1" and target.has("unpack_fp4"),
     )

@@ -184,9 +184,7 @@ def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path
     verify_all(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
 
 
-def test_split_k_gives_the_same_bits_every_time(
-    gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool, tmp_path: Path
-) -> None:
+def test_split_k_gives_the_same_bits_every_time(gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool) -> None:
     """Parts are added in a fixed order, so ten launches agree to the bit, and every counter ends as it began."""
     import torch
 

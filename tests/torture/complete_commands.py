@@ -268,10 +268,7 @@ class HostileCommandLines(CommandCampaign):
             argv += [rng.choice(options), self._word(rng)]
         variables = {}
         if rng.random() < 0.2:
-            name = rng.choice(
-                ["TRITONGEMM_CACHE", "TRITONGEMM_CONFIG", "TRITONGEMM_ASM_MANIFESTS", "HOME", "TMPDIR", "LC_ALL"]
-            )
-            variables[name] = self._word(rng)
+            variables[rng.choice(self._VARIABLES)] = self._word(rng)
         ended = self._start(Job(module, tuple(argv)), folder, variables).end().checked()
         (original,) = self._undisturbed.left(JOBS[0])
         untouched = (folder / "sizes.yaml").read_text(), (folder / "tuned.yaml").read_bytes()

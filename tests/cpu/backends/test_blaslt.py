@@ -320,7 +320,7 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
     assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
 
 
-def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     if driver.find_vendor() is None:
         assert "no CUDA or HIP driver" in registry.available(Backend, "blaslt").reason
     blaslt_library.open_library.cache_clear()

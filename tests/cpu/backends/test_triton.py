@@ -80,7 +80,7 @@ def words(code: bytes) -> Iterable[int]:
     return memoryview(code[: len(code) // 4 * 4]).cast("I")
 
 
-def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) -> None:
+def test_a_load_of_less_than_2_gib_is_masked_without_a_branch() -> None:
     """By a buffer instruction, whose offset has 32 bits, where the target has any."""
     config = Config("tile", 32, 32, 32, 1, 1, 4, 2)
     under, over = Problem(64, 2**15 - 16, 2**15), Problem(64, 2**15, 2**15)
@@ -110,7 +110,7 @@ def test_what_is_compiled_is_the_text_that_names_the_binary() -> None:
 @pytest.mark.parametrize(
     ("arch", "dtype"), [pytest.param("gfx942", "fp8e5m2fnuz", marks=pytest.mark.heavy), ("gfx950", "fp8e4m3fn")]
 )
-def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, tmp_path: Path) -> None:
+def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str) -> None:
     """Triton's own conversions to it make whatever else a kernel computes in fp16 saturate."""
     config, problem, target = (
         Config("tile", 16, 16, 64, 1, 1, 1, 2),
@@ -171,7 +171,7 @@ def test_a_source_that_the_front_end_refuses_is_a_fault_of_ours() -> None:
         assert "\n" not in refused.reason
 
 
-def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
+def test_rows_that_start_at_16_bytes_are_read_so() -> None:
     """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are of full width."""
     assert triton_backend.divisors(Problem(3, 200, 1000)) == {
         "N": 8,
@@ -200,7 +200,7 @@ def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest != digest
 
 
-def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cache: Path) -> None:
+def test_triton_compiles_without_a_gpu_and_only_once(session_cache: Path) -> None:
     """A real compile: another size finds the binary, what does not fit LDS says so, and knows no sizes."""
     target, problem = target_files.load_target("gfx942"), Problem(24, 16, 32)
     good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)

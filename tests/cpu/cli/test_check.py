@@ -266,7 +266,7 @@ def test_a_damaged_helper_kernel_is_told(results: Path, tmp_path: Path, capsys: 
 
 
 def test_what_was_repaired_before_a_signal_is_written(
-    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(FakeEvaluator):
         def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:

@@ -47,7 +47,7 @@ def test_sizes_of_a_file_are_printed_too(tmp_path: Path, capsys: pytest.CaptureF
     assert "4x5x6_fp16_TT" in capsys.readouterr().out
 
 
-def test_its_sizes_are_tuned(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_sizes_are_tuned(model: Path) -> None:
     """All the way, up to the modules."""
     argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
     assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "1"]) == 0

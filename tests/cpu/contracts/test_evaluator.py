@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -130,9 +129,7 @@ def test_it_says_how_a_result_is_verified(evaluator: Evaluator) -> None:
     assert evaluator.describe(SIZE, CONFIGS[0]).strip() and evaluator.verification and evaluator.target.name
 
 
-def test_the_gpus_evaluator_races_the_baseline(
-    request: pytest.FixtureRequest, host_gpu: Device, tmp_path: Path
-) -> None:
+def test_the_gpus_evaluator_races_the_baseline(request: pytest.FixtureRequest, host_gpu: Device) -> None:
     """All the way: evaluator, messages, process, operands, race; and nothing is left on the device."""
     final = gpu(request).race(SIZE, ARTIFACTS, "torch")
     assert set(final.samples) == {*(c.name for c in CONFIGS), BASELINE_ENTRY}

@@ -123,7 +123,7 @@ def test_lists_in_lists_do_not_take_the_stack(tmp_path: Path, text: str, complai
     assert complaint in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
-def test_a_hundred_lists_are_kept(tmp_path: Path) -> None:
+def test_a_hundred_lists_are_kept() -> None:
     """Values that a newer version may write, in either way of reading."""
     deep = "[" * 98 + "1" + "]" * 98
     for text in (f"- {{'a': {deep}}}\n", f'- {{"a": {deep}}}\n'):

@@ -53,7 +53,7 @@ def test_a_workload_becomes_tables_that_a_second_run_finds_done(
     assert (tmp_path / "tuned.yaml").read_bytes() == before and "trials:" not in str(capsys.readouterr())
 
 
-def test_a_range_is_of_n_and_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_range_is_of_n_and_k(tmp_path: Path) -> None:
     assert tune.main(["--m_range", "3-9", "-n", "48", "-k", "64", "-col_b", *SEARCH, "-o", "tuned.yaml"]) == 0
     rows = [row.record for row in sizes.from_file(tmp_path / "tuned.yaml", Defaults()) if row.record]
     spans = sorted((r.m_from, r.problem.m) for r in rows if r.m_from)

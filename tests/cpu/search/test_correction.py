@@ -69,7 +69,7 @@ def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: p
 
 
 @pytest.mark.heavy
-def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
     paths = sorted(script.DATA.glob("h200_*.jsonl.gz"))
     tables = [(path.name, table) for path in paths for table in script.read(path)]
     shipped = correction.fitted("sm90")
@@ -100,7 +100,7 @@ def test_problems_without_a_table_are_the_analytical_models(problem: Problem, mo
     assert seconds(BF16, warm=True) == analytical(monkeypatch, BF16, warm=True)
 
 
-def test_other_templates_and_other_targets_have_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_templates_and_other_targets_have_no_factor() -> None:
     fitted = correction.fitted("sm90")
     assert fitted is not None and correction.fitted("gfx942") is None
     _, rows = model.features(CONFIGS, BF16, H200, fitted.templates)

@@ -96,7 +96,7 @@ CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it s
         (GFX942 + f"templates: {{tile: {{options: {{{CODE}: [1]}}}}}}\n", "can't be a name; it has small letters"),
     ],
 )
-def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
+def test_wrong_files(write: Write, text: str, complaint: str) -> None:
     write(text)
     with pytest.raises(InputError) as refused:
         space(Problem(16, 16, 16), target_files.load_target("toy"))

@@ -76,7 +76,7 @@ def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.
     assert tune.main([*argv, "--compare_wo_tuning"]) == 0
 
 
-def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_gains_are_timed_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside what was stored; a library's win is no gain of ours, and a size that can't run costs its row alone."""
     config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
     rows = []

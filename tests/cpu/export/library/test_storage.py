@@ -55,7 +55,7 @@ def test_an_archive_whose_beginning_is_damaged_is_told_as_one(tmp_path: Path) ->
     assert not is_library(path), "nothing is lost where a library is written in its place"
 
 
-def test_a_size_without_a_kernel_of_ours_is_kept(tmp_path: Path) -> None:
+def test_a_size_without_a_kernel_of_ours_is_kept() -> None:
     entry = LibraryEntry(RECORDS[2])
     assert LibraryEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 

@@ -64,7 +64,7 @@ def test_commands_merge_list_and_verify(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", ["out", "out.zip"])
-def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merges_at_once_lose_nothing(tmp_path: Path, name: str) -> None:
     sources = [tmp_path / f"{number}.zip" for number in range(1, 7)]
     for number, source in enumerate(sources, 1):
         libraries.write(source, tuned(linear(number, 48, 64)))

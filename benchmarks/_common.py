@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tritongemm.core.problem import Problem
+    from tritongemm.hip_ext.machine import Machine
     from tritongemm.measure.gpu_evaluator import GpuEvaluator
     from tritongemm.measure.operand_sets import OperandSets
-    from tritongemm.runtime.machine import Machine
 
 CANDIDATE_LIMIT_S = 60.0  # Seconds that the process of `open_gpu` waits for one candidate.
 

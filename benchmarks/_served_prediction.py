@@ -13,9 +13,9 @@ from _common import gpu_seconds
 import tritongemm
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime import machine
 from tritongemm.serving import served_experts, served_fp8
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads.sibling_layers import saved_seconds

@@ -45,8 +45,8 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.hip_ext import machine
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
-from tritongemm.runtime import machine
 from tritongemm.workloads import sizes
 
 MEASURED = ("alone", "at_once", "tiles")

@@ -51,12 +51,12 @@ from tritongemm.core.group_rows import row_counts
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.hip_ext import machine
 from tritongemm.measure.jobs import LaunchCandidate
 from tritongemm.measure.operand_sets import OperandSets
-from tritongemm.numerics import error_metric, grouped
+from tritongemm.numerics import grouped, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime import machine
 from tritongemm.serving.record_table import read_rows
 from tritongemm.system import settings
 
@@ -198,7 +198,7 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
             entries[name][0]()
             torch.cuda.synchronize()
             c, exact = grouped.written(problem, result(), sets.reference)
-            errors[name] = error_metric.deviation(c, exact)
+            errors[name] = verify.deviation(c, exact)
         times = race(entries, sets)
         prepared.unload()
     others = [us for name, us in times.items() if name != "ours"]

@@ -26,10 +26,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library import building, writing
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.plugins.validity import check_config
-from tritongemm.runtime import machine
 from tritongemm.system import settings
 
 M = 64  # rows of every call

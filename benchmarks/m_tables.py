@@ -33,8 +33,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.hip_ext import machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.runtime import machine
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.tuning.m_table import library_serves
 from tritongemm.workloads import sizes

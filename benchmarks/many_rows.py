@@ -25,10 +25,10 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import PREDICTED, Trial
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.results.store import Store
-from tritongemm.runtime import machine
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 

@@ -32,14 +32,14 @@ from tritongemm.build.quantization_kernels import choose_kernel
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
 from tritongemm.measure.jobs import LaunchCandidate
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.runtime import machine
-from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
 from tritongemm.serving.record_table import read_rows
 from tritongemm.system import settings
 from tritongemm.tuning.quantization import quantization_of
@@ -185,7 +185,7 @@ def compare(
         pairs[0]()
         torch.cuda.synchronize()
         exact = sets.family.reference(problem, sets.sets[0])
-        errors.append(f"{kind} {error_metric.deviation(sets.sets[0]['c'], exact):.1e}")
+        errors.append(f"{kind} {verify.deviation(sets.sets[0]['c'], exact):.1e}")
         entries |= {f"{kind} both": Competitor(sets, pairs), f"{kind} quantise": Competitor(sets, quantising)}
         entries[kind] = Competitor(sets, calls)
         if args.algorithms and (best := best_of_library(problem, sets, args.algorithms)):

@@ -32,8 +32,8 @@ from competitors._tuned import Tuned, recorded, tuned
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import settings
 from tritongemm.system.files import atomic_write
 from tritongemm.workloads import sizes

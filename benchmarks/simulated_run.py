@@ -42,11 +42,11 @@ from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system.child_process import WorkerError
 from tritongemm.tuning import search_processes
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch, WinnerModule
-from tritongemm.workers.child_process import WorkerError
 from tritongemm.workloads import sizes
 
 LIBRARY, STRATEGY = "blaslt", "guided"

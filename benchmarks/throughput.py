@@ -22,9 +22,9 @@ from _common import ROOT, open_gpu
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.problem import Problem
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
-from tritongemm.runtime import machine
 from tritongemm.search import planner
 
 PARTS = ("stages", "full", "eight")

@@ -14,8 +14,8 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
 from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
-from tritongemm.runtime.machine import Machine
 
 NEAR = 0.02
 

@@ -11,9 +11,9 @@ import pytest
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import torch
 import yaml
 
 from tritongemm.cli import tune
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
-from tritongemm.runtime.machine import Machine
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [("fp8", []), ("fp8", ["--bias-vector", "n"]), ("int8", [])])

@@ -21,10 +21,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import assemble
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
-from tritongemm.runtime.machine import Machine
 
 SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
 BIASED = Problem(64, 320, 520, "fp16", "fp16", "fp16", bias="n")

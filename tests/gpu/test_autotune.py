@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tritongemm
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.report.progress import RunProgress
-from tritongemm.runtime.machine import Machine
 
 M, N, K = 16, 520, 1032
 

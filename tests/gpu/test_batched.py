@@ -18,11 +18,11 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import error_metric, verify
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.system import settings
 
@@ -189,7 +189,7 @@ def served_by(a: Tensor, b: Tensor, bias: Tensor | None = None) -> str:
 
 def close(found: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
     wanted = a.double() @ b.double() + (0 if bias is None else bias.double())
-    assert error_metric.deviation(found, wanted) < 2**-7
+    assert verify.deviation(found, wanted) < 2**-7
 
 
 def test_bmm_reads_operands_as_they_lie(served: Problem) -> None:
@@ -272,13 +272,13 @@ def test_a_batch_with_scales_is_served(gpu_machine: Machine, scales: str, shared
         said = tritongemm.explain("bmm", a, b, scale_a=scale_a, scale_b=scale_b)
         assert said.startswith("exact" if m == 33 else "near"), said
         exact, tolerance = family.reference(here, given), family.tolerance(here)
-        assert error_metric.deviation(tritongemm.scaled_bmm(*operands), exact) <= tolerance
+        assert verify.deviation(tritongemm.scaled_bmm(*operands), exact) <= tolerance
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = tritongemm.scaled_bmm(*operands)
         graph.replay()
-        assert error_metric.deviation(found, exact) <= tolerance
+        assert verify.deviation(found, exact) <= tolerance
         unknown = tuple(t[:3] for t in operands)  # of another batch: PyTorch computes
         said = tritongemm.explain("bmm", unknown[0], unknown[1], scale_a=unknown[2], scale_b=unknown[3])
         assert said.startswith("fallback"), said
-        assert error_metric.deviation(tritongemm.scaled_bmm(*unknown), exact[:3]) <= tolerance
+        assert verify.deviation(tritongemm.scaled_bmm(*unknown), exact[:3]) <= tolerance

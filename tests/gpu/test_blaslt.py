@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import error_metric, verify
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
@@ -122,7 +122,7 @@ def test_algorithms_are_rebuilt_from_their_attributes() -> None:
             args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
             plan.prepare(again, *args)(algorithms._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
-            assert error_metric.deviation(c, DENSE.reference(problem, named(*operands))) <= DENSE.tolerance(problem)
+            assert verify.deviation(c, DENSE.reference(problem, named(*operands))) <= DENSE.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
     assert same >= len(plan.algorithms) // 2
 
@@ -141,7 +141,7 @@ def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
     c.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert error_metric.deviation(c, DENSE.reference(problem, named(a, b, bias, c))) <= DENSE.tolerance(problem)
+    assert verify.deviation(c, DENSE.reference(problem, named(a, b, bias, c))) <= DENSE.tolerance(problem)
     odd = Problem(33, 7, 13, "bf16", "bf16", "bf16")
     flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
     a, b, _, c = made(odd)

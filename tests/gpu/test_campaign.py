@@ -10,7 +10,7 @@ import pytest
 from tests.support.call_logs import line
 from tritongemm.cli import optimize, shell
 from tritongemm.formats import Defaults
-from tritongemm.runtime.machine import Machine, count_devices
+from tritongemm.hip_ext.machine import Machine, count_devices
 from tritongemm.workloads import sizes
 
 # One product that takes most, one below the threshold, one that can't be computed, and a bias and a batch.

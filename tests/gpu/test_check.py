@@ -11,7 +11,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.runtime.machine import Machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import settings
 
 SIZES = [Problem(m, n, 512, "bf16", "bf16", "bf16", row_major_b=False) for m in (32, 64, 200) for n in (256, 328)]

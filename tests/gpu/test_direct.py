@@ -19,7 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import calls
@@ -165,7 +165,7 @@ def test_it_is_right_and_follows_its_operands(size: tuple[int, int, int], bias: 
     mine = Dispatcher()
     for scale in (1, 2):
         out = mine.run(x * scale, w.clone(), None if added is None else added * scale, None)
-        assert error_metric.deviation(out, exact * scale) <= DENSE.tolerance(p)
+        assert verify.deviation(out, exact * scale) <= DENSE.tolerance(p)
     stacked = mine.run(x.view(1, *x.shape), w, added, None)
     assert stacked.shape == (1, *exact.shape) and torch.equal(stacked[0], functional.linear(x, w, added))
     graph = torch.cuda.CUDAGraph()
@@ -176,7 +176,7 @@ def test_it_is_right_and_follows_its_operands(size: tuple[int, int, int], bias: 
         added.mul_(2)
     graph.replay()
     torch.cuda.synchronize()
-    assert error_metric.deviation(captured, exact * 2) <= DENSE.tolerance(p)
+    assert verify.deviation(captured, exact * 2) <= DENSE.tolerance(p)
 
 
 @known

@@ -18,7 +18,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -120,7 +120,7 @@ def operands(name: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, t
 
 
 def assert_right(name: str, out: Tensor, exact: Tensor) -> None:
-    assert error_metric.deviation(out.view(exact.shape), exact) <= DENSE.tolerance(CASES[name][0])
+    assert verify.deviation(out.view(exact.shape), exact) <= DENSE.tolerance(CASES[name][0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -319,13 +319,13 @@ def test_an_algorithm_of_the_library_serves(bias: str) -> None:
         assert fresh.explain(x, w, given).resolution.kind == "exact"
         for scale in (1, 2):  # other addresses
             moved = fresh.run(x * scale, w.clone(), None if given is None else given * scale, None)
-            assert error_metric.deviation(moved, exact * scale) <= DENSE.tolerance(p)
+            assert verify.deviation(moved, exact * scale) <= DENSE.tolerance(p)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = fresh.run(x, w, given, None)
         graph.replay()
         torch.cuda.synchronize()
-        assert error_metric.deviation(captured, exact) <= DENSE.tolerance(p)
+        assert verify.deviation(captured, exact) <= DENSE.tolerance(p)
 
 
 def test_other_records_fall_back() -> None:

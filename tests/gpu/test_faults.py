@@ -17,11 +17,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.choose import choose
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
-from tritongemm.runtime.machine import Machine
 
 PROBLEM = Problem(256, 256, 512)
 TIMEOUT = 5.0

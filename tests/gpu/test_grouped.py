@@ -19,11 +19,11 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations.grouped import GroupedOperands, grouped
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.machine import Machine
 from tritongemm.system import settings
 
 COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)

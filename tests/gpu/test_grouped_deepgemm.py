@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import grouped
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
-from tritongemm.runtime.machine import Machine
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("dense", "bf16"), ("a8w8_blockscale", "fp8e4m3fn")])

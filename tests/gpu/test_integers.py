@@ -10,9 +10,9 @@ from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
 
 SWAPPED = (("swap_ab", 1),)

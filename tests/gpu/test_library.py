@@ -18,10 +18,10 @@ from tests.support import ROOT, stored_calls
 from tritongemm.core.record import Record
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.writing import Contents
-from tritongemm.numerics import error_metric
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
@@ -87,7 +87,7 @@ def test_every_kernel_is_right_at_every_m(library: tuple[Path, list[Record]]) ->
             kind = dispatcher.explain(x, w).resolution.kind
             assert kind == ("exact" if m == high else "range"), f"{p.key}: {dispatcher.explain(x, w)}"
             want = x.double() @ w.double().T
-            assert error_metric.deviation(c, want) <= DENSE.tolerance(p), p.key
+            assert verify.deviation(c, want) <= DENSE.tolerance(p), p.key
 
 
 def test_a_kernel_that_was_called_is_captured(library: tuple[Path, list[Record]]) -> None:

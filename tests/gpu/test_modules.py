@@ -23,11 +23,11 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics.grouped import written
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
-from tritongemm.runtime.machine import Machine
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 CONFIGS_OF_A_PROCESS = 4  # each is compiled four times

@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -124,7 +124,7 @@ def test_a_tuned_kernel_serves_what_was_quantised(
         out = tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=named)
     family = registry.get(Family, problem.family)
     exact = family.reference(problem, {"a": a, "b": b.T, "scale_a": of_a, "scale_b": of_b})
-    assert error_metric.deviation(out, exact) <= family.tolerance(problem)
+    assert verify.deviation(out, exact) <= family.tolerance(problem)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
@@ -147,7 +147,7 @@ def test_a_batch_is_served(
     assert reported.startswith("exact: "), reported
     exact = family.reference(problem, given)
     out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
-    assert error_metric.deviation(out, exact) <= family.tolerance(problem)
+    assert verify.deviation(out, exact) <= family.tolerance(problem)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         again = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
@@ -181,4 +181,4 @@ def test_groups_are_served(
     assert not calls, "PyTorch computed it"
     exact = family.reference(problem, given)
     there = ~exact[..., 0].isnan()
-    assert error_metric.deviation(out[there], exact[there]) <= family.tolerance(problem)
+    assert verify.deviation(out[there], exact[there]) <= family.tolerance(problem)

@@ -12,10 +12,10 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search.space import space
 
 TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)

@@ -15,7 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
@@ -55,7 +55,7 @@ def make(*shape: int) -> Tensor:
 
 def assert_close(out: Tensor, x: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
     exact = x.double() @ b.double() + (0 if bias is None else bias.double())
-    assert out.shape == exact.shape and out.is_contiguous() and error_metric.deviation(out, exact) < 0.02
+    assert out.shape == exact.shape and out.is_contiguous() and verify.deviation(out, exact) < 0.02
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -136,5 +136,5 @@ def test_compiled(dispatcher: Dispatcher) -> None:
         x = make(m, K)
         for _ in range(2):
             exact = (x.double() @ b.double()).relu()
-            assert error_metric.deviation(compiled(x), exact) < 0.02
+            assert verify.deviation(compiled(x), exact) < 0.02
     assert any(type(call).__name__ == "CallsByLayout" for call in dispatcher.calls.table.values())

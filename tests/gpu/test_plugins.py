@@ -14,8 +14,8 @@ import tritongemm
 from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import tune
 from tritongemm.formats import Defaults, results_format
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Backend, Family
-from tritongemm.runtime.machine import Machine
 
 BACKEND, FAMILY = "working_backend_toy", "family_toy"
 SIZE = ["-m", "250", "-n", "336", "-k", "512", "--budget", "8"]

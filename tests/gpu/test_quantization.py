@@ -16,11 +16,11 @@ from tests.gpu.test_batched import made
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.tuning import quantization
 
@@ -146,4 +146,4 @@ def test_rows_decide_whether_a_layer_quantises(
             quantised, factor = tritongemm.quantize(x, scales)
             x = quantised.double() * factor.double().repeat_interleave(k // factor[0].numel(), -1).reshape(m, k)
         # The weights of bf16 were rounded once more than those of fp8 times their factors.
-        assert error_metric.deviation(out, x.double() @ unquantized.double().T) < 0.02
+        assert verify.deviation(out, x.double() @ unquantized.double().T) < 0.02

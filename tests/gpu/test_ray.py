@@ -14,7 +14,7 @@ from tests.support import ROOT
 from tests.support.call_logs import line
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import optimize, shell
-from tritongemm.runtime.machine import Machine, count_devices
+from tritongemm.hip_ext.machine import Machine, count_devices
 
 LOG = "".join(line(m=1024, n=n, k=2048, count=n) for n in (16, 64, 128, 256))
 

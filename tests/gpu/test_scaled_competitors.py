@@ -12,10 +12,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
-from tritongemm.runtime.machine import Machine
 
 SIZES = ((1, 2112, 7168), (7, 336, 640), (33, 272, 1152), (96, 256, 512), (130, 1040, 2176))
 COMPETITORS = ("torch", "blaslt", "deepgemm")

@@ -18,7 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.operations.quantisation import by_torch
 from tritongemm.operations.torch_limits import serves_other_m
@@ -105,7 +105,7 @@ def said_of(given: dict[str, Tensor]) -> str:
 
 
 def assert_right(one: Problem, out: Tensor, exact: Tensor) -> None:
-    assert error_metric.deviation(out.view(exact.shape), exact) <= registry.get(Family, one.family).tolerance(one)
+    assert verify.deviation(out.view(exact.shape), exact) <= registry.get(Family, one.family).tolerance(one)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -270,9 +270,9 @@ def test_a_layer_quantises_for_the_kernel_that_serves_it(form: str, m: int) -> N
         scale, scaling = torch.rand(N // 128, K // 128, device="cuda") + 0.5, Scaling(rows=128, depth=128)
     exact = x.double() @ (w.double() * spread(scale, scaling, N, K)).T
     out = tritongemm.linear_fp8(x, w, scale)
-    assert error_metric.deviation(out, exact) < QUANTISED
+    assert verify.deviation(out, exact) < QUANTISED
     compiled = torch.compile(tritongemm.linear_fp8, fullgraph=True, dynamic=True)
-    assert error_metric.deviation(compiled(x, w, scale), exact) < QUANTISED
+    assert verify.deviation(compiled(x, w, scale), exact) < QUANTISED
 
 
 def test_patched_transformers_layers_are_right() -> None:
@@ -290,7 +290,7 @@ def test_patched_transformers_layers_are_right() -> None:
     assert patched.patched == ("0",)
     x = torch.randn(16, K, device="cuda", dtype=torch.bfloat16)
     weight = layer.weight.double() * spread(layer.weight_scale_inv, Scaling(rows=128, depth=128), N, K)
-    assert error_metric.deviation(model(x), x.double() @ weight.T) < QUANTISED
+    assert verify.deviation(model(x), x.double() @ weight.T) < QUANTISED
     patched.undo()
 
 

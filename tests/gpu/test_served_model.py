@@ -19,7 +19,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.driver import driver
 from tritongemm.integrations import sglang, vllm
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
@@ -56,7 +56,7 @@ def make(*shape: int) -> Tensor:
 
 def assert_close(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
     exact = functional.linear(x.double(), w.double(), None if bias is None else bias.double())
-    assert error_metric.deviation(out, exact) < 0.02
+    assert verify.deviation(out, exact) < 0.02
 
 
 def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,10 @@ from tests.gpu.test_grouped import fp8
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.formats import results_format
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.runtime.machine import Machine
 
 SERVERS = ("vllm", "sglang")
 NAMES = {"vllm": "128,128", "sglang": "128, 128"}

@@ -18,6 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers.trace import TraceError
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
@@ -25,7 +26,6 @@ from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, LibraryBackend, SearchedBackend, Timer
-from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")

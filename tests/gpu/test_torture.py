@@ -22,10 +22,10 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, SearchedBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
 PROBLEM = Problem(256, 1024, 1024)

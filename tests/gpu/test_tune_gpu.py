@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from tritongemm.cli import tune
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Timer
-from tritongemm.runtime.machine import Machine
 
 SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, rowMajorB: N, bias: n}\n"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tests.support.evaluators import tile_rows_seconds
 from tritongemm.core.config import Config
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.cluster import HostFacts, own_versions
 from tritongemm.measure.jobs import (
     Algorithms,
@@ -20,7 +21,6 @@ from tritongemm.measure.jobs import (
     RaceSamples,
     ScreenJob,
 )
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 
 GPU_ROLE, SURVEY_ROLE = "tests.support.cluster_roles:StandInGpu", "tests.support.cluster_roles:StandInSurvey"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.lent_processes import LentProcess
 from tritongemm.build.pool import BuildPool
-from tritongemm.workers import host_processes, ray_hosts
-from tritongemm.workers.child_process import WorkerDied, WorkerError
+from tritongemm.system import host_processes, ray_hosts
+from tritongemm.system.child_process import WorkerDied, WorkerError
 
 
 class RayError(Exception):

@@ -11,7 +11,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 
 def errors(

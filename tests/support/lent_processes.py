@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from tests.support import quick_interpreter
-from tritongemm.workers.child_process import WorkerError, WorkerProcess
+from tritongemm.system.child_process import WorkerError, WorkerProcess
 
 # Variables whose value makes no difference: neither a compiler nor the interpreter looks for a GPU, and a request
 # names its cache. The last three are set by PyTorch once it has compiled.

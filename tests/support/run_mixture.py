@@ -19,9 +19,9 @@ from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
 from tritongemm.codegen import modules
 from tritongemm.core.scaling import powers_of
-from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.guarded_operands import guarded
 from tritongemm.measure.interpreting import mend_interpreter
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.factors import spread
@@ -94,7 +94,7 @@ class InterpretedProducts:
         family = registry.get(Family, problem.family)
         exact = family.reference(problem, dict(given))
         there = int(operands.offs[-1])
-        error = error_metric.deviation(c[:there], exact[:there])
+        error = verify.deviation(c[:there], exact[:there])
         self.worst = max(self.worst, error / family.tolerance(problem))
         return c
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, record, take
-from tritongemm.campaigns import state
+from tritongemm.campaigns import driver
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.device_load import CountedEvaluator
 from tritongemm.core.problem import Problem
@@ -79,4 +79,4 @@ class Rig:
         )  # fmt: skip
 
     def done(self) -> list[str]:
-        return list(json.loads((self.folder / state.NAME).read_text())["done"])
+        return list(json.loads((self.folder / driver.NAME).read_text())["done"])

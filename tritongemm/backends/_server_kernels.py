@@ -25,13 +25,12 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.core.search_limits import SearchLimits
-from tritongemm.core.space import Space, TemplateSpace
+from tritongemm.core.space import SearchLimits, Space, TemplateSpace
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.machine import find_machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, LibraryBackend, ServerFormat
-from tritongemm.runtime.machine import find_machine
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning.prune import prune
 from tritongemm.system import settings

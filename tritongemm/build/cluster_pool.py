@@ -18,8 +18,8 @@ from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend, SearchedBackend
-from tritongemm.workers.child_process import WorkerDied
-from tritongemm.workers.ray_hosts import RemoteHost
+from tritongemm.system.child_process import WorkerDied
+from tritongemm.system.ray_hosts import RemoteHost
 
 
 class RemoteCompiler:

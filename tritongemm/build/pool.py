@@ -26,8 +26,8 @@ from tritongemm.core.errors import OutputError, ToolKilledError
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.system.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 from tritongemm.system.temporary_folder import MEMORY, TemporaryFolder, sweep
-from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: planning, searching and timing go first, as compilers wait for them
 _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source

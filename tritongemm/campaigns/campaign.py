@@ -9,13 +9,39 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.log_file import LogFile
-from tritongemm.campaigns.measuring import OpenTools
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning.run import TuningRun
+
+OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a new process on one device
+
+
+@dataclass(frozen=True)
+class MeasuringTools:
+    """The tools that measure.
+
+    Attributes:
+        machine: with at least one GPU.
+        openers: one for each device.
+        pool: compiles kernels that the cache lacks.
+        protocol: how times are taken.
+    """
+
+    machine: Machine
+    openers: Sequence[OpenEvaluator]
+    pool: BuildPool
+    protocol: MeasureProtocol
+
+
+# Calls the function with the tools, or raises a TargetError where there is no GPU; closes them at the end.
+OpenTools: TypeAlias = "Callable[[str], AbstractContextManager[MeasuringTools]]"
+
 
 TUNED, MERGED = "tuned.yaml", "merged.yaml"  # results files of the stages `tune` and `merge`, in the folder
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.build.prepare import or_refusal
-from tritongemm.campaigns.measuring import OpenEvaluator
+from tritongemm.campaigns.campaign import OpenEvaluator
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config

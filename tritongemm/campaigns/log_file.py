@@ -8,6 +8,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import re
 import zlib
@@ -17,10 +18,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tritongemm.campaigns.container_lines import unwrapped
 from tritongemm.core.errors import InputError
 from tritongemm.formats import plain_text
 from tritongemm.system.reading import MOST_BYTES, open_bytes
+
+_BEGINNING = '{"log":'  # plain text, so that a log of anything else is passed over quickly
+_LINE = re.compile(r'^\{"log":.*\n?', re.MULTILINE)
+
+
+def unwrapped(piece: str) -> str:
+    """Return the text with each of Docker's lines replaced by what it holds; other lines, and damaged ones, stay.
+
+    Args:
+        piece: complete lines of a log.
+    """
+    return _LINE.sub(_text, piece) if _BEGINNING in piece else piece
+
+
+def _text(line: re.Match[str]) -> str:
+    try:
+        text = json.loads(line[0])["log"]
+    except (ValueError, RecursionError):
+        return line[0]
+    return text.encode(errors="replace").decode() if isinstance(text, str) else line[0]
+
 
 _PIECE = 16 << 20  # characters of a piece, which is extended to the end of its last line
 _LONGEST_LINE = 16 << 20  # characters, after which a line counts as cut

@@ -7,16 +7,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritongemm.campaigns.campaign import MeasuringTools
 from tritongemm.campaigns.device_load import CountedEvaluator
-from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.codegen.modules import candidates_path
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
 from tritongemm.results.run_files import holding_module_folder
-from tritongemm.runtime.machine import Machine
 from tritongemm.tuning import session
 from tritongemm.tuning.cluster import Cluster
 from tritongemm.tuning.request import TuneRequest

@@ -20,13 +20,13 @@ from tritongemm.export.library.checking import Checked, Claim
 from tritongemm.export.library.held import HeldLibrary
 from tritongemm.export.library.storage import open_library
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report import plain_table
 from tritongemm.results import rewriting
 from tritongemm.results.rewriting import HeldRows
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
 from tritongemm.tuning import session

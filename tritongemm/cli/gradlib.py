@@ -20,11 +20,11 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import format_of, read_exactly, read_text
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.runtime import machine
 from tritongemm.system import files
 from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes

@@ -16,8 +16,8 @@ from tritongemm.export.library.publishing import publish
 from tritongemm.export.library.storage import KernelLibrary, open_library
 from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext import machine
 from tritongemm.report import plain_table
-from tritongemm.runtime import machine
 from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 

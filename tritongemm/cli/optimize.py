@@ -11,14 +11,13 @@ from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.driver import STAGES, run_campaign
-from tritongemm.campaigns.state import CampaignState
+from tritongemm.campaigns.driver import STAGES, CampaignState, run_campaign
 from tritongemm.cli import arguments, options, shell
 from tritongemm.cli.campaign_tools import CampaignTools
+from tritongemm.hip_ext.machine import Machine, count_devices, toolchain
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
-from tritongemm.runtime.machine import Machine, count_devices, toolchain
 from tritongemm.system.reading import read_bytes
 from tritongemm.tuning import session
 from tritongemm.tuning.cluster import Cluster, open_machine

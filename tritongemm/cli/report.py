@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tritongemm.campaigns.benchmark import read_counts
 from tritongemm.campaigns.campaign import MERGED, TUNED
-from tritongemm.campaigns.state import NAME as CAMPAIGN
+from tritongemm.campaigns.driver import NAME as CAMPAIGN
+from tritongemm.campaigns.stages.benchmark import read_counts
 from tritongemm.cli import arguments, options, shell
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import Problem

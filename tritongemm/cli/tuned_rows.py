@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from tritongemm.core.record import Record
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.operations.served_problems import describe_calls, is_layer, is_product, is_served
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 
 

@@ -25,9 +25,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
-from tritongemm.runtime import machine
 from tritongemm.system import files, settings
 
 COLUMNS = (

@@ -11,8 +11,7 @@ from tritongemm.core.format_row import Defaults, NamedKernel
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._rivals import baseline_won
-from tritongemm.formats._rows import make_problem
+from tritongemm.formats._rows import baseline_won, make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 

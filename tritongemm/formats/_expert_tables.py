@@ -20,7 +20,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Transla
 from tritongemm.core.problem import MAX_DIM, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.formats._rows import make_problem

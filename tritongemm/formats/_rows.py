@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ResultsFormat, TunerFormat
+from tritongemm.plugins.contracts import Backend, Format, ResultsFormat, TunerFormat
 from tritongemm.system.reading import read_bytes
 
 EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
@@ -139,3 +140,16 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise InputError(f"{path} is empty; write one line a size, such as {EXAMPLE}")
     return text
+
+
+def by_device(records: Iterable[Record]) -> list[list[Record]]:
+    """The results of each problem on each device: the best, then what may stand for it, as they are given."""
+    found: dict[tuple[Problem, str, int], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.problem, record.target, record.compute_units), []).append(record)
+    return list(found.values())
+
+
+def baseline_won(record: Record) -> bool:
+    """Whether what users run today won, which other tools run by themselves."""
+    return record.winner in registry.names(Backend) and registry.get(Backend, record.winner).baseline

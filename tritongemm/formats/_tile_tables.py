@@ -14,11 +14,10 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.formats._rivals import by_device
-from tritongemm.formats._rows import make_problem
+from tritongemm.formats._rows import by_device, make_problem
 from tritongemm.formats._tile_rows import (
     ENCODINGS,
     OPTIONS,

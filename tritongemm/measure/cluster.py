@@ -17,12 +17,12 @@ from typing import Any
 
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.hip_ext.machine import Machine, find_machine
 from tritongemm.measure.gpu_evaluator import DEVICE_ROLE
 from tritongemm.measure.jobs import AlgorithmsJob, MeasureAnswer, MeasureJob, QuantizeJob
-from tritongemm.runtime.machine import Machine, find_machine
 from tritongemm.system import settings
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
-from tritongemm.workers.ray_hosts import HostLost, RayHosts, RayNode, RemoteHost
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
+from tritongemm.system.ray_hosts import HostLost, RayHosts, RayNode, RemoteHost
 
 SURVEY_ROLE = "tritongemm.measure.cluster:HostSurvey"
 JOIN_SECONDS = 30.0  # until an actor is there; a GPU whose actor is not is held by another job

@@ -39,7 +39,7 @@ from tritongemm.measure.jobs import (
 )
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
-from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.system.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 # Screening takes microseconds where others of its size were launched. One that hangs is given up after this
 # part of the limit, but not before these seconds and this multiple of the best's time.

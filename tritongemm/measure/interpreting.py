@@ -15,7 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.guarded_operands import guarded
 from tritongemm.numerics import float32_check
 from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison

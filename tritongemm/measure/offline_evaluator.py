@@ -20,8 +20,8 @@ from tritongemm.measure.interpreting import InterpreterJob, count_launches, redu
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 from tritongemm.system.temporary_folder import TemporaryFolder
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 
 def _interpreted(config: Config) -> Support:

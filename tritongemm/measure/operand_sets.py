@@ -17,12 +17,12 @@ from tritongemm.core.launch import Buffer, HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
+from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
 from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
-from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
-from tritongemm.runtime.zeroed_launch import ZeroedLaunch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.launch import Launch
+from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
+from tritongemm.hip_ext.launching.patched_launch import call_all
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, side_by_side
-from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
-from tritongemm.runtime.patched_launch import call_all
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,10 +27,43 @@ from tritongemm.formats import read_text, results_format
 from tritongemm.results import journal
 from tritongemm.results.identity import RunIdentity
 from tritongemm.results.journal import Journal
-from tritongemm.results.known_trials import KnownTrials
 from tritongemm.results.run_files import RunFiles
-from tritongemm.results.schema import Line
+from tritongemm.results.schema import Line, UnreadTrial
 from tritongemm.system import files
+
+
+class KnownTrials:
+    """The trials of a run and of those before it. It has no lock: one thread uses it at a time.
+
+    Args:
+        journal: where they are from, for messages.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._read: dict[Problem, dict[tuple[str, str], Trial]] = {}
+        self._unread: dict[Problem, list[UnreadTrial]] = {}
+
+    def take(self, problem: Problem, trial: UnreadTrial) -> None:
+        """Add a trial's line of the journal."""
+        self._unread.setdefault(problem, []).append(trial)
+
+    def of(self, problem: Problem) -> dict[tuple[str, str], Trial]:
+        """Return the trials of a problem, by config name and stage; the caller may add to the dictionary.
+
+        A line that can't be read is passed over with a warning, so that its candidate is measured again.
+        """
+        known = self._read.setdefault(problem, {})
+        for unread in self._unread.pop(problem, ()):
+            try:
+                trial = unread.read()
+            except (InputError, KeyError, TypeError, ValueError) as error:
+                what = f"{self._journal}: a trial of {problem.key} can't be, and is measured again: {error}"
+                warnings.warn(what, DamagedFileWarning, stacklevel=3)
+                continue
+            known[trial.config.name, trial.stage] = trial
+        return known
+
 
 _MOST_NAMED = 20  # numbers of damaged lines in a message
 

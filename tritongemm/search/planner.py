@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tritongemm.codegen import template_facts
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_limits import SearchLimits
-from tritongemm.core.space import Space
+from tritongemm.core.space import SearchLimits, Space
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend

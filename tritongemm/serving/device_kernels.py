@@ -17,10 +17,10 @@ from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.operations.contract import Reading, Strides
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable, rows_of

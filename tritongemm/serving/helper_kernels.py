@@ -16,7 +16,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
-from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.stored_kernels import LoadedCode
 from tritongemm.system import settings

@@ -20,9 +20,9 @@ from tritongemm.core.support import Support
 from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
-from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
@@ -151,7 +151,7 @@ def _load_compiled(
     binders: dict[Problem, Binder] = {}
     if not records:
         return kernels, binders
-    from tritongemm.runtime import machine  # which reads YAML
+    from tritongemm.hip_ext import machine
 
     target = machine.find_machine(None, str(device.index)).target
     functions: dict[tuple[str, str], Function] = {}

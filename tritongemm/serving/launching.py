@@ -17,7 +17,7 @@ from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
     from tritongemm.core.serving import LoadedKernel
-    from tritongemm.runtime.workspaces import WorkspacePool
+    from tritongemm.hip_ext.launching.workspaces import WorkspacePool
     from tritongemm.serving.serving_device import ServingDevice
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)

@@ -15,13 +15,13 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.hip_ext.launching.patched_launch import call_all
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations import microscaling
 from tritongemm.operations.checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.operations.factors import powers
 from tritongemm.operations.quantisation import FACTOR_LAYOUTS, Quantised, by_torch, empty_factors, empty_pair
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.traced_operations import define_operation

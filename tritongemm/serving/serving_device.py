@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tritongemm.hip_ext.driver import driver
-from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 
 
 @dataclass

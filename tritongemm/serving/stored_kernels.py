@@ -17,7 +17,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.export.library.entry import record_m
 from tritongemm.export.library.storage import StoredCode
 from tritongemm.hip_ext.driver import driver
-from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.serving import load_check
 from tritongemm.serving.serving_device import ServingDevice
 

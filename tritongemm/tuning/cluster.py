@@ -12,13 +12,13 @@ from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.hip_ext.machine import Machine, find_machine
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
-from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.system.ray_hosts import RayHosts
 from tritongemm.tuning.request import Devices
-from tritongemm.workers.ray_hosts import RayHosts
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.results import candidates_csv
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.runtime.machine import Machine
 from tritongemm.system.stop_signals import uninterrupted
 from tritongemm.tuning import requested_rows, servers, session
 from tritongemm.tuning.cluster import Cluster, open_machine

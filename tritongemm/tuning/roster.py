@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry

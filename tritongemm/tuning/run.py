@@ -39,8 +39,7 @@ from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import events, roster
-from tritongemm.tuning.compile_queue import CompileQueue
-from tritongemm.tuning.device_queue import DeviceQueue
+from tritongemm.tuning.device_queue import CompileQueue, DeviceQueue
 from tritongemm.tuning.final_race import RaceOutcome, best_kernel, decide, prepare_race
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.planning import PlannedTasks, begin_search, plan_tasks, take_job

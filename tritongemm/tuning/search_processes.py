@@ -25,7 +25,7 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
@@ -33,7 +33,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Search, SearchedBackend, SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.search.planner import NO_LIMITS, PlannedProblem, plan_search
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 # Up to this number of problems planning is faster than starting processes.
 FEW_PROBLEMS = 3

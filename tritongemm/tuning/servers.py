@@ -8,11 +8,11 @@ from dataclasses import replace
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBackend, ServerFormat
-from tritongemm.runtime.machine import Machine
 from tritongemm.tuning.request import TuneRequest
 
 

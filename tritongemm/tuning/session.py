@@ -18,13 +18,13 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import PREDICTED
+from tritongemm.hip_ext.machine import Machine, toolchain
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalTimer, SearchedBackend, Timer
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
-from tritongemm.runtime.machine import Machine, toolchain
 from tritongemm.system import settings
 from tritongemm.tuning import servers
 from tritongemm.tuning.cluster import Cluster

@@ -11,7 +11,7 @@ from tests.support.kernel_cases import GFX942, SM90, SPLIT
 from tritongemm.backends.torch import batched
 from tritongemm.codegen import render
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 

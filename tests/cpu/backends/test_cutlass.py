@@ -26,9 +26,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.runtime.loaded_kernels import HostLaunchedKernel
 from tritongemm.search_spaces import loader as target_files
 
 cutlass = registry.get(KernelBackend, "cutlass")

@@ -23,7 +23,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.numerics import grouped
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.search_spaces import loader

@@ -16,7 +16,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt.library import Library
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
 from tritongemm.search_spaces import loader

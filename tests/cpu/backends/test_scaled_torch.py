@@ -14,7 +14,7 @@ from tests.support.scaled_operands import PAIRS
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.core.scaling import Scaling
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 

@@ -25,7 +25,7 @@ from tritongemm.backends._server_kernels import ServerBackend
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.search_spaces import loader

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from tritongemm.backends.triton import front_end
-from tritongemm.backends.triton.warm_up import multiply_tile
+from tritongemm.backends.triton.compiling import multiply_tile
 
 
 def test_a_function_is_parsed_once_and_its_signature_derived_once() -> None:

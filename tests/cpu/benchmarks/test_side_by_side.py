@@ -18,8 +18,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.workloads import sizes
 

@@ -19,8 +19,8 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerDied, WorkerTimeout
-from tritongemm.workers.ray_hosts import RayHosts, RemoteHost
+from tritongemm.system.child_process import WorkerDied, WorkerTimeout
+from tritongemm.system.ray_hosts import RayHosts, RemoteHost
 
 CONFIG = Config("tile", 16, 16, 16, num_warps=1)
 

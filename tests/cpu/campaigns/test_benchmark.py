@@ -13,15 +13,14 @@ import pytest
 from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.campaigns import benchmark
-from tritongemm.campaigns.benchmark import RAW
-from tritongemm.campaigns.campaign import MERGED
+from tritongemm.campaigns.campaign import MERGED, MeasuringTools
 from tritongemm.campaigns.comparison import TURNS
-from tritongemm.campaigns.filtering import DROPPED, FINAL, KEPT, LIBRARY, run_filter
-from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.served_kernel import own_choice
+from tritongemm.campaigns.stages import benchmark
 from tritongemm.campaigns.stages import benchmark as benchmark_stage
 from tritongemm.campaigns.stages import filter as filter_stage
+from tritongemm.campaigns.stages.benchmark import RAW
+from tritongemm.campaigns.stages.filter import DROPPED, FINAL, KEPT, LIBRARY, run_filter
 from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
@@ -33,8 +32,8 @@ from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.export.library.storage import MANIFEST, is_library, open_library
 from tritongemm.formats import results_format
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 

@@ -14,10 +14,10 @@ import pytest
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stand_in_campaigns import Rig, result
-from tritongemm.campaigns import driver, stages, state
-from tritongemm.campaigns.conflicts import RACES
+from tritongemm.campaigns import driver, stages
 from tritongemm.campaigns.device_load import CountedEvaluator, describe_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
+from tritongemm.campaigns.merging import RACES
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
@@ -299,21 +299,21 @@ def test_a_folder_without_a_campaign(rig: Rig) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "null", "[" * 100000])
 def test_a_damaged_state_is_told(rig: Rig, text: str) -> None:
     run_campaign(rig.campaign(LOG), "configs")
-    (rig.folder / state.NAME).write_text(text)
+    (rig.folder / driver.NAME).write_text(text)
     with pytest.raises(InputError, match=r"campaign.json is damaged .*delete it"):
         run_campaign(rig.campaign())
 
 
 def test_a_newer_state_is_refused(rig: Rig) -> None:
     run_campaign(rig.campaign(LOG), "configs")
-    path = rig.folder / state.NAME
+    path = rig.folder / driver.NAME
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
     with pytest.raises(InputError, match=r"campaign\.json: a newer version .*schema 2; this one reads up to 1"):
         run_campaign(rig.campaign())
 
 
 def test_two_campaigns_in_one_folder(rig: Rig) -> None:
-    with state.holding(rig.folder), pytest.raises(OutputError, match="another campaign runs in"):
+    with driver.holding(rig.folder), pytest.raises(OutputError, match="another campaign runs in"):
         run_campaign(rig.campaign(LOG))
     run_campaign(rig.campaign(), "configs")
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm.campaigns import benchmark, raw_results
+from tritongemm.campaigns import raw_results
+from tritongemm.campaigns.stages import benchmark
 from tritongemm.campaigns.tables import SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
 from tritongemm.core.errors import InputError, OutputError

@@ -17,11 +17,9 @@ from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
-from tritongemm.campaigns.benchmark import read_records
-from tritongemm.campaigns.campaign import MERGED
-from tritongemm.campaigns.conflicts import Conflict, RaceLog
-from tritongemm.campaigns.measuring import MeasuringTools
-from tritongemm.campaigns.merging import merge_results, race_conflicts
+from tritongemm.campaigns.campaign import MERGED, MeasuringTools
+from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_conflicts
+from tritongemm.campaigns.stages.benchmark import read_records
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
@@ -29,8 +27,8 @@ from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.results.run_files import RunFiles
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 

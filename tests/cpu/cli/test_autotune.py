@@ -19,10 +19,10 @@ from tests.support.evaluators import FakeEvaluator, passed
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.progress import RunProgress
 from tritongemm.results import journal
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.tuning import cluster, session
 from tritongemm.tuning.request import SearchScope, SizeSource, TuneRequest

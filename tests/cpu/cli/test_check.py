@@ -24,11 +24,11 @@ from tritongemm.core.trial import Trial
 from tritongemm.export.library import checking
 from tritongemm.export.library.checking import Checked
 from tritongemm.export.library.storage import open_library
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 
 TARGET = loader.load_target("gfx942")

@@ -10,9 +10,9 @@ from tritongemm.cli import gradlib, shell, tune
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext import machine
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
 from tritongemm.tuning import requested_rows, requested_run
 from tritongemm.tuning.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest

@@ -17,9 +17,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.tuning import cluster, servers, session
 

@@ -19,7 +19,7 @@ from tritongemm.hip_ext.binaries import code_object
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.results.run_files import holding_module_folder
 from tritongemm.results.store import Store
-from tritongemm.workers import child_process
+from tritongemm.system import child_process
 from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -213,7 +213,7 @@ def test_stages_to_stop_after(
     assert len(journal_of(tmp_path)) == 1 and not (tmp_path / "out.yaml").exists()
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     monkeypatch.setattr(
-        "tritongemm.workers.child_process.WorkerProcess.ask", lambda *_: pytest.fail("a compiler was asked")
+        "tritongemm.system.child_process.WorkerProcess.ask", lambda *_: pytest.fail("a compiler was asked")
     )
     assert tune.main(size) == 0
     (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())

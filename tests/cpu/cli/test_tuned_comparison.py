@@ -13,13 +13,13 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.tuning import cluster
 from tritongemm.tuning.request import TuneRequest

@@ -14,8 +14,8 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.random_inputs import INITS
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.search import space
 from tritongemm.search_spaces.loader import load_target
 

@@ -17,11 +17,11 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.results.store import Store
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 

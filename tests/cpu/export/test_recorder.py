@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.export import host_launch_plans
+from tritongemm.export import launch_plans
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.search_spaces import loader as target_files
 
@@ -29,12 +29,12 @@ def test_a_recorder_that_was_replaced_is_compiled_again(tmp_path: Path, monkeypa
     compiler, facts = StandIn(), target_files.load_target("gfx942")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     monkeypatch.setattr(hip_compiler, "compiler", lambda arch: compiler)
-    path, sha256 = host_launch_plans._runtime(facts)
-    assert host_launch_plans._runtime(facts) == (path, sha256) and len(compiler.compiled) == 1
+    path, sha256 = launch_plans._runtime(facts)
+    assert launch_plans._runtime(facts) == (path, sha256) and len(compiler.compiled) == 1
     library = Path(path)
     library.write_bytes(b"planted")
-    assert host_launch_plans._runtime(facts) == (path, sha256) and len(compiler.compiled) == 2
+    assert launch_plans._runtime(facts) == (path, sha256) and len(compiler.compiled) == 2
     assert library.read_bytes() == compiler.compiled[0]
     library.unlink()
     library.symlink_to(tmp_path / "elsewhere.so")
-    assert host_launch_plans._runtime(facts) == (path, sha256) and not library.is_symlink()
+    assert launch_plans._runtime(facts) == (path, sha256) and not library.is_symlink()

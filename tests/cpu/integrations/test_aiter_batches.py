@@ -7,7 +7,7 @@ import torch
 
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 
 
 def test_they_compute_what_aiters_do() -> None:
@@ -41,6 +41,6 @@ def test_factors_of_blocks_lie_as_aiter_has_them() -> None:
     wide_x = scale_x.double().repeat_interleave(128, 2)
     wide_w = scale_w.double().repeat_interleave(128, 2).repeat_interleave(128, 1)[:, :300]
     wanted = (x.double() * wide_x) @ (w.double() * wide_w).mT
-    assert error_metric.deviation(out, wanted) < 1e-5
+    assert verify.deviation(out, wanted) < 1e-5
     with pytest.raises(InputError, match="scale_b is"):
         aiter.batched_gemm_a8w8_blockscale(x, w, scale_x, scale_w[:, :2], out)

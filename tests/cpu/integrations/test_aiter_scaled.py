@@ -16,7 +16,7 @@ import tritongemm
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter, aiter_scaled
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
@@ -35,9 +35,9 @@ def test_a_factor_for_each_row(dtype: torch.dtype) -> None:
     of_x, of_w, bias = torch.rand(M, 1), torch.rand(1, N), torch.randn(1, N)
     exact = (x.double() * of_x) @ (w.double() * of_w.T).T
     for result in (aiter.gemm_a8w8(x, w, of_x, of_w), aiter.gemm_a8w8_bpreshuffle(x, shuffled(w), of_x, of_w.T)):
-        assert result.dtype == torch.bfloat16 and error_metric.deviation(result, exact) < 0.01
+        assert result.dtype == torch.bfloat16 and verify.deviation(result, exact) < 0.01
     biased = aiter.gemm_a8w8_CK(x, w, of_x, of_w, bias, torch.float16, splitK=3)
-    assert biased.dtype == torch.float16 and error_metric.deviation(biased, exact + bias) < 0.01
+    assert biased.dtype == torch.float16 and verify.deviation(biased, exact + bias) < 0.01
 
 
 def test_factors_of_blocks() -> None:
@@ -54,7 +54,7 @@ def test_factors_of_blocks() -> None:
         aiter.gemm_a8w8_blockscale_bpreshuffle(x, shuffled(w), of_x.t().contiguous().t(), of_w),
     )
     for result in results:
-        assert error_metric.deviation(result, exact) < 0.01
+        assert verify.deviation(result, exact) < 0.01
 
 
 @pytest.mark.parametrize("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
@@ -67,7 +67,7 @@ def test_fp4(variant: str) -> None:
     padded[: operands["scale_a"].shape[0]] = operands["scale_a"]
     given = operands["a"], operands["b"].t(), padded, operands["scale_b"], out
     assert aiter.gemm_a4w4(*given, bpreshuffle=variant == "a4w4_bpreshuffle") is out
-    assert error_metric.deviation(out[:33], exact) < 0.01 and bool((out[33:] == 7).all())
+    assert verify.deviation(out[:33], exact) < 0.01 and bool((out[33:] == 7).all())
     with pytest.raises(InputError, match="beta 1"):
         aiter.gemm_a4w4(*given, beta=1.0)
     assert registry.get(ScaleLayout, "e8m0_32x8").unpack(padded).shape == padded.shape
@@ -75,9 +75,9 @@ def test_fp4(variant: str) -> None:
     bias, shuffles = torch.ones(1, 64), variant == "a4w4_bpreshuffle"
     newer = aiter.gemm_a4w4(given[0].view(3, 11, -1), *given[1:4], bias, dtype=torch.float16, bpreshuffle=shuffles)
     assert newer.shape == (3, 11, 64) and newer.dtype == torch.float16
-    assert error_metric.deviation(newer.view(33, 64), exact + 1) < 0.01
+    assert verify.deviation(newer.view(33, 64), exact + 1) < 0.01
     older = aiter.gemm_a4w4(*given, torch.ones(64), 1.0, 0.0, shuffles)
-    assert older is out and error_metric.deviation(out[:33], exact + 1) < 0.01
+    assert older is out and verify.deviation(out[:33], exact + 1) < 0.01
     with pytest.raises(InputError, match="apreshuffle True"):
         aiter.gemm_a4w4(*given[:4], apreshuffle=True)
 

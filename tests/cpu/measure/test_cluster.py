@@ -19,16 +19,16 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure import cluster
 from tritongemm.measure.cluster import ClusterGpus, HostFacts, own_versions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, ScreenJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerDied
-from tritongemm.workers.ray_hosts import RayHosts
+from tritongemm.system.child_process import WorkerDied
+from tritongemm.system.ray_hosts import RayHosts
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 CONFIGS = [Config("tile", 16, 16, 16, group_m=g, num_warps=1) for g in (1, 2, 3)]

@@ -34,7 +34,7 @@ from tritongemm.measure.jobs import (
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 READY = OperandsReady(1, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.guarded_operands import guarded
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerDied
+from tritongemm.system.child_process import WorkerDied
 
 KILLED, FAULT = WorkerDied("signal SIGKILL", from_outside=True), WorkerDied("signal SIGSEGV")
 

@@ -20,6 +20,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.measure import choose, device_worker
 from tritongemm.measure.jobs import MeasureSetup, VerifyJob
@@ -28,7 +29,6 @@ from tritongemm.measure.timers import rocprofv3
 from tritongemm.measure.timers._traced import TracedClock
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Timer
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import session
 

@@ -17,7 +17,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, ScaleLayout
 from tritongemm.search.space import space

@@ -26,15 +26,15 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
 from tritongemm.formats import Defaults, FormatRow, make_problem, results_format
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, KernelBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
 NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"

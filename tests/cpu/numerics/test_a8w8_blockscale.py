@@ -22,13 +22,13 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem, results_format
-from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 FAMILY = registry.get(Family, "a8w8_blockscale")
 SM90 = target_files.load_target("sm90")

@@ -22,15 +22,15 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.export import launch_plans
-from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.scale_factors import in_rows
+from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 TRITON = registry.get(KernelBackend, "triton")
 FP4, E4M3, E5M2 = "fp4e2m1", "fp8e4m3fn", "fp8e5m2"

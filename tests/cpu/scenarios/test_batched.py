@@ -31,7 +31,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 from tritongemm.workloads import sizes
 
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)

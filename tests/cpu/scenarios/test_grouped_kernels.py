@@ -14,7 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 PLAIN = Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),))
 FEW = Config("grouped", 16, 16, 16, options=(("swap_ab", 1), ("xcds", 8)))

@@ -17,7 +17,7 @@ from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 SM90 = target_files.load_target("sm90")
 SWAPPED = (("swap_ab", 1),)

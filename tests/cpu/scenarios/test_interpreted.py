@@ -14,7 +14,7 @@ from tritongemm.codegen import render
 from tritongemm.core.problem import Problem
 from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 LAYOUTS = list(itertools.product([True, False], repeat=2))
 

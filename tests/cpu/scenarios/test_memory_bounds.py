@@ -15,7 +15,7 @@ from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerDied, WorkerProcess
+from tritongemm.system.child_process import WorkerDied, WorkerProcess
 
 FP8 = ("fp8e4m3fn", "fp8e4m3fn", "bf16")
 FP4 = ("fp4e2m1", "fp4e2m1", "bf16")

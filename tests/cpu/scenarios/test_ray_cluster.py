@@ -32,10 +32,10 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.report.console import Reporter
+from tritongemm.system.ray_hosts import RayHosts
 from tritongemm.tuning.cluster import Cluster
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
-from tritongemm.workers.ray_hosts import RayHosts
 
 pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/cpu/measure/test_cluster.py is quick
 

@@ -21,7 +21,7 @@ from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 ORDER = "shuffled_16x16"
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))

@@ -23,7 +23,7 @@ from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
-from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.system.child_process import WorkerProcess
 
 NARROW = Problem(150, 150, 350, "fp16", "fp16", "fp16", bias="n")
 EVEN = Problem(144, 144, 320, "fp16", "fp16", "fp16")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.search.planner import NO_LIMITS, plan_search
 
 LINEAR = Problem(64, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)

@@ -22,7 +22,7 @@ from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.contract import Strides
 from tritongemm.plugins import registry
@@ -123,12 +123,12 @@ def test_scales_along_k_of_each_product(
                 for bias in (None, torch.arange(n).float(), torch.arange(batch * n).float().view(batch, n)):
                     found = tritongemm.scaled_bmm(a, b, scale_a, scale_b, bias, torch.float32)
                     added = 0 if bias is None else bias.double().view(-1, 1, n)
-                    assert error_metric.deviation(found, wanted + added) < 1e-5
+                    assert verify.deviation(found, wanted + added) < 1e-5
     out = torch.empty(batch, m, n)
     one = of_a[:1].expand(batch, m, groups)
     assert tritongemm.scaled_bmm(a, w.mT, one, of_w.mT, None, torch.float32, out=out) is out
     whole = (a.double() * wide_a[:1]) @ (w.double() * wide_w).mT
-    assert error_metric.deviation(out, whole) < 1e-5
+    assert verify.deviation(out, whole) < 1e-5
 
 
 def test_batches_of_nothing_have_empty_results() -> None:

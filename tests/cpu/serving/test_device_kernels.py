@@ -25,8 +25,8 @@ from tritongemm.core.record import Record
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver, stream, symbols, tensor_map
 from tritongemm.hip_ext.driver.module import Grid
-from tritongemm.runtime import loaded_kernels
-from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.hip_ext.launching import loaded_kernels
+from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import kernel_loading, winners
 from tritongemm.serving.launching import FastCall

@@ -27,9 +27,9 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
+from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
-from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading, load_check, winners
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher

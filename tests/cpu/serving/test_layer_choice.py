@@ -16,7 +16,7 @@ from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.plugins import registry
@@ -82,8 +82,8 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.
     for m in (16, 64, 64, 16, 3):
         x, weight, factors, whole = operands(m)
         found = layer.linear_fp8(x, weight, factors, None, None, whole)
-        assert error_metric.deviation(found, x.double() @ whole.double().T) < (0.01 if m == 16 else 0.2)
-        assert error_metric.deviation(layer.linear_fp8(x, weight, factors), found.double()) < 0.2
+        assert verify.deviation(found, x.double() @ whole.double().T) < (0.01 if m == 16 else 0.2)
+        assert verify.deviation(layer.linear_fp8(x, weight, factors), found.double()) < 0.2
     assert calls == [16, 16]
     times = "fp8e4m3fn-fp8e4m3fn-bf16 5.00 us and quantising A 3.00 us"
     assert explained(16) == f"unquantised: {times} >= bf16 7.00 us"
@@ -159,7 +159,7 @@ def test_patched_layers_keep_their_weight_where_that_pays(dispatcher: Dispatcher
     patched = tritongemm.patch(model, keep_unquantized=True)
     assert kept(model) == ["0.weight_unquantized"] and model.state_dict().keys() == state.keys()
     assert torch.equal(model(x), nn.functional.linear(x, whole))
-    assert error_metric.deviation(model(x.float()), x.double() @ whole.double().T) < 0.2  # of another type
+    assert verify.deviation(model(x.float()), x.double() @ whole.double().T) < 0.2  # of another type
     model.load_state_dict(state)
     assert not kept(model)
     patched.undo()

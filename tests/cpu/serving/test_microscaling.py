@@ -16,7 +16,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 from tritongemm.core.errors import InputError
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations.checks import check_encodings
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
@@ -144,7 +144,7 @@ def test_products_of_what_was_quantised(dtype: torch.dtype, layout: str) -> None
     left, right = (
         numbers(q) * (powers - 127).exp2().repeat_interleave(32, 1)[:, :320] for q, powers in ((a, of_x), (b, of_w))
     )
-    assert error_metric.deviation(result, left @ right.T) < 0.01
+    assert verify.deviation(result, left @ right.T) < 0.01
     of_a[0, 0] = 255
     with pytest.raises(InputError, match="scale_a holds NaN"):
         tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=layout)
@@ -174,7 +174,7 @@ _INTERPRETED = """
 import sys, torch
 from tests.support import quick_interpreter
 from tritongemm.codegen.modules import run_text
-from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.guarded_operands import guarded
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations import microscaling
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel

@@ -14,7 +14,7 @@ from tests.support.linear_layers import StandInKernel, attach_device, record, ru
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.contract import Strides
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
@@ -47,7 +47,7 @@ def test_pytorch_computes_what_no_kernel_does(dtype: str, shuffled: bool, m: int
     layout = SHUFFLED if shuffled else ""
     operands: tuple[Any, ...] = (given["a"], given["b"], given["scale_a"], given["scale_b"].mT)
     found = tritongemm.scaled_bmm(*operands, scale_layout=layout)
-    assert error_metric.deviation(found, exact) <= family.tolerance(one)
+    assert verify.deviation(found, exact) <= family.tolerance(one)
     shared = given["a"][:1].expand(3, -1, -1), given["b"], given["scale_a"][:1].expand(3, -1, -1), operands[3]
     first = tritongemm.scaled_bmm(*shared, scale_layout=layout)
     assert torch.equal(first[0], found[0]) and not torch.equal(first[1], found[1])
@@ -136,7 +136,7 @@ def test_groups(dtype: str, room: int, shuffled: bool) -> None:
     found = tritongemm.grouped_mm(*operands[:6], scale_layout=operands.scale_layout)
     exact = family.reference(asked, given)
     there = ~exact[..., 0].isnan()
-    assert error_metric.deviation(found[there], exact[there]) <= family.tolerance(asked)
+    assert verify.deviation(found[there], exact[there]) <= family.tolerance(asked)
     reading = GROUPED.read(GROUPED.check(operands))
     assert not isinstance(reading, Support)
     kernels = stand_in_kernels(RecordTable([record(asked)]), {asked: StandInKernel()})

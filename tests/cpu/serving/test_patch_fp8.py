@@ -14,7 +14,7 @@ import tritongemm
 from tests.support.linear_layers import record
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -86,7 +86,7 @@ def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
     x = torch.randn(2, 5, 256)
     with torch.no_grad():
         served = model.up(x)
-        assert error_metric.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
+        assert verify.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
         copied = copy.deepcopy(model)
         assert type(copied.up) is served_fp8.served_class()
         assert torch.equal(copied(x), model(x))

@@ -26,7 +26,7 @@ from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.scaling import GRANULARITIES, Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.binaries import code_object
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.search_spaces import loader
@@ -137,7 +137,7 @@ from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.measure.guarded_tensors import guarded
+from tritongemm.measure.guarded_operands import guarded
 quick_interpreter.hasten()
 module = run_text(read_text("quantize"), "quantize")
 saved = {}
@@ -249,7 +249,7 @@ def test_a_layer_is_right_within_its_quantisation(form: str, dtype: torch.dtype)
     exact = x.double() @ weight.T + bias
     out = tritongemm.linear_fp8(x, w, scale, bias)
     assert out.shape == (2, 3, 200) and out.dtype == torch.float32
-    assert error_metric.deviation(out.view(6, -1), exact.view(6, -1)) < 0.2
+    assert verify.deviation(out.view(6, -1), exact.view(6, -1)) < 0.2
     compiled = torch.compile(tritongemm.linear_fp8, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x, w, scale, bias), out)
 

@@ -21,7 +21,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.integrations import aiter
-from tritongemm.numerics import error_metric
+from tritongemm.numerics import verify
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -86,7 +86,7 @@ def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
                 for bias in (None, torch.arange(n).float()):
                     out = tritongemm.scaled_mm(a, b, of_a, scale_b, bias, torch.float32)
                     wanted = exact if bias is None else exact + bias
-                    assert error_metric.deviation(out, wanted) < 1e-5
+                    assert verify.deviation(out, wanted) < 1e-5
 
 
 def test_factors_of_one_operand_tell_what_the_others_are_for() -> None:
@@ -99,7 +99,7 @@ def test_factors_of_one_operand_tell_what_the_others_are_for() -> None:
     ):
         exact = (a.double() * spread(scale_a, 3, 512)) @ (w.double() * wide_w).T
         found = tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32)
-        assert error_metric.deviation(found, exact) < 1e-5
+        assert verify.deviation(found, exact) < 1e-5
 
 
 def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:

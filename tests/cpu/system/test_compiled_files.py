@@ -17,7 +17,7 @@ import pytest
 from tests.support.owners import pretend
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.hip_ext import libraries
-from tritongemm.system import ownership
+from tritongemm.system import compiled_files
 from tritongemm.system.compiled_files import CompiledFiles
 
 KEY, FILES, FACTS = "ab" * 20, {"kernel.co": b"machine code"}, {"threads": 64}
@@ -29,7 +29,7 @@ TOP = (0, 0o755)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every user is user 1000 here, whose default folder is in the test's."""
     monkeypatch.setattr(os, "geteuid", lambda: ME)
-    monkeypatch.setattr(ownership, "is_private", lambda uid, gid: False)
+    monkeypatch.setattr(compiled_files, "is_private", lambda uid, gid: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TRITONGEMM_CACHE_TRUST", raising=False)
     whose(monkeypatch, {tmp_path: (ME, None)})
@@ -142,7 +142,7 @@ def test_a_folder_that_anybody_can_change_is_refused(tmp_path: Path, monkeypatch
             with pytest.raises(OutputError, match=r"or name another folder in TRITONGEMM_CACHE"):
                 CompiledFiles(tmp_path).keep(KEY, FILES, FACTS)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(ownership, "is_private", lambda uid, gid: True)
+    monkeypatch.setattr(compiled_files, "is_private", lambda uid, gid: True)
     whose(monkeypatch, {tmp_path: (ME, 0o775)})
     assert CompiledFiles(tmp_path).find(KEY) is None, "a group of one's own is not another user"
 
@@ -175,10 +175,10 @@ def test_users_of_a_shared_folder_use_those_of_whom_they_trust(shared: Path, mon
     theirs = kept_by(OTHER, shared, monkeypatch)
     for named, member in (("3000", False), ("group", True)):
         monkeypatch.setenv("TRITONGEMM_CACHE_TRUST", named)
-        monkeypatch.setattr(ownership, "is_member", lambda uid, gid, member=member: member)
+        monkeypatch.setattr(compiled_files, "is_member", lambda uid, gid, member=member: member)
         found = CompiledFiles(shared).find(KEY)
         assert found and found.path == theirs, named
-    monkeypatch.setattr(ownership, "is_member", lambda uid, gid: False)
+    monkeypatch.setattr(compiled_files, "is_member", lambda uid, gid: False)
     assert CompiledFiles(shared).find(KEY) is None
     monkeypatch.setenv("TRITONGEMM_CACHE_TRUST", "no such user")
     with pytest.raises(InputError, match="TRITONGEMM_CACHE_TRUST names 'no such user'"):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.owners import pretend
 from tritongemm.core.errors import InputError
-from tritongemm.system import ownership
+from tritongemm.system import compiled_files
 
 ME, ADMIN, STRANGER, STAFF = 1000, 2000, 3000, 50
 
@@ -34,8 +34,8 @@ def users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((groups[gid][0], "x", gid, groups[gid][1])))
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, *(g for g in groups if name in groups[g][1])])
     monkeypatch.setattr(os, "geteuid", lambda: ME)
-    ownership.is_private.cache_clear()
-    ownership.is_member.cache_clear()
+    compiled_files.is_private.cache_clear()
+    compiled_files.is_member.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def users(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_who_writes_beside_the_owner(found: os.stat_result, others: bool) -> None:
-    assert ownership.others_write(found) == others
+    assert compiled_files.others_write(found) == others
 
 
 def test_files_of_trusted_users_are_used_where_nobody_else_writes() -> None:
-    some = ownership.Owners(frozenset([0, ME]))
+    some = compiled_files.Owners(frozenset([0, ME]))
     assert some.may_use(status(ME, 0o644)) and some.may_use(status(0, 0o644))
     assert not some.may_use(status(STRANGER, 0o600)) and not some.may_use(status(ME, 0o664))
-    assert ownership.Owners(frozenset(), group=STAFF).may_use(status(STRANGER, 0o644))
-    assert not ownership.Owners(frozenset(), group=STAFF).may_use(status(4000, 0o644)), "no member, or unknown"
+    assert compiled_files.Owners(frozenset(), group=STAFF).may_use(status(STRANGER, 0o644))
+    assert not compiled_files.Owners(frozenset(), group=STAFF).may_use(status(4000, 0o644)), "no member, or unknown"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_owner_of_a_folder_is_trusted_where_nobody_else_can_have_put_it(
     folder = tmp_path / "cache"
     folder.mkdir()
     pretend(monkeypatch, {Path("/"): (0, 0o755), tmp_path: above, folder: (owner, mode)})
-    assert (owner in ownership.owners(folder, os.stat(folder), ())) == trusted
-    assert {0, ME} <= ownership.owners(folder, os.stat(folder), ()).uids
+    assert (owner in compiled_files.owners(folder, os.stat(folder), ())) == trusted
+    assert {0, ME} <= compiled_files.owners(folder, os.stat(folder), ()).uids
 
 
 def test_a_link_that_others_can_have_made_gives_nobody_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +90,15 @@ def test_a_link_that_others_can_have_made_gives_nobody_trust(tmp_path: Path, mon
     link.symlink_to(folder)
     owned = {Path("/"): (0, 0o755), folder: (STRANGER, 0o755), link.parent: (0, 0o1777)}
     pretend(monkeypatch, owned)
-    assert STRANGER in ownership.owners(folder, os.stat(folder), ())
-    assert STRANGER not in ownership.owners(link, os.stat(link), ())
+    assert STRANGER in compiled_files.owners(folder, os.stat(folder), ())
+    assert STRANGER not in compiled_files.owners(link, os.stat(link), ())
 
 
 def test_trusted_users_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {Path("/"): (0, 0o755), tmp_path: (0, 0o1777)}, gid=STAFF)
-    found = ownership.owners(tmp_path, os.stat(tmp_path), ["admin", "4000"])
+    found = compiled_files.owners(tmp_path, os.stat(tmp_path), ["admin", "4000"])
     assert {ADMIN, 4000} <= found.uids and STRANGER not in found
-    assert STRANGER in ownership.owners(tmp_path, os.stat(tmp_path), ["group"])
+    assert STRANGER in compiled_files.owners(tmp_path, os.stat(tmp_path), ["group"])
     monkeypatch.undo()
     with pytest.raises(InputError, match="TRITONGEMM_CACHE_TRUST names 'no such user', which is no user here"):
-        ownership.owners(tmp_path, os.stat(tmp_path), ["no such user"])
+        compiled_files.owners(tmp_path, os.stat(tmp_path), ["no such user"])

@@ -19,11 +19,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import servers
 from tritongemm.tuning.layer_tuning import LayerTuning

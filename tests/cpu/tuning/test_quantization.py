@@ -27,7 +27,7 @@ from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 from tritongemm.tuning import quantization
-from tritongemm.tuning.compile_queue import CompileQueue
+from tritongemm.tuning.device_queue import CompileQueue
 from tritongemm.workloads import sizes
 
 OCP, FP4 = "fp8e4m3fn", "fp4e2m1"

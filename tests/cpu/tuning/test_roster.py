@@ -25,7 +25,7 @@ from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 from tritongemm.tuning import roster
-from tritongemm.tuning.finalists import LIBRARY_PLACES, pick_finalists
+from tritongemm.tuning.final_race import LIBRARY_PLACES, pick_finalists
 from tritongemm.tuning.roster import choose_roster
 from tritongemm.workloads import sizes
 

@@ -23,7 +23,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
@@ -33,8 +33,7 @@ from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tuning import run as run_module
-from tritongemm.tuning.compile_queue import CompileQueue
-from tritongemm.tuning.device_queue import DeviceQueue
+from tritongemm.tuning.device_queue import CompileQueue, DeviceQueue
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.screening import ScreenWork, Work

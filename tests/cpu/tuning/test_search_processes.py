@@ -26,11 +26,12 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.system.child_process import WorkerProcess
 from tritongemm.tuning import search_processes
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
@@ -41,7 +42,6 @@ from tritongemm.tuning.search_processes import (
     SearchWorker,
     WinnerModule,
 )
-from tritongemm.workers.child_process import WorkerProcess
 
 GFX942 = target_files.load_target("gfx942")
 PROBLEMS = [Problem(16, 16, k) for k in (64, 32)]

@@ -18,9 +18,9 @@ from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm
-from tritongemm.runtime import captured_launch
-from tritongemm.runtime.captured_launch import CapturedKernel
-from tritongemm.runtime.patched_launch import call_all
+from tritongemm.hip_ext.launching import captured_launch
+from tritongemm.hip_ext.launching.captured_launch import CapturedKernel
+from tritongemm.hip_ext.launching.patched_launch import call_all
 
 if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver

@@ -1,6 +1,6 @@
 """Loads a product of DeepGEMM for operands at any addresses.
 
-The package's kernel is launched directly where it can be captured (`runtime.captured_launch`); elsewhere
+The package's kernel is launched directly where it can be captured (`hip_ext.launching.captured_launch`); elsewhere
 the package is called, with tensors made at the addresses.
 """
 
@@ -20,7 +20,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.runtime import captured_launch
+from tritongemm.hip_ext.launching import captured_launch
 
 if TYPE_CHECKING:
     from torch import Tensor

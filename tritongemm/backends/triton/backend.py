@@ -7,7 +7,7 @@ from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
-from tritongemm.backends.triton import assembly_edits, compiling, config_check, helper_kernels
+from tritongemm.backends.triton import assembly_edits, compiling, config_check
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.codegen.geometry import LARGEST_INDEX
@@ -26,6 +26,32 @@ from tritongemm.search import space as search_space
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 from tritongemm.system import settings
+
+
+def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
+    """Return the compile job of a helper kernel."""
+    overlap = {"OVERLAPS": target.has("launch_overlap")} if helper.overlaps else {}
+    identity = compiling.job_identity(
+        target,
+        source=helper.source,
+        constants=dict(helper.constants) | overlap,
+        options={"num_warps": helper.num_warps, "num_stages": 1},
+        signature=dict(helper.signature),
+        divisors={name: divisor for name, divisor in helper.divisors.items() if divisor > 1},
+        small=[],
+    )
+    config = Config(helper.name, 0, 0, 0, num_warps=helper.num_warps, num_stages=1)
+    return CompileJob(config, identity, {"vendor": target.vendor})
+
+
+def make_launch(built: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+    """Return the launch of a compiled helper kernel; each buffer has the name of its parameter without ``_ptr``."""
+    params = [
+        Param("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else Param(kind, arguments.numbers[name])
+        for name, kind in helper.signature.items()
+    ]
+    return compiling.make_launch(built, arguments.grid, params)
+
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
@@ -89,11 +115,11 @@ class TritonBackend(SearchedBackend):
 
     def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
         """Return the compile job of a helper kernel."""
-        return helper_kernels.compile_job(helper, target)
+        return compile_job(helper, target)
 
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
         """Return the launch of a helper kernel."""
-        return helper_kernels.make_launch(artifact, helper, arguments)
+        return make_launch(artifact, helper, arguments)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = compiling.job_identity(

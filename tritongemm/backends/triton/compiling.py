@@ -8,6 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import triton
+import triton.language as tl
+
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.backends.triton.front_end import quick_front_end
@@ -83,7 +86,7 @@ def warm_up(target: Target) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tritongemm.backends.triton.warm_up import multiply_tile
+    from tritongemm.backends.triton.compiling import multiply_tile
 
     gpu = GPUTarget(*GPU_TARGETS[target.vendor](target.name), target.wave_size)
     types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "k": "i32", "BLOCK": "constexpr"}
@@ -263,3 +266,15 @@ def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: in
     if scratch := int(getattr(meta, "global_scratch_size", 0) or 0):
         reason = reason or f"needs {scratch} bytes of global scratch for each program"
     return replace(built, status="out_of_resources", reason=reason) if reason else built
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_tile(a_ptr, b_ptr, c_ptr, k, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Compute C = A @ B for one tile, both operands row-major and K a multiple of BLOCK."""
+    rows = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, k, BLOCK):
+        a = tl.load(a_ptr + rows[:, None] * k + start + rows[None, :])
+        b = tl.load(b_ptr + (start + rows[:, None]) * BLOCK + rows[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + rows[:, None] * BLOCK + rows[None, :], total)

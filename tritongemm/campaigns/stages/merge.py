@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.conflicts import RACES
-from tritongemm.campaigns.merging import merge_campaign, read_results
+from tritongemm.campaigns.merging import RACES, merge_campaign, read_results
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.record import Record

@@ -21,10 +21,10 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.building import target_of
 from tritongemm.export.library.entry import LibraryKernel, record_m
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.plugins.validity import check_config
-from tritongemm.runtime.machine import Machine
 from tritongemm.system import settings
 
 HOLDS = "holds"

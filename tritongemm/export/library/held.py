@@ -10,7 +10,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.storage import KernelLibrary, open_library
 from tritongemm.export.library.writing import Contents
-from tritongemm.runtime.machine import Machine
+from tritongemm.hip_ext.machine import Machine
 
 
 class HeldLibrary:

@@ -11,7 +11,7 @@ from tritongemm.export.library import building, writing
 from tritongemm.export.library.building import Built
 from tritongemm.export.library.storage import MANIFEST
 from tritongemm.export.library.writing import Contents
-from tritongemm.runtime.machine import Machine
+from tritongemm.hip_ext.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tritongemm.hip_ext.driver.driver import Device
 from tritongemm.hip_ext.profilers import rocprofiler
 from tritongemm.measure.timers._traced import TracedClock
 from tritongemm.plugins.contracts import Timer
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 _PROBE_TIMEOUT_SECONDS = 60.0  # limit of the process that tries the SDK
 

@@ -9,8 +9,8 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics import grouped
-from tritongemm.numerics.error_metric import epilogue_reference
 from tritongemm.numerics.random_inputs import random_inputs
+from tritongemm.numerics.verify import epilogue_reference
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
 

@@ -17,9 +17,9 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.numerics.error_metric import epilogue_reference
 from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import multiplied
+from tritongemm.numerics.verify import epilogue_reference
 from tritongemm.plugins.contracts import FamilyDefaults
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, ResultsFile, Translation
 from tritongemm.core.record import Record
-from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
 

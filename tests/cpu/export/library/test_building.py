@@ -18,9 +18,9 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
 from tritongemm.export.library import building
 from tritongemm.export.library.storage import open_library
+from tritongemm.hip_ext import machine
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.results.store import Store
-from tritongemm.runtime import machine
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 

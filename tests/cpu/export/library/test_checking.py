@@ -18,9 +18,9 @@ from tritongemm.core.support import SUPPORTED
 from tritongemm.export.library import building, checking
 from tritongemm.export.library.checking import Checked, Claim
 from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 

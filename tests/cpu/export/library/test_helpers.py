@@ -19,11 +19,11 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.export.library import building, helper_building
+from tritongemm.export.library import building
 from tritongemm.export.library.storage import MANIFEST, open_library
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.system import settings
@@ -50,7 +50,7 @@ def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tm
     found = open_library(library)
     assert found.targets == {"sm90": SM90} and not found.damaged and not found.faults()
     problems = [entry.record.problem for entry in found.entries]
-    wanted = {h.digest("sm90") for p in problems for h, _ in helper_building._wanted(p, SM90)}
+    wanted = {h.digest("sm90") for p in problems for h, _ in building._wanted(p, SM90)}
     assert {asked for _, asked in found.helpers} == wanted and len(wanted) > 20
     assert command.main(["merge", str(library), "-o", str(tmp_path / "merged.zip")]) == 0
     merged = open_library(tmp_path / "merged.zip")

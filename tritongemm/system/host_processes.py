@@ -10,8 +10,8 @@ from typing import Any
 
 from tritongemm.core.errors import UnavailableError
 from tritongemm.system import settings
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 from tritongemm.system.compiled_files import CompiledFiles
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 _KEY_DIGITS = 40
 

@@ -20,8 +20,8 @@ from tests.support import ROOT
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.errors import UnavailableError
-from tritongemm.workers import child_process
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.system import child_process
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 ROLE = "tests.support.child_roles:Role"
 
@@ -143,7 +143,7 @@ def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
 def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
     """A parent that is killed leaves no child behind: the pipe closes."""
     text = (
-        "import os, signal\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
+        "import os, signal\nfrom tritongemm.system.child_process import WorkerProcess as Child\n"
         "c = Child('tests.support.child_roles:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
         "print(pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -159,7 +159,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> N
     """Though it computes in C and looks at no pipe; so does a tool that it started."""
     note = tmp_path / "pids"
     text = (
-        "from tritongemm.workers.child_process import WorkerProcess as Child\n"
+        "from tritongemm.system.child_process import WorkerProcess as Child\n"
         f"list(Child('tests.support.child_roles:Role').ask(('compute', {str(note)!r}), 60))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -174,7 +174,7 @@ def test_it_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
     """Where it would be found before Triton, and the parent does not look."""
     (tmp_path / "only_here.py").write_text("")
     text = (
-        "import sys\nsys.path.remove('')\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
+        "import sys\nsys.path.remove('')\nfrom tritongemm.system.child_process import WorkerProcess as Child\n"
         "print(*Child('tests.support.child_roles:Role').ask(('find', 'only_here'), 60))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

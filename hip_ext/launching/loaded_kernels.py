@@ -11,9 +11,8 @@ from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.runtime.launch_preparation import PLACEHOLDER_ADDRESS, prepare_launch, tensor_map_makers
-from tritongemm.runtime.patched_launch import address_writer, as_words, call_all
-from tritongemm.runtime.zeroed_launch import ZeroedLaunch
+from tritongemm.hip_ext.launching.launch_preparation import PLACEHOLDER_ADDRESS, prepare_launch, tensor_map_makers
+from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch, address_writer, as_words, call_all
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.runtime.loaded_kernels import TunedKernel
-from tritongemm.runtime.zeroed_launch import ZeroedLaunch
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
+from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
 
 
 class Recorder:

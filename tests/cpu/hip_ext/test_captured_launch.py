@@ -15,8 +15,8 @@ from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
-from tritongemm.runtime import captured_launch
-from tritongemm.runtime.captured_launch import CapturedKernel, QueueCall
+from tritongemm.hip_ext.launching import captured_launch
+from tritongemm.hip_ext.launching.captured_launch import CapturedKernel, QueueCall
 
 Opened: TypeAlias = tuple[ctypes.CDLL, driver.Device, Function]
 StartDriver: TypeAlias = Callable[[str], tuple[ctypes.CDLL, driver.Driver]]

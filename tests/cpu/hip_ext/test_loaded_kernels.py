@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.cpu.runtime.test_zeroed_launch import FunctionStub, Recorder
+from tests.cpu.hip_ext.test_zeroed_launch import FunctionStub, Recorder
 from tritongemm.core.launch import Launch, Param
-from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 
 
 class DeviceOfMaps(Recorder):

@@ -12,9 +12,9 @@ import pytest
 
 from tests.support import ROOT, fake_ray
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.workers import ray_hosts
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
-from tritongemm.workers.ray_hosts import HostLost, RayHosts, RemoteHost
+from tritongemm.system import ray_hosts
+from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
+from tritongemm.system.ray_hosts import HostLost, RayHosts, RemoteHost
 
 FAULTS = {
     "killed": WorkerDied("signal SIGKILL", from_outside=True),

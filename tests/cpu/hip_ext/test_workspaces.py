@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.linear_layers import StandInDriver
 from tritongemm.hip_ext.driver.driver import Driver
-from tritongemm.runtime import workspaces
-from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.hip_ext.launching import workspaces
+from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 
 StartDriver = Callable[[str], tuple[ctypes.CDLL, Driver]]
 

@@ -16,7 +16,7 @@ from functools import partial
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured, Cleared
-from tritongemm.runtime.patched_launch import WORD_BYTES, address_writer, as_words, call_all
+from tritongemm.hip_ext.launching.patched_launch import WORD_BYTES, address_writer, as_words, call_all
 
 QueueCall = Callable[[Mapping[str, int], int], object]
 

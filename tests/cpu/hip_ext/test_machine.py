@@ -11,8 +11,8 @@ from tritongemm.cli import tune
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
-from tritongemm.runtime import machine
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.run import TuningRun
 

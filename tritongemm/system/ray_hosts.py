@@ -19,8 +19,8 @@ from typing import Any
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.system import import_path
-from tritongemm.workers.child_process import WorkerDied, WorkerError
-from tritongemm.workers.host_processes import HostProcesses, fault_of
+from tritongemm.system.child_process import WorkerDied, WorkerError
+from tritongemm.system.host_processes import HostProcesses, fault_of
 
 _CONNECT_SECONDS = 5.0  # until a port without an answer counts as closed
 _PROBE_SECONDS = 30.0  # a cluster accepts its users within a few

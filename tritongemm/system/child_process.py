@@ -29,7 +29,7 @@ _LAST_OUTPUT_BYTES = 4000  # how much of its output is searched for the last lin
 # Signals from an administrator, a batch system, or the kernel when memory is short.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 # What a child runs. `python -m` would put the current folder first on the path, and this must come before any import.
-_CHILD = "import sys; sys.path[:] = {path!r}; from tritongemm.workers.child_process import main; main()"
+_CHILD = "import sys; sys.path[:] = {path!r}; from tritongemm.system.child_process import main; main()"
 
 
 class WorkerDied(Exception):

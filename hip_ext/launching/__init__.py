@@ -1,0 +1,1 @@
+"""Prepares, captures and patches launches on a device."""

@@ -1,1 +1,0 @@
-"""Prepares and starts launches on a device, and lists what this machine has."""

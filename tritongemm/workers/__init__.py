@@ -1,1 +1,0 @@
-"""Child processes that may die, and queues of work."""

@@ -1,4 +1,4 @@
-"""Writes addresses into a prepared launch's parameter block."""
+"""Writes addresses into a prepared launch's parameter block, and zeroes memory before a kernel that adds into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `Campaign`: a folder, the log it is of, and what the stages work with."""
+"""The class `Campaign`: a folder, the log it is of, and what the stages work with, among it what measures."""
 
 from __future__ import annotations
 

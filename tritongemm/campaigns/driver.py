@@ -1,4 +1,4 @@
-"""Runs the stages of a campaign in their order: each once, and a killed one resumes."""
+"""Runs the stages of a campaign in their order: each once, as the folder's file says, and a killed one resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classes `TemplateSpace` and `Space`, which are the configs of one problem on one target."""
+"""The classes `TemplateSpace` and `Space`, the configs of one problem on one target, and `SearchLimits` of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies operands to device memory that ends where nothing is mapped.
+"""Copies operands to memory that ends where nothing is mapped, of a device or of this process.
 
 A kernel that reads or writes beyond an operand faults there. Elsewhere it would find another tensor, its result may be
 right all the same, and it faults by chance once it serves.
@@ -6,22 +6,16 @@ right all the same, and it faults by chance once it serves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import mmap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
-
-if TYPE_CHECKING:
-    from torch import Tensor
-import ctypes
-import mmap
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from tritongemm.core.integers import round_up
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,15 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.grouped import written
 from tritongemm.plugins.contracts import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
-from typing import TYPE_CHECKING
-
-from tritongemm.core.operands import Operands
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""A work queue of the devices, in which the work of one size stays on the device that drew it first."""
+"""The work queue of the devices, and the queue of all compile jobs of a run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tritongemm.plugins import contracts
 
 PACKAGE = "tritongemm"
 HOME = Path(tritongemm.__file__).parent
-COMMAND_LINES = 20  # a module at the first level with no more lines starts a command as `python -m`
 _ROLE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")  # what a child process is told to run
 
 

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.cpu.architecture.offenders import check
-from tests.cpu.architecture.source_tree import COMMAND_LINES, FILES, HOME, PACKAGE, imports, place
+from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, imports, place
 from tests.support import ROOT, forked
 from tritongemm.cli.arguments import COMMANDS
 

@@ -92,11 +92,8 @@ def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("seconds", -1.0), ("seconds", math.nan), ("seconds", math.inf), ("seconds", 0), ("seconds", "abc"),
-        ("seconds", 1e-320), ("winner", [1]), ("spread", "x"), ("config", "bm17"), ("target", "sm90"),
-        ("config", CONFIG.name.replace("tile", "zzz.tile")), ("toolchain", None), ("timer", 5),
-        ("library_seconds", "x"), ("problem", "abc"), ("problem", {**ONE.to_json(), "row_major_a": "yes"}),
-        ("problem", {**ONE.to_json(), "scale_a": {"dtype": "fp7"}}), ("problem", {**ONE.to_json(), "family": "absent"}),
+        ("seconds", math.nan), ("seconds", 1e-320), ("target", "sm90"), ("toolchain", None), ("problem", "abc"),
+        ("config", CONFIG.name.replace("tile", "zzz.tile")), ("problem", {**ONE.to_json(), "family": "absent"}),
     ],
 )  # fmt: skip
 def test_a_damaged_value_does_not_poison_the_results(tmp_path: Path, field: str, value: Any) -> None:
@@ -114,10 +111,7 @@ def test_a_damaged_value_does_not_poison_the_results(tmp_path: Path, field: str,
     assert rows(path) == [record(ONE), record(THREE)]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("samples", []), ("samples", ["a"]), ("samples", {}), ("status", "fine"), ("config", 5), ("stage", "x")],
-)
+@pytest.mark.parametrize(("field", "value"), [("samples", []), ("status", "fine"), ("config", 5)])
 def test_a_damaged_trial_costs_itself(tmp_path: Path, field: str, value: Any) -> None:
     path = tmp_path / "out.yaml"
     with take(path) as store:

@@ -1,4 +1,4 @@
-"""Describes launches as the JSON values of plans (docs/commands.md defines them)."""
+"""Describes launches as the JSON values of plans (docs/reference/commands.md defines them)."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def _nearest(name: str, keys: Collection[str]) -> str:
     if near:
         return f"did you mean {lower[near[0]]!r}?"
     listed = list(keys)[:_LISTED_KEYS]
-    more = f" and {len(keys) - len(listed)} more, in docs/formats.md" if len(keys) > len(listed) else ""
+    more = f" and {len(keys) - len(listed)} more, in docs/reference/formats.md" if len(keys) > len(listed) else ""
     return f"there are: {', '.join(listed)}{more}"
 
 

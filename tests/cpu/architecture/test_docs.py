@@ -113,7 +113,7 @@ def _variables() -> set[str]:
 
 
 def test_every_option_and_variable_is_told() -> None:
-    text = (DOCS / "commands.md").read_text()
+    text = (DOCS / "reference/commands.md").read_text()
     reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
     second_names = {f"--{name}" for name in ("col-a", "col-b", "row-b", "dtype-a", "dtype-b", "dtype-c", *"omnk")}
     assert _command_options() - reported - second_names == {"-h"}
@@ -122,7 +122,7 @@ def test_every_option_and_variable_is_told() -> None:
 
 
 def test_every_key_of_a_result_is_told() -> None:
-    text = (DOCS / "results.md").read_text()
+    text = (DOCS / "reference/results.md").read_text()
     reported = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
     kept = {f.name for f in fields(Record)}
     kept |= {f.name for f in fields(Trial)} - {"try_again"}  # what may be tried again is not kept
@@ -156,7 +156,7 @@ def test_every_method_to_fill_is_told() -> None:
 
 
 def test_the_import_table_is_the_one_that_is_held() -> None:
-    text = (DOCS / "architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
+    text = (DOCS / "explanation/architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
     table: dict[str, tuple[int, set[str]]] = {}
     for level, packages, allowed in re.findall(r"(?m)^\| (\d) \| ([\w, ]+) \| ([^|]+) \|$", text):
         others = set(allowed.split(", ")) if not allowed.startswith(("nothing", "all ")) else set()
@@ -166,7 +166,7 @@ def test_the_import_table_is_the_one_that_is_held() -> None:
 
 
 def test_the_states_of_a_size_are_those_of_the_code() -> None:
-    text = (DOCS / "architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
+    text = (DOCS / "explanation/architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
     rows = re.findall(r"(?m)^\| `(\w+)` \| .+ \| ([^|]*) ?\|$", text)
     assert {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows} == {
         state.value: {one.value for one in following} for state, following in NEXT_STATES.items()

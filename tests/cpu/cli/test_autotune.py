@@ -163,7 +163,7 @@ def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str,
 def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """At smaller sizes."""
     monkeypatch.setattr(tritongemm, "autotune", autotune)
-    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     found: dict[str, Any] = {}
     exec(example.replace("4096", "16"), found)

@@ -1,6 +1,6 @@
 """Kernels that are wrong do not pass the check without a GPU: edits of right ones, each at a size that it spoils.
 
-What no interpreter can notice is in docs/support.md.
+What no interpreter can notice is in docs/reference/support.md.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def format_of(path: Path, text: str) -> Format:
     if fault and not missing:  # the file may be right for a format that is missing
         raise InputError(fault)
     sizes = f"a file of sizes has a line for each, such as {EXAMPLE}, or is a CSV that begins with the line M,N,K"
-    raise InputError("; ".join([f"{path} is in no known format (docs/reference/formats.md lists them)", sizes, *missing]))
+    raise InputError("; ".join([f"{path} is in no known format (see docs/reference/formats.md)", sizes, *missing]))
 
 
 def why_unrecognised(path: Path, text: str) -> str:

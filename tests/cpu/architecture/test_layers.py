@@ -1,4 +1,4 @@
-"""Imports go down the table of docs/explanation/architecture.md: deferred ones, those for types and roles of children too."""
+"""Imports go down the table of docs/explanation/architecture.md: deferred ones, types and roles of children too."""
 
 from __future__ import annotations
 

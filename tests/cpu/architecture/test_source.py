@@ -60,7 +60,7 @@ def test_class_names_are_unique() -> None:
     assert len(homes) > 100
     shared = [f"{name}: {', '.join(sorted(modules))}" for name, modules in homes.items() if len(modules) > 1]
     hidden = [f"{name}: {', '.join(modules)}" for name, modules in homes.items() if hasattr(builtins, name)]
-    check("class names are unique", [*shared, *hidden], "a name has one meaning in the project (docs/reference/glossary.md)")
+    check("class names are unique", [*shared, *hidden], "a name has one meaning (docs/reference/glossary.md)")
 
 
 def test_the_environment_is_read_in_one_file() -> None:

@@ -99,7 +99,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(shared_folder: Path) -> Iterator[Path]:
-    """One cache of compiled kernels for the whole run, whatever its processes, and never the user's own."""
+    """One cache of compiled kernels for the entire run, whatever its processes, and never the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         folder = shared_folder / "compiled"
         folder.mkdir(exist_ok=True)
@@ -134,11 +134,11 @@ def compile_once(folder: Path, commands: Mapping[str, Sequence[str]]) -> Path:
     """
     with locked(Path(f"{folder}.lock"), f"{folder} is not compiled", "run the test again", seconds=600):
         if not folder.exists():
-            fresh = folder.with_name(f"{folder.name}_{os.getpid()}")
-            fresh.mkdir()
+            new = folder.with_name(f"{folder.name}_{os.getpid()}")
+            new.mkdir()
             for name, command in commands.items():
-                subprocess.run([*command, "-o", str(fresh / name)], check=True, timeout=120)
-            fresh.rename(folder)
+                subprocess.run([*command, "-o", str(new / name)], check=True, timeout=120)
+            new.rename(folder)
     return folder
 
 

@@ -26,7 +26,7 @@ def gpu_machine() -> Machine:
 
 @pytest.fixture(scope="session")
 def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled kernels for the whole run."""
+    """One cache of compiled kernels for the entire run."""
     return tmp_path_factory.mktemp("compiled")
 
 

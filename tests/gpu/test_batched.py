@@ -54,8 +54,8 @@ def test_each_product_is_right_at_odd_sizes(
     ]
     verify_all(gpu, compiler, tmp_path, pointers, POINTERS)
     # Whole blocks of K, which descriptors of operands that are stored by rows of K need.
-    whole = Problem(72, 136, 192, row_major_a=row_a, row_major_b=row_b, batch=7, shared=shared)
-    verify_all(gpu, compiler, tmp_path, [whole], CONFIGS)
+    entire = Problem(72, 136, 192, row_major_a=row_a, row_major_b=row_b, batch=7, shared=shared)
+    verify_all(gpu, compiler, tmp_path, [entire], CONFIGS)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
@@ -192,7 +192,7 @@ def close(found: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> No
     assert verify.deviation(found, wanted) < 2**-7
 
 
-def test_bmm_reads_operands_as_they_lie(served: Problem) -> None:
+def test_bmm_reads_operands_as_stored(served: Problem) -> None:
     b = normal(6, 136, 528).transpose(1, 2)
     shared = normal(136, 528).t().expand(6, 528, 136)
     heads = normal(33, 6, 544)[:, :, :528].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""A capture on a real GPU: how rows are spread over groups is told without waiting, by calls and by graphs."""
+"""A capture on a real GPU: how rows are spread over groups is reported without waiting, by calls and by graphs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("- ")]
 
 
-def test_calls_and_graphs_tell_how_rows_are_spread(tmp_path: Path) -> None:
+def test_calls_and_graphs_say_how_rows_are_spread(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     a = torch.randn(M, 128, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(GROUPS, 256, 128, device="cuda", dtype=torch.bfloat16)
@@ -61,7 +61,7 @@ def test_calls_and_graphs_tell_how_rows_are_spread(tmp_path: Path) -> None:
     assert (memory == other.cpu()).all(-1).any()
 
 
-def test_a_mixture_tells_it_too(tmp_path: Path) -> None:
+def test_a_mixture_captures_it_too(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     x = torch.randn(32, 128, device="cuda", dtype=torch.bfloat16)
     w1 = torch.randn(GROUPS, 256, 128, device="cuda", dtype=torch.bfloat16)

@@ -61,7 +61,7 @@ PTX = """.version 8.0
 def test_a_kernel_has_its_own_name_after_others_were_given_back(
     device: driver.Device, watched_while_loading: bool
 ) -> None:
-    """CUPTI would name it after code that was unloaded; seen with 38 of these 40."""
+    """CUPTI would name it after code that was new; seen with 38 of these 40."""
     tracer, out = cupti.open_tracer(), torch.zeros(1, dtype=torch.int32, device="cuda")
     params = struct.pack("<Q", out.data_ptr())
     for number in range(40):
@@ -120,7 +120,7 @@ def test_durations_agree_with_graphs(device: driver.Device, size: int) -> None:
         return start.elapsed_ms(stop) / 1e3 / LAUNCHES
 
     graphs, traced = [], []
-    for _ in range(5):  # in blocks, so that both see the same clocks, and events see a device nobody watches
+    for _ in range(5):  # in blocks, so that both see the same clocks, and events see a device without a profiler
         cupti.open_tracer().disable()
         graphs += [replay() for _ in range(5)][1:]
         for _ in range(4):

@@ -260,8 +260,8 @@ def test_compiled(mode: str) -> None:
     compiled = torch.compile(all_of_them, fullgraph=True, mode=mode)
     for seed in range(4):  # recorded and replayed from the second and third
         for name, (x, w, bias, *_) in zip(names, ready, strict=True):
-            fresh = operands(name, seed)
-            for mine, other in zip((x, w, bias), fresh[:3], strict=True):
+            others = operands(name, seed)
+            for mine, other in zip((x, w, bias), others[:3], strict=True):
                 if mine is not None:
                     mine.copy_(other)
         outs = compiled([(x, w, bias) for x, w, bias, *_ in ready])
@@ -314,15 +314,15 @@ def test_an_algorithm_of_the_library_serves(bias: str) -> None:
     configs = registry.get(LibraryBackend, "blaslt").list_algorithms(p, operands | {"c": out})
     split = next((c for c in configs if c.split_k > 1), configs[-1])
     for config in (configs[0], split):
-        fresh = Dispatcher()
-        fresh.load([record(p, config, winner="blaslt", library="torch")])
-        assert fresh.explain(x, w, given).resolution.kind == "exact"
+        unloaded = Dispatcher()
+        unloaded.load([record(p, config, winner="blaslt", library="torch")])
+        assert unloaded.explain(x, w, given).resolution.kind == "exact"
         for scale in (1, 2):  # other addresses
             moved = fresh.run(x * scale, w.clone(), None if given is None else given * scale, None)
             assert verify.deviation(moved, exact * scale) <= DENSE.tolerance(p)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = fresh.run(x, w, given, None)
+            captured = unloaded.run(x, w, given, None)
         graph.replay()
         torch.cuda.synchronize()
         assert verify.deviation(captured, exact) <= DENSE.tolerance(p)
@@ -343,10 +343,10 @@ def test_other_records_fall_back() -> None:
 def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, _, _, exact = operands("tile")
     old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
-    fresh = Dispatcher()
-    fresh.load([old])
-    assert fresh.explain(x, w).resolution.kind == "exact"
-    assert_right("tile", fresh.run(x, w, None, None), exact)
+    unloaded = Dispatcher()
+    unloaded.load([old])
+    assert unloaded.explain(x, w).resolution.kind == "exact"
+    assert_right("tile", unloaded.run(x, w, None, None), exact)
     monkeypatch.setattr(DENSE, "tolerance", lambda _: 0.0)
     strict = Dispatcher()
     strict.load([old])

@@ -1,4 +1,4 @@
-"""Generated modules on a real GPU as a stranger has them: where this package is not, with torch and Triton alone.
+"""Generated modules on a real GPU as a other has them: where this package is not, with torch and Triton alone.
 
 They are run as programs and imported; results are compared with float64.
 """
@@ -31,8 +31,8 @@ from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 CONFIGS_OF_A_PROCESS = 4  # each is compiled four times
-# Imports the modules of its folder, and multiplies the operands that lie beside each of them.
-STRANGER = """
+# Imports the modules of its folder, and multiplies the operands that are beside each of them.
+OTHER_USER = """
 import importlib, pathlib, sys, torch
 sys.modules["tritongemm"] = None  # whoever imports it is refused
 for path in sorted(pathlib.Path().glob("*.operands")):
@@ -79,7 +79,7 @@ def write(problem: Problem, configs: list[Config], target: Target, folder: Path)
     for name, sizes in asked.items():
         made = [operands_of(size, view=number == 1) for number, size in enumerate(sizes)]
         torch.save(made, folder / f"{name}.operands")
-    (folder / "stranger.py").write_text(STRANGER)
+    (folder / "other.py").write_text(OTHER_USER)
     return asked
 
 
@@ -100,7 +100,7 @@ def faults(case: str, configs: list[Config], target: Target, folder: Path) -> It
     program = run([f"{next(iter(asked))}.py"], folder)
     if program.returncode != 0:
         yield f"{case}: run as a program: {program.stdout[-3000:]}\n{program.stderr[-1000:]}"
-    imported = run(["stranger.py"], folder)
+    imported = run(["other.py"], folder)
     if imported.returncode != 0:
         yield f"{case}: imported, configs {[c.name for c in configs]}: {imported.stderr[-3000:]}"
         return
@@ -131,7 +131,7 @@ def test_modules_are_right_where_this_package_is_not(gpu_machine: Machine, tmp_p
         "grouped",
         "grouped_tile",
     }
-    folders = [tmp_path / f"stranger{number}" for number in range(len(jobs))]
+    folders = [tmp_path / f"other{number}" for number in range(len(jobs))]
     with ThreadPoolExecutor(min(len(jobs), max(1, (os.cpu_count() or 1) - 2))) as pool:
         found = list(pool.map(lambda job, folder: list(faults(job[0], job[1], target, folder)), jobs, folders))
     assert not [fault for one in found for fault in one]

@@ -140,8 +140,8 @@ def test_a_batch_is_served(
     assert tritongemm.load([made(problem, CONFIGS[0])]) == 1
     family = registry.get(Family, problem.family)
     given = family.make_inputs(problem, "cuda")
-    whole = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
-    a, b, of_a, of_b = whole["a"], whole["b"], whole["scale_a"], whole["scale_b"].mT
+    entire = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
+    a, b, of_a, of_b = entire["a"], entire["b"], entire["scale_a"], entire["scale_b"].mT
     layout = "" if scales == "mx" else "e8m0_32x8"
     reported = tritongemm.explain("bmm", a, b, None, torch.bfloat16, of_a, of_b, layout)
     assert reported.startswith("exact: "), reported

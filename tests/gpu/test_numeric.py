@@ -81,9 +81,9 @@ def triton() -> SearchedBackend:
 
 def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
     """Configs that can compute a problem, of a template that this target has."""
-    whole = {a.template for a in space(problem, target).axes}
+    entire = {a.template for a in space(problem, target).axes}
     free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
-    return [c for c in configs if c.template in free | whole and triton().check(c, problem, target)]
+    return [c for c in configs if c.template in free | entire and triton().check(c, problem, target)]
 
 
 def verify_all(

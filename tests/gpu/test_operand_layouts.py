@@ -1,4 +1,4 @@
-"""Rows whose A or B lies otherwise than a linear layer's, served on a real GPU and compared with float64."""
+"""Rows whose A or B are stored otherwise than a linear layer's, served on a real GPU and compared with float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     fresh = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
     with torch.no_grad():
-        yield fresh
+        yield unloaded
 
 
 def rows(config: Config, *layouts: str) -> list[Record]:

@@ -123,9 +123,9 @@ def test_rows_decide_whether_a_layer_quantises(
     tile, rows = Config("tile", 64, 64, 128, 4, 1, 4, 2), []
     for m, seconds in ((16, 7e-6), (64, 9e-6)):
         quantised = family.problem(m, n, k, name, name, "bf16", row_major_b=False, scales=scales)
-        whole = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
+        entire = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
         rows.append(replace(made(quantised, tile), seconds=5e-6, quantize_seconds=3e-6))
-        rows.append(replace(made(whole, tile), seconds=seconds))
+        rows.append(replace(made(entire, tile), seconds=seconds))
     assert tritongemm.load(rows) == len(rows)
     w, factors = tritongemm.quantize(torch.randn(n, k, device="cuda"), "row" if scales == "row" else "tensor")
     factors = factors.flatten() if scales == "row" else factors.repeat(n // 128, k // 128)

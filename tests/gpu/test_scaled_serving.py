@@ -92,7 +92,7 @@ def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Te
     given = family.make_inputs(here, "cuda", seed=seed)
     exact = family.reference(here, given)
     assert here.scale_a is not None and here.scale_b is not None
-    # The tensors of families lie in memory as kernels read them; a caller's have one row for each row of its operand,
+    # The tensors of families are in memory as kernels read them; a caller's have one row for each row of its operand,
     # whatever the rows are padded to.
     scale_a = given["scale_a"].t()[:m] if here.scale_a.layout == "groups" else given["scale_a"]
     scale_b = given["scale_b"].t() if here.scale_b.layout == "groups" else given["scale_b"]
@@ -184,8 +184,8 @@ def test_bad_operands_are_refused_before_the_launch() -> None:
     with pytest.raises(InputError, match=r"scale_a is torch\.float32"):
         tritongemm.scaled_mm(**(given | {"scale_a": torch.ones(7, device="cuda")}))
     if TARGET.fp8 != "none":
-        stranger = torch.float8_e4m3fn if TARGET.fp8 == "fnuz" else torch.float8_e4m3fnuz
-        a, b = (torch.zeros(rows, K, device="cuda").to(stranger) for rows in (16, N))
+        other = torch.float8_e4m3fn if TARGET.fp8 == "fnuz" else torch.float8_e4m3fnuz
+        a, b = (torch.zeros(rows, K, device="cuda").to(other) for rows in (16, N))
         with pytest.raises(InputError, match="the fp8 encoding of"):
             tritongemm.scaled_mm(a, b, torch.ones(16, device="cuda"), torch.ones(N, device="cuda"))
     assert_right(one, tritongemm.scaled_mm(**given), exact)
@@ -294,7 +294,7 @@ def test_patched_transformers_layers_are_right() -> None:
     patched.undo()
 
 
-def test_refusals_are_told() -> None:
+def test_refusals_are_reported() -> None:
     """A kernel that can't be launched costs its own size alone."""
     one = next(iter(PROBLEMS.values()), None)
     if one is None:

@@ -36,7 +36,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     fresh = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
     with torch.no_grad():
-        yield fresh
+        yield unloaded
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_joined_layers(joined_table: list[Record], monkeypatch: pytest.MonkeyPat
         for x, wanted in zip(xs, expected, strict=True):
             torch.testing.assert_close(model(x), wanted, rtol=0.02, atol=0.02)
     assert widths == [4 * N] * 3, "not the first call, and not M=17, which has no row"
-    whole = patch._groups[patch.joined[0]]
-    assert tritongemm.explain(xs[0], whole.weight, whole.bias).startswith("exact")
+    entire = patch._groups[patch.joined[0]]
+    assert tritongemm.explain(xs[0], entire.weight, entire.bias).startswith("exact")
     q = model.q_proj(xs[0])
     xs[0].mul_(2)
     assert_close(model.k_proj(xs[0]), xs[0], model.k_proj.weight, model.k_proj.bias)

@@ -76,7 +76,7 @@ def both(operands: OperandSets, prepared: PreparedCandidate, launches: int) -> t
     watched, plain = operands.capture(prepared.in_turn(launches)), operands.capture(prepared.in_turn(launches))
     profiler, clock = clock_of("cupti", operands), clock_of("events", operands)
     traced, evented = [], []
-    for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device nobody watches
+    for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device without a profiler
         traced += [profiler.time(watched, launches, prepared.symbol) for _ in range(4)]
         cupti_binding.open_tracer().disable()
         for turn in range(6):
@@ -129,7 +129,7 @@ def test_the_library_differs_by_its_gaps_at_most(
 def test_names_stay_right_over_many_kernels(
     gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
-    """CUPTI mistakes a kernel for an unloaded one with its handle: code stays loaded while CUPTI is the clock."""
+    """CUPTI mistakes a kernel for an new one with its handle: code stays loaded while CUPTI is the clock."""
     problem = Problem(64, 1024, 1024)
     operands = operands_of(problem, gpu_machine, stream)
     candidates = built(problem, gpu_machine, compiler, tmp_path, 30)

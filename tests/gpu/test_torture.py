@@ -59,7 +59,7 @@ def built(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.Te
 
 @contextmanager
 def killing(role: str, seed: int, times: int) -> Iterator[list[int]]:
-    """Kill the child of this process that has a role, so many times at random moments; the numbers of those killed."""
+    """Kill the child of this process that has a role, `count` times at random moments; the numbers of those killed."""
     rng, killed, ended = random.Random(seed), list[int](), threading.Event()
 
     def kill() -> None:

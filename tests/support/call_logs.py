@@ -32,7 +32,7 @@ _ROCBLAS_BENCH = (
 )
 _KERNEL = ", solution_index: 56073, solution_name: Cijk_Alik_Bljk_BBS_BH, kernel_name: Cijk_Alik_Bljk_BBS_BH_MT16x16"
 
-# As hipBLASLt of 2026 tells a grouped product: the sizes of each, then what all have in common.
+# As hipBLASLt of 2026 logs a grouped product: the sizes of each, then what all have in common.
 _GROUPS = {
     "profile": (
         " m: {m}, n: {n}, k: 64, lda: 64, ldb: 64, ldc: {m}, ldd: {m}, stride_a: 0, stride_b: 0, stride_c: 0, "
@@ -74,8 +74,8 @@ def line(form: str = "profile", m: int = 16032, n: int = 109, k: int = 16384, **
 
 def grouped(form: str, *sizes: tuple[int, int]) -> str:
     """A line that asks for several products at once, each D[m, n] of a K of 64."""
-    one, between, whole = _GROUPS[form]
-    return whole.format(groups=between.join(one.format(m=m, n=n) for m, n in sizes))
+    one, between, entire = _GROUPS[form]
+    return entire.format(groups=between.join(one.format(m=m, n=n) for m, n in sizes))
 
 
 def extended(**changes: object) -> str:

@@ -1,4 +1,4 @@
-"""What works on the hosts of a test's cluster: stand-ins for a GPU's process and for what tells of a host."""
+"""What works on the hosts of a test's cluster: stand-ins for a GPU's process and for a host's report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def seconds_of(config: Config) -> float:
 
 
 class StandInSurvey:
-    """Tells of a host with one GPU, of the target with the smallest search space."""
+    """Reports of a host with one GPU, of the target with the smallest search space."""
 
     def __call__(self, request: object) -> Iterator[HostFacts]:
         target = target_files.load_target("gfx1100")

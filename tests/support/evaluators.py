@@ -90,7 +90,7 @@ class FakeEvaluator(Evaluator):
         raise TritonGemmError(f"{backend} lacks a symbol")
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """Nobody computed anything."""
+        """Nothing was computed."""
         return "by eye"
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.problem import Problem
 
-TOKENS = 7  # of a mixture of experts, which the grid of its last kernel tells, and no parameter
+TOKENS = 7  # of a mixture of experts, which only the grid of its last kernel has
 _PACKED = {"i32": "i", "i64": "q"}
 
 
@@ -79,11 +79,13 @@ def _lying(problem: Problem, name: str, address: int, leads: tuple[int, ...], ap
         lead, between = leads["abc".index(name)], apart["abc".index(name)]
         rows, columns = spec.shape if name != "b" else spec.shape[::-1]
         reach = (problem.batch - 1) * between + (rows - 1) * lead + columns
-        whole = _memory(address, spec.dtype.torch, reach).as_strided((problem.batch, rows, columns), (between, lead, 1))
+        entire = _memory(address, spec.dtype.torch, reach).as_strided(
+            (problem.batch, rows, columns), (between, lead, 1)
+        )
     else:
         shape = spec.shape if name != "b" else (*spec.shape[:-2], *spec.shape[:-3:-1])
-        whole = _memory(address, spec.dtype.torch, prod(shape)).view(shape)
-    return whole.mT if name == "b" else whole
+        entire = _memory(address, spec.dtype.torch, prod(shape)).view(shape)
+    return entire.mT if name == "b" else entire
 
 
 def _memory(address: int, dtype: str, count: int) -> Any:
@@ -96,7 +98,7 @@ def _memory(address: int, dtype: str, count: int) -> Any:
 
 
 def _pointed(signature: Mapping[str, str], given: Mapping[str, int]) -> Callable[[str, int], Any]:
-    """Memory at a parameter, of so many elements of its type."""
+    """Memory at a parameter, of `count` elements of its type."""
     torch_names = {f"*{d.triton}": d.torch for d in DTYPES.values()} | {
         "*i32": "int32",
         "*i64": "int64",

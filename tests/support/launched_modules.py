@@ -1,6 +1,6 @@
 """Launches of a generated module's kernels by Triton's own launcher, for a GPU that is not here: nothing is started.
 
-Triton's launcher makes a constant of an argument that is 1 and tells the compiler which are multiples of 16, which this
+Triton's launcher makes a constant of an argument that is 1 and notes which are multiples of 16, which this
 package leaves out of its own compiles.
 """
 
@@ -48,11 +48,11 @@ def launches_for(target: Target, folder: Path, binary: bool = False) -> Iterator
     from triton.runtime import jit
 
     made: list[str] = []
-    whole = compiler.compile
+    entire = compiler.compile
 
     def compile_text(source: Any, target: Any, options: dict[str, Any]) -> str:
         if binary:
-            made.append(whole(source, target=target, options=options).asm["ttgir"])
+            made.append(entire(source, target=target, options=options).asm["ttgir"])
             return made[-1]
         backend = compiler.make_backend(target)
         parsed = backend.parse_options(dict(options, **source.parse_options()))

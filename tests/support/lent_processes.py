@@ -70,6 +70,6 @@ class LentProcess(WorkerProcess):
 
     @classmethod
     def end(cls) -> None:
-        """End those that nobody has."""
+        """End those that are not lent."""
         while cls.idle:
             WorkerProcess.kill(cls.idle.pop())

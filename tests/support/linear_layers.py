@@ -73,7 +73,7 @@ class StandInDriver:
         return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """Nobody reads the memory."""
+        """The memory is not read."""
 
     def relaxed(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -22,7 +22,7 @@ from tritongemm.plugins.contracts import Family
 
 
 class ModuleCase(NamedTuple):
-    """A problem, configs that compute it, and whether AMD's GPUs are told of it too."""
+    """A problem, configs that compute it, and whether AMD's GPUs get it too."""
 
     problem: Problem
     configs: tuple[Config, ...]

@@ -24,7 +24,7 @@ class Rows:
 
     Attributes:
         m: rows of A.
-        device: where operands lie.
+        device: of the operands.
         fp8: the type of eight bits that is multiplied there.
         made: the operands that there are.
     """

@@ -19,7 +19,7 @@ from tritongemm.tuning.search_processes import (
 
 
 def signature(text: str) -> BegunSearch:
-    """A search that tells nothing but who has begun it."""
+    """A search that shows only what has begun it."""
     return BegunSearch(0, 0, Pruned((), {}, {text: ""}), PreparedBatch([], []))
 
 

@@ -74,7 +74,7 @@ def pool_and_store(folder: Path, build: Callable[[CompileJob], Artifact] = built
 def race(
     folder: Path,
     backends: tuple[str, ...],
-    judge: FakeEvaluator | None = None,
+    evaluator: FakeEvaluator | None = None,
     build: Callable[[CompileJob], None] = lambda job: None,
     **plan: Any,
 ) -> tuple[Any, Store, str]:
@@ -94,11 +94,11 @@ def race(
             return Artifact(job.config, job.digest, status="compile_failed", reason=str(error))
 
     compiler.build = built  # type: ignore[method-assign]
-    opened = Store.open(folder / "out.yaml", judge.target.name, {}, {})
+    opened = Store.open(folder / "out.yaml", evaluator.target.name, {}, {})
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(out), opened as store, closing(compiler):
         what = TuningOptions(
             folder, **{"strategy": "exhaustive", "budget": 1, "library": "", "backends": backends, **plan}
         )
-        failures = TuningRun([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
+        failures = TuningRun([evaluator], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
         store.merge()
     return failures, store, out.getvalue()

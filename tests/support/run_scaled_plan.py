@@ -41,7 +41,7 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
 
 
 def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
-    """Where B's numbers lie: in blocks of 16 columns and 32 elements of storage, 16 bytes of each column in turn."""
+    """Places of B's numbers: in blocks of 16 columns and 32 elements of storage, 16 bytes of each column in turn."""
     depth, columns = buffer["shape"]
     packed = 2 if buffer["dtype"] == "fp4e2m1" else 1
     size = buffer["bytes"] * packed // (depth * columns)
@@ -78,7 +78,7 @@ def with_powers(values: dict[str, Any], lie: dict[str, str]) -> dict[str, Any]:
 
 
 def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
-    """One factor for each number of [..., rows, K], of those that so many rows and numbers along K share."""
+    """One factor for each number of [..., rows, K], of those that `rows` rows and `depth` numbers along K share."""
     lying = factors.swapaxes(-1, -2) if scaling["layout"] == "groups" else factors
     return np.repeat(np.repeat(lying, scaling["rows"], -2), scaling["depth"], -1)[..., : shape[-2], : shape[-1]]
 

@@ -81,7 +81,7 @@ class HostDriver:
         return 1 << 32
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """Nobody reads the memory."""
+        """The memory is not read."""
 
     def stream(self) -> Any:
         return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)

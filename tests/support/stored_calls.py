@@ -114,7 +114,7 @@ def _launch_at(problem: Problem, m: int) -> Launch:
 
 
 def _compile_helpers(folder: Path, lacking: str) -> Callable[..., list[Any]]:
-    """Stands in for the compiler: code objects that tell the kernel's parameters."""
+    """Stands in for the compiler: code objects that list the kernel's parameters."""
     from hashlib import sha256
 
     from tritongemm.core.artifact import Artifact

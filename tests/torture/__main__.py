@@ -81,7 +81,7 @@ def _run_number(text: str) -> tuple[int, int | None, int | None]:
 
 
 def _going_on(most: int | None, seconds: float) -> Callable[[int], bool]:
-    """Whether a run goes on after so many tries: up to a number of them, or until a time is over."""
+    """Whether a run goes on after some tries: up to a number of them, or until a time is over."""
     until = time.monotonic() + seconds
     return (lambda _: time.monotonic() < until) if most is None else (lambda done: done < most)
 

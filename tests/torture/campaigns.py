@@ -51,7 +51,7 @@ class Campaign(ABC):
 
 
 def refused(error: TritonGemmError) -> Outcome:
-    """The outcome of an error that is told to a user."""
+    """The outcome of an error that a user gets."""
     text = str(error)
     if not text.strip() or len(text) > _MOST_MESSAGE:
         raise TortureFailure(f"a message of {len(text)} characters: {text[:300]!r}") from error
@@ -101,7 +101,7 @@ class DamagedJournals(Campaign):
             known = {self._trial(number), trial(number + 10, status="timeout", samples=())}
             held = set(store.trials(problem).values())
             if held - known:
-                raise TortureFailure(f"trials that nobody made: {held - known}")
+                raise TortureFailure(f"trials that were not made: {held - known}")
             lost += len(known - held)
             if store.record(problem) is None:
                 lost += 1
@@ -246,7 +246,7 @@ class DamagedCaches(Campaign):
                 kept = cache.put(built, self._CODE, "kernel.hsaco")
                 continue
             if found.symbol != kept.symbol or Path(found.path).read_bytes() != self._CODE:
-                raise TortureFailure(f"the cache gave back {found}, which nobody stored")
+                raise TortureFailure(f"the cache gave back {found}, which was not stored")
         if cache.get(self._DIGEST) is None:
             raise TortureFailure("an entry that was stored again is not found")
         return outcome

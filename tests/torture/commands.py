@@ -96,7 +96,7 @@ class Command:
         return self._process.pid
 
     def end(self, limit_s: float = LIMIT_SECONDS) -> Ended:
-        """Wait until it has ended and nobody holds its output any more.
+        """Wait until it has ended and its output is closed.
 
         Raises:
             TortureFailure: it did not end within `limit_s` seconds.

@@ -81,7 +81,7 @@ class Undisturbed:
         """What an undisturbed run of a job leaves; it is run when this is first asked."""
         with self._guard:
             if job not in self._left:
-                work = self.fresh(self._place / f"undisturbed-{len(self._left)}")
+                work = self.new(self._place / f"undisturbed-{len(self._left)}")
                 ended = Command(job.module, job.argv, work, self.environment(work)).end().checked()
                 if ended.status:
                     raise ended.failure("an undisturbed command fails")
@@ -93,7 +93,7 @@ class Undisturbed:
         assert self._folder is not None, "prepare comes first"
         return self._folder
 
-    def fresh(self, folder: Path) -> Path:
+    def new(self, folder: Path) -> Path:
         """A folder with the files that a try starts from."""
         shutil.copytree(self._place / "start", folder, dirs_exist_ok=True)
         (folder / "tmp").mkdir()
@@ -148,7 +148,7 @@ class Kills(CommandCampaign):
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Signal it once or twice, see that nothing of it lives on, and run it to its end."""
-        job, folder = rng.choice(JOBS), self._undisturbed.fresh(folder)
+        job, folder = rng.choice(JOBS), self._undisturbed.new(folder)
         cold = {"TRITONGEMM_CACHE": str(folder / "cold")} if rng.random() < 0.3 else {}
         for _ in range(rng.randint(1, 2)):
             number = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -179,7 +179,7 @@ class KilledChildren(CommandCampaign):
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Kill a child at a random moment; the run, and the same command again, must not notice."""
-        job, folder = JOBS[0], self._undisturbed.fresh(folder)
+        job, folder = JOBS[0], self._undisturbed.new(folder)
         command = self._start(job, folder, {"TRITONGEMM_CACHE": str(folder / "cold")})
         time.sleep(rng.uniform(0.5, 5.0))
         children = processes_with(f"{_MARKER}={folder}")
@@ -200,7 +200,7 @@ class FullDisks(CommandCampaign):
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Run with little room, then with enough."""
-        job, folder = rng.choice(JOBS), self._undisturbed.fresh(folder)
+        job, folder = rng.choice(JOBS), self._undisturbed.new(folder)
         cold = {"TRITONGEMM_CACHE": str(folder / "cold")} if rng.random() < 0.5 else {}
         room = int(2 ** rng.uniform(4, 18))
         ended = self._start(job, folder, cold, room).end().checked()
@@ -215,7 +215,7 @@ class HostileResults(CommandCampaign):
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Change the file and run a command on it."""
-        folder = self._undisturbed.fresh(folder)
+        folder = self._undisturbed.new(folder)
         path = folder / "tuned.yaml"
         if rng.random() < 0.4:
             path.write_bytes(damaged(path.read_bytes(), rng))
@@ -255,7 +255,7 @@ class HostileCommandLines(CommandCampaign):
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Start a command with one to three hostile values."""
-        folder = self._undisturbed.fresh(folder)
+        folder = self._undisturbed.new(folder)
         module, argv, options = rng.choice(
             [
                 ("tune", [*self._SIZE, "--generate_only", "-o", "out.yaml", *_TARGET], self._TUNE_OPTIONS),

@@ -231,7 +231,7 @@ class DamagedLogs(Campaign):
 
 
 class DamagedConversions(Campaign):
-    """Results are damaged and told in another tool's format, and such files are damaged and read."""
+    """Results are damaged and written in another tool's format, and such files are damaged and read."""
 
     name = "damaged conversions"
 
@@ -247,7 +247,7 @@ class DamagedConversions(Campaign):
                     if not set(map(_key, _read(output))) <= set(map(_key, records)):
                         raise TortureFailure(f"other results are read of what was written as {name}")
         if len(self._cases) < 6:
-            raise TortureFailure(f"results can be told in {[case[2] for case in self._cases]} only")
+            raise TortureFailure(f"results can be written in {[case[2] for case in self._cases]} only")
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Convert damaged results to a format, or a damaged file of a format to results."""
@@ -271,7 +271,7 @@ class DamagedConversions(Campaign):
 
     @staticmethod
     def _lines(path: Path, record: Record) -> list[bytes]:
-        """The lines of a file that tell of a result."""
+        """The lines of a file that are of a result."""
         words = [str(size).encode() for size in (record.problem.m, record.problem.n, record.problem.k)]
         return [line for line in path.read_bytes().splitlines() if all(word in line for word in words)]
 

@@ -17,7 +17,7 @@ def check(rule: str, offenders: Iterable[str], advice: str, allowed: Collection[
     found = set(offenders)
     faults = [
         (advice, sorted(found - set(allowed))),
-        ("nobody writes these any more: take them out of what is allowed", sorted(set(allowed) - found)),
+        ("these are not written any more: take them out of what is allowed", sorted(set(allowed) - found)),
     ]
     said = [f"{text}\n  " + "\n  ".join(names) for text, names in faults if names]
     assert not said, f"{rule}: " + "\n".join(said)

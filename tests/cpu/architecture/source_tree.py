@@ -1,4 +1,4 @@
-"""The package as its source text tells it: its modules, what each imports, its classes and its plug-ins' names."""
+"""The package as source text: its modules, what each imports, its classes and its plug-ins' names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def place(module: str) -> str:
-    """The package at the first level that a module lies in: ``serving`` of ``tritongemm.serving.api``."""
+    """The package at the first level that a module is in: ``serving`` of ``tritongemm.serving.api``."""
     parts = module.split(".")
     if len(parts) > 1 and parts[-1] == "__main__":
         return "cli"
@@ -69,7 +69,7 @@ class Import:
 
 
 def _resolved(name: str) -> str | None:
-    """The module that a dotted name lies in; None for one outside the package."""
+    """The module that a dotted name is in; None for one outside the package."""
     while name.startswith(PACKAGE):
         if name in FILES:
             return name

@@ -33,7 +33,7 @@ README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
 # Words of one author for what the field has a word for.
 PRIVATE_WORDS = (
-    *("judge", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
+    *("evaluator", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
     *("scratch", "learned", "interop"),
 )
 
@@ -147,7 +147,7 @@ def test_every_kind_of_plugin_has_a_page() -> None:
         assert list(doc_pages.snippets((DOCS / "plugins" / f"{page}.md").read_text())), f"{page}.md shows no example"
 
 
-def test_every_method_to_fill_is_told() -> None:
+def test_every_method_to_fill_is_reported() -> None:
     """A page names each method that its kind's contract leaves open."""
     for cls in (c for _, c in inspect.getmembers(contracts, inspect.isclass) if issubclass(c, contracts.Plugin)):
         if cls.kind:

@@ -1,4 +1,4 @@
-"""Nobody names a plug-in or a template outside its own folder: facts and contracts are asked instead."""
+"""No code names a plug-in or a template outside its own folder: facts and contracts are asked instead."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_name_is_compared_with() -> None:
             if text in names and not any(_is_under(path, owner) for owner in names[text]):
                 offenders.add(f"{short}: {comparison}")
     check(
-        "nobody compares with a plug-in's or a template's name",
+        "no code compares with a plug-in's or a template's name",
         offenders,
         "ask its contract, its capabilities or the template's facts (docs/plugins)",
         ALLOWED,

@@ -37,7 +37,7 @@ PROBES = {
     "formats._yaml_values: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
     "integrations.aiter_scaled: getattr(w, 'is_shuffled', False)": "AITER marks tensors so",
     "plugins.contracts.plugin: getattr(member, '__isabstractmethod__', False)": "abc marks abstract methods so",
-    "plugins.registry: hasattr(module, '__path__')": "Python tells a package from a module by it",
+    "plugins.registry: hasattr(module, '__path__')": "Python distinguishes a package from a module by it",
 }
 
 
@@ -64,7 +64,7 @@ def test_class_names_are_unique() -> None:
 
 
 def test_the_environment_is_read_in_one_file() -> None:
-    """The others may hand it on to a child as a whole."""
+    """The others may pass it on to a child as it is."""
     readers = {
         name
         for name, path in FILES.items()
@@ -77,7 +77,7 @@ def test_the_environment_is_read_in_one_file() -> None:
 
 
 def test_temporary_folders_are_made_in_one_file() -> None:
-    """One that is made elsewhere is not locked, so that nobody sweeps it when its process is killed."""
+    """One that is made elsewhere is not locked, so that it is not swept when its process is killed."""
     makers = {
         name
         for name, path in FILES.items()
@@ -166,7 +166,7 @@ def _climbs(node: ast.Attribute) -> bool:
 
 
 def test_no_test_climbs_out_of_the_repository() -> None:
-    """Where the repository lies is said once, in tests/support; its data lie in it."""
+    """The path of the repository is written once, in tests/support; its data are in it."""
     climbs = set()
     for path in {*tracked_files("tests")} - {ROOT / "tests" / "support" / "__init__.py"}:
         for node in nodes(path) if ".parent" in path.read_text() else ():  # to parse them all takes seconds
@@ -176,7 +176,7 @@ def test_no_test_climbs_out_of_the_repository() -> None:
 
 
 def test_no_file_names_a_machine() -> None:
-    """The project speaks of itself alone: no path or host of the machine that somebody works on."""
+    """The project speaks of itself alone: no path or host of a developer's machine."""
     machine = re.compile(r"(?<![\w.])/(work|root|mnt|Users/\w+|home/(?!nobody)\w+)/\w+|\b\w+\.internal\b")
     offenders = set()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)

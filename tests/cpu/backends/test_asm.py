@@ -152,7 +152,7 @@ def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: i
     assert whole.zeroed == ()
 
 
-def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path: Path) -> None:
+def test_a_bf16_kernel_writes_fp32_where_the_object_has_the_type(tmp_path: Path) -> None:
     """AITER takes its kernel of 256x256 tiles for an fp32 C too; those of an older struct write fp32 alone."""
     rows = "_ZN5aiter24bf16gemm_bf16_tn_256x256E,p.co,1,256,256,0,0,0,64,0\n"
     rows += "_ZN5aiter28bf16gemm_outf32_tn_32x64_pf3E,q.co,1,32,64,3,0,0,64,0\n"

@@ -114,7 +114,7 @@ def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
     assert exchanges_sums(config) == exchanges
 
 
-def test_sums_are_sent_whole_or_not_at_all() -> None:
+def test_sums_are_sent_completely_or_not_at_all() -> None:
     """Where Triton stores part of a sum in another form, the kernel is compiled without edits, and adds through L2."""
     _, before, after = compiled(replace(EXCHANGING, split_k=4), scaled(64))
     first = before.index("// tritongemm: send\n")
@@ -180,7 +180,7 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112"])
-def test_what_is_not_there_is_told(what: str) -> None:
+def test_what_is_not_there_is_reported(what: str) -> None:
     with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
 

@@ -316,8 +316,8 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
     matmul = blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
     assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
     assert blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
-    whole = blaslt.to_matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
-    assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
+    entire = blaslt.to_matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
+    assert (entire.compute, entire.scale, entire.trans) == ("int32", "int32", "NN")
 
 
 def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

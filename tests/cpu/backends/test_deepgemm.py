@@ -59,7 +59,7 @@ def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("pair", BLOCKS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 128), (33, 264, 384), (64, 128, 512)])
-def test_block_scales_lie_as_the_copy_engine_reads_them(deep_gemm: Any, pair: str, m: int, n: int, k: int) -> None:
+def test_block_scales_are_as_the_copy_engine_reads_them(deep_gemm: Any, pair: str, m: int, n: int, k: int) -> None:
     problem = scaled_operands.problem(m, n, k, PAIRS[pair])
     operands, exact = scaled_operands.operands(problem)
     assert BACKEND.available() and BACKEND.supports(problem, SM90) and BACKEND.version() == "2.6.1"

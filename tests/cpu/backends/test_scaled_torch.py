@@ -38,7 +38,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pair", ALONG_K)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 384), (33, 272, 640), (64, 128, 128), (130, 144, 512)])
-def test_factors_along_k_lie_as_pytorch_wants_them(hopper: None, pair: str, m: int, n: int, k: int) -> None:
+def test_factors_along_k_are_stored_as_pytorch_wants_them(hopper: None, pair: str, m: int, n: int, k: int) -> None:
     problem = scaled_operands.problem(m, n, k, PAIRS[pair])
     operands, exact = scaled_operands.operands(problem)
     call = BACKEND.operation(problem, operands)
@@ -74,7 +74,7 @@ def test_what_this_pytorch_refuses_is_none() -> None:
 
 
 @pytest.mark.parametrize("pair", ["tensor", "row"])
-def test_factors_of_whole_rows_and_both_ways_to_sum(monkeypatch: pytest.MonkeyPatch, pair: str) -> None:
+def test_factors_of_rows_and_both_ways_to_sum(monkeypatch: pytest.MonkeyPatch, pair: str) -> None:
     asked = []
 
     def product(

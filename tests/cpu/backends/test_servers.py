@@ -148,7 +148,7 @@ def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_another_version_of_a_server_is_told_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = SERVERS[name](monkeypatch)
     problem = scaled_operands.problem(1, 40, 128, PAIRS["block, A in rows"])
     operands, _ = scaled_operands.operands(problem)

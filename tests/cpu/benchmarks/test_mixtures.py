@@ -53,7 +53,7 @@ def stand_in(left, right, out, places):
     if of_a is not None:
         assert of_a.shape == (*places.shape, a.shape[-1] // 128) and of_a.stride(-2) == 1
         a = a * of_a.double().repeat_interleave(128, -1)
-    out.fill_(float("nan"))  # what lies between experts is nobody's
+    out.fill_(float("nan"))  # what is between experts belongs to none
     for expert in range(w.shape[0]):
         b = _wide(w, of_w, expert).T
         if len(places.shape) == 2:

@@ -100,7 +100,7 @@ def test_a_broken_table_is_named(
 
 
 def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, ModuleType]) -> None:
-    """What came to the space later would only lead to configs that nobody timed."""
+    """What came to the space later would only lead to configs without a time."""
     tables, script = scripts
     times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
     replay = script.Replay.prepare(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))

@@ -58,10 +58,10 @@ def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None
     assert script.score([row], GFX942, script.Conditions(cut_k=True))[0].rank == 1  # nothing is left over to cut
 
 
-def test_stream_k_rows_are_ranked_by_whole_tiles_unless_told(script: ModuleType) -> None:
+def test_stream_k_rows_are_ranked_by_full_tiles_by_default(script: ModuleType) -> None:
     row = script.Row(Problem(512, 1024, 5120, row_major_b=False), (64, 32, 256), 304)
-    whole, cut = script.order(row, GFX942), script.order(row, GFX942, script.Conditions(cut_k=True))
-    assert whole[0] == row.tile  # 256 tiles, each a program's
+    entire, cut = script.order(row, GFX942), script.order(row, GFX942, script.Conditions(cut_k=True))
+    assert entire[0] == row.tile  # 256 tiles, each a program's
     assert cut[0] != row.tile and cut.index(row.tile) > 3  # larger tiles, cut so that 304 programs have a share
 
 
@@ -96,7 +96,7 @@ def test_tables_of_tiles_rank_what_they_name(
     assert "all            6" in capsys.readouterr().out
 
 
-def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:
+def test_ranks_only_what_the_tuner_tried_by_default(script: ModuleType) -> None:
     row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
     assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(tried=False))
     assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))

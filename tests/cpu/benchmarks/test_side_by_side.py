@@ -88,7 +88,7 @@ def test_lines(board: ModuleType) -> None:
     assert "ratio, M = 16" in table and "inductor, 1 sizes (1x20x64_bf16_TN …): RuntimeError: no" in table
 
 
-def test_what_the_whole_space_would_take(board: ModuleType) -> None:
+def test_what_the_entire_space_would_take(board: ModuleType) -> None:
     one = row(1, 1, {"torch": 1.0, "autotune": 1.0}, detail={"tried": 100, "kept": 3000})
     (said,) = [line for line in board.remarks([one], ["autotune"]) if "kept configs" in line]
     assert "tried 100 of 3000" in said and "about 1 minutes" in said

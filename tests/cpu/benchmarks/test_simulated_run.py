@@ -1,4 +1,4 @@
-"""benchmarks/simulated_run.py: a real run with waits for compilers and devices comes to its end, and is told of."""
+"""benchmarks/simulated_run.py: a real run with waits for compilers and devices comes to its end, and is reported."""
 
 from __future__ import annotations
 

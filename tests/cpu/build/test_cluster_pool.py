@@ -61,7 +61,7 @@ def builds_here(pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch) -> list
     return jobs
 
 
-def test_a_kernel_that_is_compiled_away_lies_in_this_hosts_cache(
+def test_a_kernel_that_is_compiled_away_is_in_this_hosts_cache(
     pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = builds_here(pool, monkeypatch)

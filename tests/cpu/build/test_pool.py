@@ -220,27 +220,27 @@ def damaged(place: Path) -> Iterator[str]:
 
 def test_a_damaged_entry_is_rebuilt(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path)
-    whole = put(cache)
-    assert cache.get(whole.digest) == whole and whole.sha256 == hashlib.sha256(b"machine code").hexdigest()
-    place = Path(whole.path).parent
+    entire = put(cache)
+    assert cache.get(entire.digest) == entire and entire.sha256 == hashlib.sha256(b"machine code").hexdigest()
+    place = Path(entire.path).parent
     for name in damaged(place):
-        assert cache.get(whole.digest) is None, name
-        assert put(cache).path == whole.path
-        assert cache.get(whole.digest), name
+        assert cache.get(entire.digest) is None, name
+        assert put(cache).path == entire.path
+        assert cache.get(entire.digest), name
     assert [p.name for p in place.parent.iterdir()] == [place.name], "no debris"
 
 
 def test_no_damage_to_the_facts_is_an_exception(tmp_path: Path) -> None:
     """Whatever byte turns over, the cache answers: the complete artifact, or None."""
     cache = ArtifactCache(tmp_path)
-    whole = put(cache)
-    facts = Path(whole.path).with_name("built.json")
+    entire = put(cache)
+    facts = Path(entire.path).with_name("built.json")
     text, rng = facts.read_bytes(), random.Random(1)
     for _ in range(200):
         at = rng.randrange(len(text))
         facts.write_bytes(text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :])
         found = cache.get(job(0).digest)
-        assert found in (None, whole)
+        assert found in (None, entire)
 
 
 def test_many_writers_of_one_entry(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
         assert not pool._children, "what is cached needs no compiler"
 
 
-def test_a_warm_up_that_fails_costs_nobody(tmp_path: Path) -> None:
+def test_a_warm_up_that_fails_costs_nothing(tmp_path: Path) -> None:
     with closing(compiler(tmp_path, jobs=1)) as pool:
         pool.start(["abacus"], target_files.load_target("gfx942"), most=1)
         made = pool.build(job(1))

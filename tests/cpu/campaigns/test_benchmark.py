@@ -89,7 +89,7 @@ def measured(
         return benchmark.measure(folder, MeasuringTools(MACHINE, openers, pool, MeasureProtocol()), say)
 
 
-def test_sides_take_turns_in_fresh_processes(tmp_path: Path) -> None:
+def test_sides_take_turns_in_new_processes(tmp_path: Path) -> None:
     """Each process measures one side; a library's win is measured by its reference alone."""
     records = [stored(problem, i) for i, problem in enumerate(PROBLEMS[:4])]
     records.append(stored(PROBLEMS[4], 9, winner="torch"))
@@ -106,7 +106,7 @@ def test_sides_take_turns_in_fresh_processes(tmp_path: Path) -> None:
     assert rows[1]["samples_us_reference"] == ";".join(["10"] * TURNS)
 
 
-def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gained_is_kept_and_the_uplift_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [stored(problem, i) for i, problem in enumerate(PROBLEMS)]
     folder, said = campaign(tmp_path / "tunings", records), list[str]()
     summary = [f"{r.problem.key},{10 * (i + 1)},model" for i, r in enumerate(records)]

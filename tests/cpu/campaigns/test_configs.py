@@ -180,7 +180,7 @@ def test_scripts_are_open_to_whom_the_umask_says(rig: Rig) -> None:
     assert (rig.folder / "tunings" / "BBS_TN_0.sh").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
+def test_what_can_t_be_computed_is_reported_with_its_share(measuring: Rig) -> None:
     configs.run(measuring.campaign(example() + size(A, count=10, beta="1.0") + size(B, activation="gelu")))
     reported = [line for line in measuring.said if line.startswith("not computed here")]
     assert reported.pop().startswith("not computed here: 2 GEMMs, about ")
@@ -194,7 +194,7 @@ def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     )
 
 
-def test_of_many_that_can_t_be_computed_the_largest_are_told(rig: Rig) -> None:
+def test_of_many_that_can_t_be_computed_the_largest_are_reported(rig: Rig) -> None:
     configs.run(rig.campaign(size(A) + "".join(size(m, beta="1.0") for m in range(1, 41))))
     reported = [line for line in rig.said if line.startswith("not computed here")]
     assert len(reported) == 22 and reported[-2] == "not computed here: 20 others; summary.csv has their reasons"

@@ -138,12 +138,12 @@ def test_a_table_that_is_cut_loses_no_gemm_in_silence(rig: Rig) -> None:
     """The same command writes it again, from the log."""
     run_campaign(rig.campaign(LOG), "configs")
     path = rig.folder / "gemms.csv"
-    whole = path.read_text()
-    path.write_text(whole[: whole.index("_bf16_TN,") + 12])
+    entire = path.read_text()
+    path.write_text(entire[: entire.index("_bf16_TN,") + 12])
     with pytest.raises(InputError, match=r"gemms.csv: row 1 \(line 2\) has 14 cells, the head 18; it may be cut"):
         run_campaign(rig.campaign(), "tune")
     run_campaign(rig.campaign(LOG))
-    assert path.read_text() == whole and len(rig.tuned) == 3
+    assert path.read_text() == entire and len(rig.tuned) == 3
 
 
 def test_merged_results_that_are_gone_are_merged_again(rig: Rig) -> None:
@@ -267,7 +267,7 @@ def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> Non
     assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 5 and "merge" in rig.done()
 
 
-def test_results_that_can_t_be_merged_in_are_told_before_hours_of_tuning(rig: Rig) -> None:
+def test_results_that_can_t_be_merged_in_are_reported_before_hours_of_tuning(rig: Rig) -> None:
     rig.campaign(LOG)
     with pytest.raises(InputError, match=r"absent\.yaml: there is no such file"):
         run_campaign(replace(rig.campaign(), others=(rig.place / "absent.yaml",)))
@@ -297,7 +297,7 @@ def test_a_folder_without_a_campaign(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "null", "[" * 100000])
-def test_a_damaged_state_is_told(rig: Rig, text: str) -> None:
+def test_a_damaged_state_is_reported(rig: Rig, text: str) -> None:
     run_campaign(rig.campaign(LOG), "configs")
     (rig.folder / driver.NAME).write_text(text)
     with pytest.raises(InputError, match=r"campaign.json is damaged .*delete it"):
@@ -351,7 +351,7 @@ def test_merge_keeps_the_better_result(rig: Rig) -> None:
     assert sum("is not of this campaign" in line for line in rig.said) == 2
 
 
-def test_loads_are_told_for_each_device() -> None:
+def test_loads_are_reported_for_each_device() -> None:
     first, second = CountedEvaluator(FakeEvaluator(baseline_seconds=1e-6)), CountedEvaluator(FakeEvaluator())
     first.race(Problem(16, 16, 16), [], "torch")
     first.busy_seconds = 7.5

@@ -83,12 +83,12 @@ def test_containers_lines_of_bench_and_rocblas_are_read(log: Path) -> None:
 
 def test_containers_lines_may_be_cut_or_continued(log: Path) -> None:
     """A line of more than 16 KiB is split; one that a killed container cut counts nothing."""
-    whole = line("bench", n=32)
-    halves = in_container(whole[:40]) + in_container(whole[40:])
+    entire = line("bench", n=32)
+    halves = in_container(entire[:40]) + in_container(entire[40:])
     assert counts(read(log, halves.encode())) == {32: 1}
-    found = read(log, (in_container(TEXT) + in_container(whole[:40])).encode())
+    found = read(log, (in_container(TEXT) + in_container(entire[:40])).encode())
     assert counts(found) == COUNTS and "line 4: the command is cut" in found.remarks[0]
-    found = read(log, (in_container(TEXT) + in_container(whole)[:60]).encode())
+    found = read(log, (in_container(TEXT) + in_container(entire)[:60]).encode())
     assert counts(found) == COUNTS and "line 4: the command is cut" in found.remarks[0]
 
 
@@ -126,10 +126,10 @@ def test_where_pieces_end_changes_nothing(log: Path, piece: int) -> None:
     noise = "gfx90a seen\n" + line()[:90] + "\n" + '- {"M": 8, "N": 64}\n' + "./rocblas-bench -f axpy -n 5\n"
     text = (TEXT + noise) * 3 + line("bench", n=16) + line("bench")[:-1]
     with pytest.MonkeyPatch.context() as patch:
-        whole = read(log, text.encode())
+        entire = read(log, text.encode())
         patch.setattr(log_file, "_PIECE", piece)
-        assert read(log, text.encode()) == whole
-    assert counts(whole) == {16: 9, 32: 3, 48: 3} and len(whole.remarks) == 8
+        assert read(log, text.encode()) == entire
+    assert counts(entire) == {16: 9, 32: 3, 48: 3} and len(entire.remarks) == 8
 
 
 def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

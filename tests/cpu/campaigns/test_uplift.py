@@ -116,7 +116,7 @@ def test_a_damaged_file_is_named(old: str, new: str, complaint: str, tmp_path: P
         raw_results.read_products(path)
 
 
-def test_what_could_not_be_compared_counts_in_the_whole(tmp_path: Path) -> None:
+def test_what_could_not_be_compared_counts_in_the_total(tmp_path: Path) -> None:
     """By the summary's time: else the others would seem to save more of the log's time than they do."""
     (tmp_path / SUMMARY).write_text("problem,total (us),baseline\na,100,measured\nb,300,measured\n", encoding="utf-8")
     lost = compared("b", 10, 30, samples_reference=(), failure="the reference: the GPU is gone")

@@ -135,7 +135,7 @@ def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path, r
     assert "by the recorded times (out of memory)" in merged.notes[1]
 
 
-def test_what_a_race_does_not_tell_stays(raced: Any) -> None:
+def test_what_a_race_does_not_measure_stays(raced: Any) -> None:
     mine = stored(PROBLEMS[0], 1, 5, m_from=3, notes={"of_mine": 1})
     elsewhere = replace(Conflict(mine, stored(PROBLEMS[0], 2, 5)), mine=replace(mine, compute_units=80))
     gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)

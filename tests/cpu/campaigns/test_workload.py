@@ -35,9 +35,9 @@ def counts(workload: JobWorkload) -> dict[str, float]:
 def test_processes_and_runs_add_up(log: Path) -> None:
     """Rows of several processes, mixed with other output, and two logs one after the other."""
     text = f"loading\n(rank 1) {line(count=3)}{line(n=113)}[rank0]: {line(count=4)}"
-    whole = read(log, text)
-    assert counts(whole) == {"109x16032x16384_bf16_TN": 7, "113x16032x16384_bf16_TN": 1}
-    assert whole.remarks == () and whole.products[0].line == 2
+    entire = read(log, text)
+    assert counts(entire) == {"109x16032x16384_bf16_TN": 7, "113x16032x16384_bf16_TN": 1}
+    assert entire.remarks == () and entire.products[0].line == 2
     assert counts(read(log, text + text)) == {"109x16032x16384_bf16_TN": 14, "113x16032x16384_bf16_TN": 2}
 
 
@@ -46,7 +46,7 @@ def test_rows_that_differ_in_what_changes_nothing_are_one(log: Path) -> None:
     assert counts(found) == {"109x16032x16384_bf16_TN": 5, "1x16032x16384_bf16_TN": 2}
 
 
-def test_two_kinds_of_lines_tell_a_call_once(log: Path) -> None:
+def test_two_kinds_of_lines_count_a_call_once(log: Path) -> None:
     """With masks 32 and 64 together the library states each call twice."""
     found = read(log, line("bench") * 5 + line(count=5) + extended(count=5, n=113) + line("rocblas_bench", n=7))
     assert counts(found) == {
@@ -100,8 +100,8 @@ def test_what_a_command_leaves_out_is_at_its_benchmarks_default(log: Path) -> No
         "rocblas-bench -f gemm_ex -m 64 -n 32 -k 16\nhipblaslt-bench -m 64 -n 32 -k 16"
     )
     found = read(log, text)
-    whole = "it multiplies full float32; here their products are of tf32"
-    assert counts(found) == {"32x64x16_bf16_TT": 1, "32x64x16_fp16_TN": 1, whole: 1}
+    entire = "it multiplies full float32; here their products are of tf32"
+    assert counts(found) == {"32x64x16_bf16_TT": 1, "32x64x16_fp16_TN": 1, entire: 1}
     faults, cut, assumed = found.remarks
     assert "line 3: it has no M" in faults and "line 5: the command is cut" in cut
     assert assumed.startswith(f"{log}: commands do not say all; the benchmark's defaults are taken: transA N in 2")
@@ -144,14 +144,14 @@ def test_formats_of_scales_that_are_newer(log: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["profile", "bench"])
-def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
+def test_batches_by_pointers_are_anywhere(log: Path, form: str) -> None:
     reported = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}
     count, mode = reported[form]
     lines = [line(form, n=n, batch=4).replace(count, f"{count}{mode}{number}") for n, number in ((1, 1), (2, 0))]
     assert counts(read(log, "".join(lines))) == {"it asks for batch_mode 1": 1, "2x16032x16384_bf16_TN_batch4": 1}
 
 
-def test_another_architecture_is_told(log: Path) -> None:
+def test_another_architecture_is_reported(log: Path) -> None:
     log.write_text("Device ID 0 : AMD Instinct MI300X gfx942:sramecc+:xnack-\n" + line() + line(a="f8_fnuz_r"))
     here, there = read_workload(LogFile(log), GFX942), read_workload(LogFile(log), GFX950)
     assert here.remarks == () and len(counts(here)) == 2
@@ -209,7 +209,7 @@ def test_cublaslt_s_trace(log: Path) -> None:
         assert one.problem is None or as_problem(as_call(one.problem)) == one.problem, "the way there and back"
 
 
-def test_pointers_of_a_trace_tell_no_calls_apart(log: Path) -> None:
+def test_pointers_of_a_trace_do_not_distinguish_calls(log: Path) -> None:
     """But for those that point nowhere: such an operand has no factor."""
     given, none = (
         f"transa=OP_T aScalePointer={a} bScalePointer={b} " for a, b in (("0x32e0", "0X10"), ("0x0", "0X00"))
@@ -270,7 +270,7 @@ def test_a_row_whose_function_can_t_be_read_costs_itself(log: Path) -> None:
 
 @hypothesis.given(data=st.data())
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
-def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) -> None:
+def test_whatever_a_log_holds_is_reported_in_a_line(log: Path, data: st.DataObject) -> None:
     """Damage anywhere gives an error of ours, or calls and remarks."""
     text = line() + line("bench", batch=2) + line("rocblas") + trace()
     place = data.draw(st.integers(0, len(text)))
@@ -289,7 +289,7 @@ def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     assert counts(read_workload(LogFile(log), GFX950)) == {"109x16032x16384_bf16_TN": 1}
 
 
-def test_what_a_capture_left_out_is_told(log: Path) -> None:
+def test_what_a_capture_left_out_is_reported(log: Path) -> None:
     """With its share where its sizes are known."""
     size = '"M": %d, "N": 64, "K": 32, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "%s", "dtype_b": "bf16", '
     size += '"dtype_c": "bf16", "bias": "none", "family": "dense"'
@@ -311,7 +311,7 @@ def test_what_a_capture_left_out_is_told(log: Path) -> None:
     assert "line 4: 7 calls of unknown sizes are not counted, nor is their time: addmm: tensors of sparse" in unknown
 
 
-def test_sizes_among_the_lines_of_a_log_are_told(log: Path) -> None:
+def test_sizes_among_the_lines_of_a_log_are_reported(log: Path) -> None:
     found = read(log, line() + '- {"M": 8, "N": 64, "K": 32, "count": 3}\n' * 2)
     assert len(found.products) == 1
     assert any("line 2 is of a file of sizes, as are 1 others; they are not counted" in one for one in found.remarks)

@@ -79,7 +79,7 @@ def test_launch_plans_are_as_strict(
     assert not list(tmp_path.iterdir())
 
 
-def test_export_tells_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
 

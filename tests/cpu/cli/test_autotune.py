@@ -106,13 +106,13 @@ def test_gains_are_those_over_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(cluster, "find_machine", lambda *_: GPU)
     monkeypatch.setattr(session, "GpuEvaluator", Gpu)
-    told: list[RunProgress] = []
+    reported: list[RunProgress] = []
     request = TuneRequest(SizeSource(given=((16, 16, 16),)), search=SearchScope(budget=(1, 0), libtype="triton"))
-    results = tritongemm.autotune(request, progress=told.append)
+    results = tritongemm.autotune(request, progress=reported.append)
     (record,) = results
     assert record.winner == "triton" and record.speedup and record.speedup > 1
-    assert told[-1].gain == pytest.approx(record.speedup) and "1 of 1 sizes won" in str(results)
-    assert told[-1] == RunProgress(1, 1, told[-1].gain, None)
+    assert reported[-1].gain == pytest.approx(record.speedup) and "1 of 1 sizes won" in str(results)
+    assert reported[-1] == RunProgress(1, 1, reported[-1].gain, None)
     assert results.path == Path("output/tuning_results_gfx1100.yaml")
 
 

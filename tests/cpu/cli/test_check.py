@@ -82,7 +82,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_stale_results_are_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stale_results_are_reported(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = results.read_bytes()
     assert command.main([str(results), "--repair"]) == 1
     said = capsys.readouterr()
@@ -227,7 +227,7 @@ def test_entries_of_a_library_are_repaired_one_by_one(
     path = tmp_path / "cut.zip"
 
     def states() -> list[str]:
-        return [state for _, state in sorted(_told_states(path, capsys))]
+        return [state for _, state in sorted(_reported_states(path, capsys))]
 
     assert states() == ["damaged", "damaged", "holds"]
 
@@ -245,14 +245,14 @@ def test_entries_of_a_library_are_repaired_one_by_one(
     assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
 
 
-def _told_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+def _reported_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
     capsys.readouterr()
     command.main([str(path)])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
     return [(row[0], row[4]) for row in rows]
 
 
-def test_a_damaged_helper_kernel_is_told(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "library"
     scaled = Problem(16, 128, 256, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
     with Store.open(tmp_path / "scaled.yaml", "gfx942", TOOLS, {}, compute_units=TARGET.compute_units) as store:

@@ -58,7 +58,7 @@ def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "1 of 2 results written" in said.out and f"not written in full: {ONE.key}: " in said.err
 
 
-def test_files_are_merged_with_rows_that_nobody_here_can_run(tmp_path: Path) -> None:
+def test_files_are_merged_with_rows_that_can_not_run_here(tmp_path: Path) -> None:
     one, two, output = tmp_path / "a_bf16_tuned.csv", tmp_path / "b_bf16_tuned.csv", tmp_path / "all_bf16_tuned.csv"
     written(one, HEADER, OTHER)
     written(two, HEADER, OTHER.replace("8.0", "7.0"), TORCH)
@@ -69,7 +69,7 @@ def test_files_are_merged_with_rows_that_nobody_here_can_run(tmp_path: Path) -> 
     assert convert.main([str(one), str(two), "-o", str(output)]) == 0 and output.read_bytes() == before
 
 
-def test_results_of_one_thing_are_told_once(tmp_path: Path) -> None:
+def test_results_of_one_thing_are_reported_once(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.yaml" for name in "ab"]
     for path, seconds in zip(paths, (2e-5, 1e-5), strict=True):
         path.write_text(results_format().write([record(ONE, seconds), record(TWO)]), encoding="utf-8")
@@ -98,9 +98,7 @@ def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
 
 
 @pytest.mark.parametrize("held", [None, f"{HEADER}\n{OTHER}\n"])
-def test_nothing_that_could_be_told_is_no_success(
-    held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_written_result_is_no_success(held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A script that goes on with the file must not take one for it that holds nothing of these results."""
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
     ours.write_text(results_format().write([record(ONE)]), encoding="utf-8")

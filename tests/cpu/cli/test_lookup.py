@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]
     return status, (said.out or said.err).splitlines()
 
 
-def test_a_row_is_told_with_its_place_and_its_times(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_is_reported_with_its_place_and_its_times(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = run(capsys, file, "-m", "16", *SIZE)
     assert status == 0 and lines == [
         "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
@@ -61,7 +61,7 @@ def test_a_library_that_is_wrong_there_is_named(tmp_path: Path, capsys: pytest.C
     ]
 
 
-def test_a_range_tells_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_range_says_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = run(capsys, file, "-m", "50", *SIZE)
     assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
     assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
@@ -149,7 +149,7 @@ def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.Cap
         ((), 2, "error: name a size with -m, -n and -k"),
     ],
 )
-def test_the_exit_status_tells_whether_a_row_serves(
+def test_the_exit_status_says_whether_a_row_serves(
     words: tuple[str, ...], status: int, begin: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, lines = run(capsys, file, *SIZE, *words)
@@ -165,7 +165,7 @@ def test_a_file_that_is_missing_or_damaged_is_an_error(
     assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]
 
 
-def test_a_row_of_another_m_is_told_where_it_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_of_another_m_is_reported_where_it_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = registry.get(Family, "a8w8_blockscale")
     found, named = tmp_path / "blocks.yaml", ("-n", "256", "-k", "512", "--family", "a8w8_blockscale")
     rows = [

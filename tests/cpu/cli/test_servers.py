@@ -60,7 +60,7 @@ def test_the_user_may_say_whose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "--for races one kernel: omit --libtype, or name the server or triton" in capsys.readouterr().err
 
 
-class Judge(FakeEvaluator):
+class ScriptedEvaluator(FakeEvaluator):
     """A device that lists what a server's backend would try, and times each as its tile has rows."""
 
     def __init__(self, *args: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_table_of_the_servers_own_kernels(
     server_kernels.install_vllm(monkeypatch)
     monkeypatch.setattr(cluster, "find_machine", lambda *asked: H200)
     monkeypatch.setattr(session, "toolchain", lambda machine: {"triton": "3.6.0", "device": "NVIDIA H200"})
-    monkeypatch.setattr(session, "GpuEvaluator", Judge)
+    monkeypatch.setattr(session, "GpuEvaluator", ScriptedEvaluator)
     subject = "E=8,N=256" if len(size) > 4 else "N=512,K=1024"
     name = f"{subject},device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     words = ["--for", "vllm", *size, "-m", "16", "--family", "a8w8_blockscale", "--algorithms", "12"]

@@ -45,7 +45,7 @@ def status_of(error: BaseException) -> int:
         (OSError("no word of the system"), 2, "error: no word of the system"),
     ],
 )
-def test_what_ends_a_command_is_told_in_one_line(
+def test_what_ends_a_command_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], error: BaseException, status: int, line: str
 ) -> None:
     assert status_of(error) == status
@@ -210,7 +210,7 @@ def test_a_signal_after_the_work_keeps_its_status(tmp_path: Path) -> None:
     assert signalled(started(tmp_path, text), signal.SIGINT) == (1, "")
 
 
-def test_a_whole_command_in_a_locale_of_few_letters(tmp_path: Path) -> None:
+def test_a_complete_command_in_a_locale_of_few_letters(tmp_path: Path) -> None:
     """Modules hold letters that it lacks, and so may the folder's name and the file of sizes."""
     folder = tmp_path / "größe"
     folder.mkdir()

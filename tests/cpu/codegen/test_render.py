@@ -165,7 +165,7 @@ def test_files_are_named_by_their_problem() -> None:
     assert all(render.module_name(p).isidentifier() for p in others)
 
 
-def test_a_template_nobody_has() -> None:
+def test_an_unknown_template() -> None:
     with pytest.raises(
         InputError,
         match="no kernel template is called 'abacus'; there are: gemv, grouped, grouped_tile, grouped_tma, ",

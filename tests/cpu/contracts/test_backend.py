@@ -61,7 +61,7 @@ def inputs(manifest: BuildInputs) -> BuildInputs:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_it_tells_of_itself(name: str) -> None:
+def test_it_describes_itself(name: str) -> None:
     backend = BACKENDS[name]
     assert backend.name == name and backend.label and backend.summary
     assert isinstance(backend.capabilities, Capabilities)
@@ -98,12 +98,12 @@ def test_candidates_are_its_own_and_pass_its_check(name: str, target: object, in
 @pytest.mark.parametrize("name", KERNELS)
 def test_everything_is_no_less_than_the_default(name: str, inputs: BuildInputs) -> None:
     for target in TARGETS:
-        whole = KERNELS[name].candidates(DENSE, target, inputs, everything=True)
-        assert set(KERNELS[name].candidates(DENSE, target, inputs)) <= set(whole)
+        entire = KERNELS[name].candidates(DENSE, target, inputs, everything=True)
+        assert set(KERNELS[name].candidates(DENSE, target, inputs)) <= set(entire)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_compile_job_is_told_in_json_and_again_the_same(name: str, inputs: BuildInputs) -> None:
+def test_a_compile_job_survives_json(name: str, inputs: BuildInputs) -> None:
     backend, made = KERNELS[name], 0
     for target in TARGETS:
         for config in backend.candidates(DENSE, target, inputs)[:2]:
@@ -120,11 +120,11 @@ def test_a_compile_job_is_told_in_json_and_again_the_same(name: str, inputs: Bui
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_configs_of_others_are_refused(name: str) -> None:
-    stranger = Config("t", 1, 1, 1, backend="stranger")
-    with pytest.raises(InputError, match=f"a config of backend stranger, not of {name}"):
-        KERNELS[name].check(stranger, DENSE, TARGETS[0])
+    other = Config("t", 1, 1, 1, backend="other")
+    with pytest.raises(InputError, match=f"a config of backend other, not of {name}"):
+        KERNELS[name].check(other, DENSE, TARGETS[0])
     with pytest.raises(InputError, match="not of"):
-        KERNELS[name].compile_job(stranger, DENSE, TARGETS[0])
+        KERNELS[name].compile_job(other, DENSE, TARGETS[0])
 
 
 @cache

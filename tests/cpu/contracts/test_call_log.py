@@ -59,12 +59,12 @@ def test_lines_of_one_call_are_one_call(log: CallLog) -> None:
 @hypothesis.given(share=st.floats(0, 1))
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=60)
 def test_a_cut_line_is_never_another_call(log: CallLog, share: float) -> None:
-    """A file that ends anywhere tells no call that the whole one does not, and says which line is cut."""
+    """A file that ends anywhere has no call that the complete one has not, and says which line is cut."""
     text = "".join(SAMPLES[log.name])
-    whole = counted(log.read(text))
+    entire = counted(log.read(text))
     cut = text[: round(share * len(text))]
     contents = log.read(cut)
-    assert counted(contents) <= whole
+    assert counted(contents) <= entire
     reported = len(contents.rows) + len(contents.faults)
     assert cut.count("\n") <= reported <= cut.count("\n") + 1
 

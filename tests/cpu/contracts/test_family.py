@@ -114,7 +114,7 @@ def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> 
     assert deviation(reference(family, problem, operands | {"a": lost}), exact) > tolerance
 
 
-def test_b_may_lie_in_another_order(family: Family, problem: Problem, target: Target) -> None:
+def test_b_may_be_in_another_order(family: Family, problem: Problem, target: Target) -> None:
     """Which says nothing about the numbers."""
     for defaults in family.variants.values():
         packed = replace(problem, order_b=defaults.order_b)

@@ -53,11 +53,11 @@ SAMPLES = {
     "vllm_moe_json": (f"{_EXPERTS},block_shape=[128,128].json", _TABLES),
     TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
 }
-# Formats whose sizes or kind the name of a file tells, of which some tell no size; and those that leave nothing to the
+# Formats whose sizes or kind a file's name has, of which some have no size; and those that leave nothing to the
 # caller's defaults.
 SIZELESS = ("moe_json", "sglang_moe_json", "vllm_moe_json")
 NAMED = ("sglang_dense_json", "vllm_dense_json", *SIZELESS)
-WHOLE = (
+ENTIRE = (
     *("hipblaslt_override", "inductor_lookup", "sglang_dense_json", "tensile_logic", "tunableop_csv"),
     "vllm_dense_json",
 )
@@ -115,7 +115,7 @@ def test_it_reads_rows_in_order(plugin: Format) -> None:
     second = (4, 2, 3) if plugin.name in NAMED else (4, 5, 6)
     assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [(1, 2, 3), second]
     assert all(r.line and str(r.problem.m) in text.splitlines()[r.line - 1] for r in rows)
-    if plugin.name in WHOLE:
+    if plugin.name in ENTIRE:
         return
     assert rows[1].problem.dtype_a == "int8" and not rows[1].problem.row_major_b, "the caller's defaults"
 

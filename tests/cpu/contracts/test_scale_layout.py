@@ -41,7 +41,7 @@ def test_kernels_find_factors_where_packing_puts_them(layout: ScaleLayout) -> No
     assert torch.equal(layout.pack(factors).flatten()[places], factors)
 
 
-def test_families_pad_to_whole_blocks(layout: ScaleLayout) -> None:
+def test_families_pad_to_complete_blocks(layout: ScaleLayout) -> None:
     """Whatever a family names, its factors' extents can be packed and unpacked."""
     for family in registry.every(Family):
         dtype = family.defaults.dtype_a

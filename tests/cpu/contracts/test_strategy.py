@@ -34,7 +34,7 @@ def strategy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[Space, Predictions]:
+def entire() -> tuple[Space, Predictions]:
     found = space(SIZE, GFX942, templates=("tile",))
     return found, rank(prune(found, SIZE, GFX942).kept[::7], SIZE, GFX942)
 
@@ -64,28 +64,28 @@ def play(strategy: Strategy, plan: SearchPlan, budget: int, outcome: Outcome) ->
 @pytest.mark.parametrize("outcome", [noisy, crashes])
 @pytest.mark.parametrize("budget", [1, 7, 60])
 def test_it_tries_kept_configs_once_within_the_budget_and_ends(
-    strategy: Strategy, whole: tuple[Space, Predictions], budget: int, outcome: Outcome
+    strategy: Strategy, entire: tuple[Space, Predictions], budget: int, outcome: Outcome
 ) -> None:
-    batches = play(strategy, SearchPlan(*whole), budget, outcome)
+    batches = play(strategy, SearchPlan(*entire), budget, outcome)
     tried = [c for batch in batches for c in batch]
-    assert all(batches) and 1 <= len(tried) <= strategy.most_configs(len(whole[1]), budget, 0) <= budget
-    assert len(set(tried)) == len(tried) and set(tried) <= set(whole[1].configs)
+    assert all(batches) and 1 <= len(tried) <= strategy.most_configs(len(entire[1]), budget, 0) <= budget
+    assert len(set(tried)) == len(tried) and set(tried) <= set(entire[1].configs)
 
 
-def test_equal_trials_give_equal_batches(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
-    first, second = (play(strategy, SearchPlan(*whole), 60, noisy) for _ in range(2))
+def test_equal_trials_give_equal_batches(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
+    first, second = (play(strategy, SearchPlan(*entire), 60, noisy) for _ in range(2))
     assert first == second
 
 
-def test_it_has_a_budget_of_its_own(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
-    tried = [c for batch in play(strategy, SearchPlan(*whole), 0, noisy) for c in batch]
-    assert 8 <= len(tried) <= strategy.most_configs(len(whole[1]), 0, 0) <= len(whole[1])
+def test_it_has_a_budget_of_its_own(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
+    tried = [c for batch in play(strategy, SearchPlan(*entire), 0, noisy) for c in batch]
+    assert 8 <= len(tried) <= strategy.most_configs(len(entire[1]), 0, 0) <= len(entire[1])
     assert len(set(tried)) == len(tried)
 
 
-def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
-    last, foreign = whole[1].configs[-1], Config("no_such_kernel", 64, 64, 64)
-    batches = play(strategy, SearchPlan(*whole, seeds=(last, foreign)), 60, noisy)
+def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
+    last, foreign = entire[1].configs[-1], Config("no_such_kernel", 64, 64, 64)
+    batches = play(strategy, SearchPlan(*entire, seeds=(last, foreign)), 60, noisy)
     assert batches[0][0] == last and all(foreign not in batch for batch in batches)
 
 

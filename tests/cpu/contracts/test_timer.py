@@ -31,8 +31,8 @@ LAUNCHES = 4
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """A clock, and graphs of `LAUNCHES` launches whose kernels take as many nanoseconds as they are told.
+class TimedGraphs:
+    """A clock, and graphs of `LAUNCHES` launches whose kernels take as many nanoseconds as they are given.
 
     Attributes:
         clock: of the timer.
@@ -66,7 +66,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bench(timer: Timer, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+def bench(timer: Timer, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedGraphs]:
     """The timer's clock on what stands in for its device."""
     stand_ins = [kind for kind, (name, *_) in PROFILERS.items() if name == timer.name]
     with ExitStack() as stack:
@@ -74,13 +74,13 @@ def bench(timer: Timer, compiled: Path, tmp_path: Path, monkeypatch: pytest.Monk
             pytest.skip("it times no graphs")
         if stand_ins:
             found = stack.enter_context(profiled(stand_ins[-1], compiled, tmp_path, monkeypatch))
-            yield Workbench(found.clock, lambda ns: PlayedGraph(found.gpu, [("gemm", ns, 50)] * LAUNCHES))
+            yield TimedGraphs(found.clock, lambda ns: PlayedGraph(found.gpu, [("gemm", ns, 50)] * LAUNCHES))
         elif timer.name == TOY:
             device = SimpleNamespace(synchronize=lambda: None)
-            yield Workbench(timer.clock(device, STREAM), lambda ns: SleepingGraph(LAUNCHES * ns * 1e-9))
+            yield TimedGraphs(timer.clock(device, STREAM), lambda ns: SleepingGraph(LAUNCHES * ns * 1e-9))
         else:
             host = host_device.Device()
-            yield Workbench(timer.clock(host, STREAM), lambda ns: host_device.Graph(host, [ns * 1e-9] * LAUNCHES))
+            yield TimedGraphs(timer.clock(host, STREAM), lambda ns: host_device.Graph(host, [ns * 1e-9] * LAUNCHES))
 
 
 def test_it_is_described(timer: Timer) -> None:
@@ -88,7 +88,7 @@ def test_it_is_described(timer: Timer) -> None:
     assert timer.name in NAMES and timer.kind == "timer"
 
 
-def test_labels_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dropped(Timer, TOY, tmp_path, monkeypatch):
         labels = [t.label for t in registry.every(Timer)]
     assert len(labels) == len(set(labels)) == len(NAMES)
@@ -109,13 +109,13 @@ def test_what_screens_in_its_place_times_graphs(timer: Timer) -> None:
         assert other.vendor in ("", timer.vendor)
 
 
-def test_a_clock_gives_seconds_of_one_launch(bench: Workbench) -> None:
+def test_a_clock_gives_seconds_of_one_launch(bench: TimedGraphs) -> None:
     """Of one launch, not of the graph, and in seconds: at most a tenth more or less, or what the host takes to wake."""
     for ns in (40_000_000, 20_000_000):
         assert bench.clock.time(bench.graph(ns), LAUNCHES, "gemm") == pytest.approx(ns * 1e-9, rel=0.25)
 
 
-def test_a_librarys_operation_has_no_symbol(bench: Workbench) -> None:
+def test_a_librarys_operation_has_no_symbol(bench: TimedGraphs) -> None:
     graph = bench.graph(20_000_000)
     for _ in range(2):
         assert bench.clock.time(graph, LAUNCHES) == pytest.approx(20e-3, rel=0.25)

@@ -64,7 +64,7 @@ def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> 
     assert torch.equal(family.reference(problem, operands), family.reference(replace(problem, order_b=PLAIN), plain))
 
 
-def test_problems_of_two_orders_are_told_apart(problem: Problem) -> None:
+def test_problems_of_two_orders_are_distinguished(problem: Problem) -> None:
     plain = replace(problem, order_b=PLAIN)
     assert problem.key != plain.key and problem.operands["b"].order == problem.order_b
     assert Problem.from_json(problem.to_json()) == problem

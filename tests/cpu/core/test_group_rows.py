@@ -33,7 +33,7 @@ def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
     assert {"row_counts", "operands"}.isdisjoint(problem.to_json())
 
 
-def test_keys_tell_groups_apart() -> None:
+def test_keys_distinguish_groups() -> None:
     other = replace(GROUPED, counts=(0, 7, 33, 1, 0))
     problems = (GROUPED, other, MASKED, replace(GROUPED, spread="uniform", counts=()), Problem(41, 72, 88))
     assert len({p.key for p in problems}) == len(problems)
@@ -45,9 +45,9 @@ def test_operands_of_groups() -> None:
     assert shapes == {"a": (41, 88), "b": (5, 88, 72), "c": (41, 72), "offsets": (5,)}
     assert GROUPED.group_numbers == (7, 7, 40, 41, 41) and MASKED.group_numbers == GROUPED.counts
     assert {name: spec.shape for name, spec in MASKED.operands.items()}["a"] == (5, 40, 88)
-    used, whole = 3 * 88 * 72 * 2, 5 * 88 * 72 * 2
+    used, entire = 3 * 88 * 72 * 2, 5 * 88 * 72 * 2
     assert GROUPED.bytes == 41 * (88 + 72) * 2 + used
-    assert GROUPED.held_bytes == 41 * (88 + 72) * 2 + whole + 5 * 4
+    assert GROUPED.held_bytes == 41 * (88 + 72) * 2 + entire + 5 * 4
 
 
 @pytest.mark.parametrize(

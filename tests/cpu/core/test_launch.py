@@ -39,5 +39,5 @@ def test_a_launch_is_within_what_the_device_has(change: dict[str, object], fault
     assert fault in replace(LAUNCH, **change).fault(GFX942)  # type: ignore[arg-type]
 
 
-def test_threads_of_a_whole_launch_are_counted_where_the_target_says_so() -> None:
+def test_threads_of_an_entire_launch_are_counted_where_the_target_says_so() -> None:
     assert replace(LAUNCH, grid=(2**24, 1, 1)).fault(SM90) == ""

@@ -101,7 +101,7 @@ def test_json_round_trip(noun: Any) -> None:
 
 
 @given(CONFIGS)
-def test_a_config_is_told_by_its_name(config: Config) -> None:
+def test_a_config_is_read_from_its_name(config: Config) -> None:
     assert Config.parse(config.name) == config
 
 

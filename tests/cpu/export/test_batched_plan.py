@@ -113,7 +113,7 @@ def test_every_product_is_right_on_an_emulator(
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", ["gfx942", "gfx950"])
-def test_operands_are_read_as_they_lie_on_an_emulator(tmp_path: Path, name: str) -> None:
+def test_operands_are_read_as_stored_on_an_emulator(tmp_path: Path, name: str) -> None:
     """A model's heads: [tokens, heads, K] read head by head, and a bias that all of them share."""
     problem = Problem(33, 40, 80, "bf16", "bf16", "bf16", row_major_b=False, bias="n", batch=3)
     target, config, triton = loader.load_target(name), Config.parse(SPLIT), registry.get(KernelBackend, "triton")

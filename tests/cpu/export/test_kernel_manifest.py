@@ -71,7 +71,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not ASM.candidates(replace(SIZE, k=168), SM90.target)
 
 
-def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_share_what_the_compiler_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose rows start at multiples of 16 bytes must not get rows that do not."""
     tuned = replace(SIZE, n=40, k=168)
     (path,), _ = kernel_manifest.export([record(tuned)], tmp_path, SM90)
@@ -81,7 +81,7 @@ def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pyt
         assert "must be multiples as in 1/8/8" in ASM.has_candidates(other, SM90.target).reason
 
 
-def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_reach_what_the_compiler_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffer instructions of AMD have offsets of 32 bits: a kernel for small operands must not get large ones."""
     gfx942 = Machine(target_files.load_target("gfx942"), "", (), "MI300X", "")
     (path,), _ = kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
@@ -124,7 +124,7 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     assert ASM.available() or "TRITONGEMM_ASM_MANIFESTS" in ASM.available().reason
 
 
-def test_predicted_winners_and_other_backends_are_told(
+def test_predicted_winners_and_other_backends_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "tuned.yaml"

@@ -1,4 +1,4 @@
-"""AITER's CSVs: rows of every family and generation, as it ships them, read, told and merged."""
+"""AITER's CSVs: rows of every family and generation, as it ships them, read, written and merged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
 
 
 def save(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of a file after results were told in it, and what was lost."""
+    """The lines of a file after results were written to it, and what was lost."""
     found = plugin().translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
@@ -157,7 +157,7 @@ def test_a_bare_file_is_refused_with_the_choices(name: str) -> None:
         read(name, "M,N,K\n1,2,3\n")
 
 
-def test_the_users_word_tells_the_family() -> None:
+def test_the_users_word_decides_the_family() -> None:
     text = "M,N,K\n1, 16384, 16384\n"
     for word in ("a4w4_blockscale", "a4w4_bpreshuffle"):
         assert read("sizes.csv", text, word)[0].problem.order_b == "shuffled_16x16"
@@ -166,7 +166,7 @@ def test_the_users_word_tells_the_family() -> None:
     assert read("sizes.csv", "B,M,N,K\n4,1,2,3\n", "a8w8")[0].problem.batch == 4
 
 
-def test_a_scale_for_a_whole_operand_is_refused_by_name() -> None:
+def test_a_scale_for_an_entire_operand_is_refused_by_name() -> None:
     head = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
     with pytest.raises(InputError, match=r"row 1 \(line 2\) scaleAB is True: .* can't be tuned here"):
         read("bf16.csv", head + "1,2,3,False,torch.bfloat16,torch.bfloat16,True,False\n")
@@ -234,7 +234,7 @@ def test_what_is_no_time_gives_no_result(us: str) -> None:
 
 
 @pytest.mark.parametrize("name", TUNED)
-def test_what_was_read_and_is_told_changes_nothing(name: str) -> None:
+def test_what_was_read_and_is_reported_changes_nothing(name: str) -> None:
     for text in (TUNED[name], TUNED[name].removesuffix("\n"), TUNED[name].replace("\n", "\r\n")):
         records = [row.record for row in read(name, text) if row.record]
         found = plugin().translate(records, {"": text})
@@ -252,7 +252,7 @@ def test_a_retuned_row_alone_changes() -> None:
     assert lines[:1] + lines[2:] == text.splitlines()[:1] + text.splitlines()[2:]
 
 
-def test_splits_of_a4w4_are_told_as_exponents() -> None:
+def test_splits_of_a4w4_are_written_as_exponents() -> None:
     text = TUNED["a4w4_blockscale_tuned_gemm.csv"]
     record = read("a4w4_blockscale_tuned_gemm.csv", text)[1].record
     assert record
@@ -260,7 +260,7 @@ def test_splits_of_a4w4_are_told_as_exponents() -> None:
     assert lines[3].startswith("gfx950,256,2,512,4096,21,2,5.0,_ZN5aiter41f4gemm") and lines[2] == ""
 
 
-def test_a_triton_winner_is_told_as_what_aiter_has() -> None:
+def test_a_triton_winner_is_written_as_what_aiter_has() -> None:
     lines, (lost,) = save("", BEST)
     assert lines == [
         BF16,
@@ -294,7 +294,7 @@ def test_a_faster_line_that_is_there_stays() -> None:
         ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't tell it"),
     ],
 )
-def test_what_can_not_be_told_is_named(other: dict[str, object], reason: str) -> None:
+def test_what_can_not_be_expressed_is_named(other: dict[str, object], reason: str) -> None:
     found = plugin().translate([replace(BEST, **other)], {"": ""})  # type: ignore[arg-type]
     assert found.count == 0 and not found.files[""]
     assert reason in found.omitted[0][1]
@@ -393,7 +393,7 @@ def test_damage_is_named_or_kept(junk: str, place: int, cut: int) -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(TUNED)), min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_telling_twice_is_telling_once(names: list[str], random: object) -> None:
+def test_writing_twice_is_writing_once(names: list[str], random: object) -> None:
     for name in names:
         records = [row.record for row in read(name, TUNED[name]) if row.record]
         once = plugin().translate(records, {"": ""}).files[""]

@@ -27,7 +27,7 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
 
 
 def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of a file after results were told in it, and what was lost."""
+    """The lines of a file after results were written to it, and what was lost."""
     found = registry.get(TunerFormat, "aiter").translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
@@ -66,7 +66,7 @@ def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: 
     assert (again.target, again.compute_units, again.record.seconds) == ("sm90", 132, best.seconds)
 
 
-def test_a_library_that_won_elsewhere_is_told_by_our_name_for_it() -> None:
+def test_a_library_that_won_elsewhere_has_our_name() -> None:
     won = replace(BEST, winner="torch", seconds=9e-6, library_seconds=5e-6)
     lines, lost = written("", won)
     assert not lost and ",torch,0," in lines[1] and lines[1].split(",")[13] == "5.0"
@@ -82,7 +82,7 @@ def test_the_users_word_may_not_contradict_the_columns() -> None:
         read("bf16_untuned_gemm.csv", "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n", "a4w4_blockscale")
 
 
-def test_batched_sizes_are_told_apart_by_the_name_of_their_file() -> None:
+def test_batched_sizes_are_distinguished_by_the_name_of_their_file() -> None:
     with pytest.raises(InputError, match=r"or in the file's name: batched_a8w8, .*batched_bf16"):
         read("sizes.csv", "B,M,N,K\n4,1,2,3\n")
 

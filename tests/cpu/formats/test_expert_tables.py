@@ -1,4 +1,4 @@
-"""The tables of experts of vLLM and SGLang: sizes of a run, the config that a row tells, what their loaders read."""
+"""The tables of experts of vLLM and SGLang: sizes of a run, the config of a row, what their loaders read."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_the_servers_run_today_can_be_raced(target: str) -> None:
             assert triton.check(config, up.problem, facts) and triton.check(config, down.problem, facts)
 
 
-def test_the_config_that_is_fastest_at_both_products_is_told() -> None:
+def test_the_config_that_is_fastest_at_both_products_is_written() -> None:
     rows = rows_of(1, 16)
     translated = VLLM.translate_rows(rows, results(rows), {})
     assert translated.count == 4 and not translated.omitted and list(translated.files) == [NAME]
@@ -98,7 +98,7 @@ def test_the_config_that_is_fastest_at_both_products_is_told() -> None:
     assert name == NAME.replace("128,128", "128, 128")
 
 
-def test_what_can_not_be_told_has_a_reason() -> None:
+def test_what_can_not_be_expressed_has_a_reason() -> None:
     rows = rows_of(16)
     other = Config("grouped", 16, 64, 128)
     cases = (

@@ -1,4 +1,4 @@
-"""hipBLASLt's override file: column-major rows, what a result tells there, and what stays byte for byte."""
+"""hipBLASLt's override file: column-major rows, what a result writes there, and what stays byte for byte."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_a_new_file_names_the_build() -> None:
         (result(Problem(64, 64, 64, groups=4)), TUNED, "single products and batches"),
     ],
 )
-def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
     written = FORMAT.translate([record], {"": before})
     assert not written.files and not written.count
     ((same, reason),) = written.omitted
     assert same is record and why in reason
 
 
-def test_a_row_tells_no_bias() -> None:
+def test_a_row_has_no_bias() -> None:
     written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
     assert written.count == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
     assert "neither bias nor scales" in written.omitted[0][1]
@@ -137,11 +137,11 @@ def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
         FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
 
 
-def test_types_that_are_none_of_ours_are_kept() -> None:
+def test_types_that_are_not_supported_are_kept() -> None:
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
-    whole = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
+    entire = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
     with pytest.warns(UntunableRowsWarning, match="multiplies whole float32"):
-        assert not FORMAT.read(PATH, whole, Defaults())
+        assert not FORMAT.read(PATH, entire, Defaults())
     with pytest.warns(UntunableRowsWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())
 

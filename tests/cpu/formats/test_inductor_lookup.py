@@ -145,8 +145,8 @@ def test_a_damaged_row_costs_itself_alone(entry: tuple[str, Any], complaint: str
 @pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
 @given(st.integers(0, 900), st.integers(0, 200), st.text(max_size=6))
 def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
-    whole = json.dumps({MM: [ROW], f"NVIDIA H200+{ADDMM}": [ROW]}, indent=4)
-    text = whole[:at] + put + whole[at + cut :]
+    entire = json.dumps({MM: [ROW], f"NVIDIA H200+{ADDMM}": [ROW]}, indent=4)
+    text = entire[:at] + put + entire[at + cut :]
     for call in (lambda: TABLE.read_usable(PATH, text, Defaults()), lambda: TABLE.translate([], {"": text})):
         try:
             call()
@@ -183,7 +183,7 @@ def test_the_library_and_rows_that_are_there() -> None:
         (result(product(m=32), compute_units=80), "a result of another device of the same target is told"),
     ],
 )
-def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
+def test_what_can_not_be_expressed_has_a_reason(record: Record, why: str) -> None:
     written = TABLE.translate([result(product(m=32)), record], {})
     assert written.count == 1 and list(json.loads(written.files[""])) == [key_of(product(m=32))]
     ((same, reason),) = written.omitted

@@ -143,7 +143,7 @@ def test_one_problem_on_two_targets() -> None:
 
 
 def test_one_problem_on_devices_of_two_sizes() -> None:
-    """A whole chip and a part of it; a row that does not say is one more."""
+    """A complete chip and a part of it; a row that does not say is one more."""
     some = [replace(RECORD, compute_units=count) for count in (0, 304, 80)]
     text = write_text(*some)
     assert text.count("compute_units") == 2

@@ -1,4 +1,4 @@
-"""Tensile's library logic: sizes read, results told, files merged; all that is not changed stays byte for byte."""
+"""Tensile's library logic: sizes read, results written, files merged; all that is not changed stays byte for byte."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_sizes_and_their_solutions() -> None:
         assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
 
 
-def test_a_result_is_told_where_its_solution_is() -> None:
+def test_a_result_is_written_where_its_solution_is() -> None:
     written = FORMAT.translate([result(problem()), result(problem(32, 128, 64))], {"": BASE})
     assert written.count == 2 and not written.omitted
     expected = BASE.replace("[6144, 16, 1, 4096]\n    - [0, 0.0]", "[6144, 16, 1, 4096]\n    - [1, 0.0]")
@@ -125,7 +125,7 @@ def test_a_result_is_told_where_its_solution_is() -> None:
         (result(problem(), winner="torch"), BASE, "own choice stays"),
     ],
 )
-def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
     written = FORMAT.translate([record], {"": before})
     assert written.files.get("", "") == before and not written.count and why in written.omitted[0][1]
 
@@ -151,7 +151,7 @@ def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_files_are_merged() -> None:
-    """A new size brings its solution; sizes whose rows lie apart are other sizes."""
+    """A new size brings its solution; sizes whose rows are apart are other sizes."""
     tuned = logic({C: (2, 0.0), A: (1, 0.0), APART[:4]: (0, 200.0)}, ("128x64x64", "256x64x64", "32x32x32"))
     merged = FORMAT.merge([(PATH, BASE), (Path("tuned.yaml"), tuned)])
     assert merged is not None
@@ -244,7 +244,7 @@ def test_the_command_writes_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "names solution 9" in capsys.readouterr().err
 
 
-def test_the_command_tells_a_folder(tmp_path: Path) -> None:
+def test_the_command_writes_a_folder(tmp_path: Path) -> None:
     """Of the files of a folder the one that has the solution is written, others and their neighbours are not."""
     copy = tmp_path / "mine"
     copy.mkdir()

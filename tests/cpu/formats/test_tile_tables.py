@@ -54,7 +54,7 @@ def served(text: str, m: int) -> Any:
     return rows[min(rows, key=lambda known: abs(known - m))]
 
 
-def test_the_name_tells_the_sizes_and_the_device() -> None:
+def test_the_name_has_the_sizes_and_the_device() -> None:
     rows = VLLM.read(Path("configs") / NAME, table(), Defaults("int8", row_major_b=True))
     assert [r.problem.m for r in rows] == list(LADDER)
     first = rows[0]
@@ -165,8 +165,8 @@ def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
 @given(st.integers(0, 3200), st.integers(0, 400), st.binary(max_size=8))
 def test_damage_is_named_or_read(at: int, cut: int, put: bytes) -> None:
     """Whatever is cut out of a table and put in its place."""
-    whole = table()
-    text = whole[:at] + put.decode("latin-1") + whole[at + cut :]
+    entire = table()
+    text = entire[:at] + put.decode("latin-1") + entire[at + cut :]
     for plugin, name in ((VLLM, NAME), (SGLANG, BLANK), (SGLANG, CHANNELS), (EXPERTS_TABLE, EXPERTS)):
         try:
             plugin.read_usable(Path(name), text, Defaults())
@@ -212,7 +212,7 @@ def test_a_row_that_says_the_same_in_other_words_stays() -> None:
 
 
 def test_a_short_table_goes_on_serving_what_it_served() -> None:
-    """26 of the shipped tables tell M from 2048 on alone; a result at M = 16 must not take what lies below."""
+    """26 of the shipped tables have M from 2048 on alone; a result at M = 16 must not take what is below."""
     text = table({m: row(16 + m) for m in (2048, 3072, 4096)})
     (new,) = VLLM.translate([result(16)], {NAME: text}).files.values()
     assert served(new, 16)["BLOCK_SIZE_M"] == 32
@@ -250,7 +250,7 @@ def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str)
         (result(1, timer="model"), "a prediction"),
     ],
 )
-def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
+def test_what_can_not_be_expressed_has_a_reason(record: Record, why: str) -> None:
     written = VLLM.translate([record], {})
     assert all("/" not in name for name in written.files)
     if not written.files:
@@ -260,7 +260,7 @@ def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
             raise AssertionError(reason)
 
 
-def test_of_results_of_one_device_the_first_is_told() -> None:
+def test_of_results_of_one_device_the_first_is_reported() -> None:
     stand_in = result(16, Config("tile", 64, 64, 64))
     written = VLLM.translate([result(16), stand_in], {})
     assert not written.omitted and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32

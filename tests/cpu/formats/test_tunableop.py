@@ -202,7 +202,7 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
         ),
     ],
 )
-def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
     written = CSV.translate([record], {"": before})
     assert written.files.get("", "") == before and written.count == 0
     ((same, reason),) = written.omitted
@@ -211,7 +211,7 @@ def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str
         raise AssertionError(reason)
 
 
-def test_what_stands_for_a_winner_is_told_in_its_place() -> None:
+def test_what_stands_for_a_winner_is_written_in_its_place() -> None:
     ours, theirs = result(product(), "triton"), result(product(), "blaslt", hipblaslt())
     written = CSV.translate([ours, theirs, result(product())], {"": TUNED})
     assert (

@@ -1,4 +1,4 @@
-"""tune_gemm's YAML and lists of sizes: what their keys mean, and what a wrong row is told."""
+"""tune_gemm's YAML and lists of sizes: what their keys mean, and what is reported of a wrong row."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampl
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | words
 nested = st.recursive(scalars, lambda s: st.lists(s, max_size=3) | st.dictionaries(words, s, max_size=3), max_leaves=8)
 written = st.dictionaries(words, nested, max_size=6).map(flow)
-# A row as somebody writes one, and one with a part replaced by something else.
+# A row as a user writes one, and one with a part replaced by something else.
 typed = st.lists(st.sampled_from(TOKENS), max_size=12).map(lambda some: "{" + "".join(some) + "}")
 pairs = st.lists(st.tuples(words, st.sampled_from([": ", ":", " : "]), words).map("".join), max_size=4)
 maps = pairs.map(lambda some: "{" + ", ".join(some) + "}")
@@ -84,18 +84,18 @@ def test_json_reads_what_we_write() -> None:
 
 @given(st.lists(written | maps | st.sampled_from(["", "  ", "# a remark: [", "#"]), max_size=6), st.booleans())
 @example(["{a: &x 1}", "{b: *x}"], True)
-def test_a_file_of_rows_in_lines_is_what_it_is_as_a_whole(some: list[str], ends: bool) -> None:
+def test_a_file_of_rows_in_lines_is_read_as_one(some: list[str], ends: bool) -> None:
     """Also where a name given in one line is used in another. A line that is not YAML by itself is refused."""
     text = "\n".join(f"- {row}" if row.startswith("{") else row for row in some) + ("\n" if ends else "")
     try:
-        whole = list(values._read_events(text, text.splitlines(), {}))
+        entire = list(values._read_events(text, text.splitlines(), {}))
     except values.YamlFault:
         return
     found = list(values.read_rows(text))
     if any(row.fault.startswith("is not YAML") for row in found):
         return  # a quoted text goes over several lines that look like rows and remarks
     assert [(r.line, kinds(r.value), r.remark, r.fault) for r in found] == [
-        (r.line, kinds(r.value), r.remark, r.fault) for r in whole
+        (r.line, kinds(r.value), r.remark, r.fault) for r in entire
     ]
 
 

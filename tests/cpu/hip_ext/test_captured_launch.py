@@ -218,7 +218,7 @@ def test_what_fails_gives_everything_back(nvidia: Opened) -> None:
     assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
 
 
-def test_a_driver_that_does_not_tell(stand_in_driver: StartDriver) -> None:
+def test_a_driver_that_does_not_list_a_graph(stand_in_driver: StartDriver) -> None:
     device = stand_in_driver("amd")[1].device()
     assert not graph_capture.available(device.api)
     assert captured_launch.capture_launches(device, ("c",), lambda at, stream: pytest.fail("called")) is None

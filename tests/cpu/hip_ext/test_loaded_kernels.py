@@ -14,7 +14,7 @@ class DeviceOfMaps(Recorder):
         return bytes(8) + address.to_bytes(8, "little") + bytes(112)
 
 
-def test_c_is_told_as_a_map_and_as_a_pointer() -> None:
+def test_c_is_reported_as_a_map_and_as_a_pointer() -> None:
     """A kernel may store full tiles by a map, and rows of others by a pointer; a missing bias is not read."""
     described = Param("tma", "c", elem_type=1, elem_size=2, shape=(64, 64), stride=64, box=(64, 64))
     pointers = [Param("pointer", name) for name in ("c", "scale_a", "c", "workspace")]

@@ -111,7 +111,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
     assert dict(zip(questions, map(int, printed.split()), strict=True)) == questions
 
 
-def test_the_whole_life_of_a_process(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
+def test_the_life_of_a_process(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     assert tracer.version[0] == ctypes.c_int.in_dll(library, "fake_major").value
     assert (ctypes.c_char * 32).in_dll(library, "fake_client").value == b"tritongemm"
     load(library, b"gemm.kd", 3)

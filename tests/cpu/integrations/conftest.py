@@ -15,7 +15,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     """The dispatcher of a process that has read nothing; its logger is as before afterwards."""
     gc.collect()  # An operation exists until it is collected, and has the same name in each test.
     dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
@@ -27,7 +27,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table for M=16, N=32 and K=64, without a bias."""
     file = tmp_path / "tuned.yaml"
     file.write_text(results_format().write([record(problem(16, 32, 64))]), encoding="utf-8")

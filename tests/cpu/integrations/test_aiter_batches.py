@@ -33,7 +33,7 @@ def test_scales_of_rows(dtype: torch.dtype) -> None:
         aiter.batched_gemm_a8w8_CK(x, w, scale_x, scale_w[..., :7])
 
 
-def test_factors_of_blocks_lie_as_aiter_has_them() -> None:
+def test_factors_of_blocks_are_stored_as_aiter_has_them() -> None:
     x, w = (torch.randint(-99, 99, shape, dtype=torch.int8) for shape in ((2, 5, 256), (2, 300, 256)))
     scale_x, scale_w = (torch.randint(-8, 9, shape).float().exp2() for shape in ((2, 5, 2), (2, 3, 2)))
     out = torch.empty(2, 5, 300)

@@ -82,7 +82,7 @@ def test_fp4(variant: str) -> None:
         aiter.gemm_a4w4(*given[:4], apreshuffle=True)
 
 
-def test_memory_for_one_row_is_told_from_a_bias_or_refused() -> None:
+def test_memory_for_one_row_is_distinguished_from_a_bias_or_refused() -> None:
     """In older AITER memory of one row stands where newer has a bias; taken for one, it would stay as it was."""
     q, powers = tritongemm.quantize(torch.randn(33, 64), "mx", torch.uint8)
     a, b, of_b = q[:1], q[1:], tritongemm.pack_scales(powers[1:])

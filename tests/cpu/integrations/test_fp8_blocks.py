@@ -30,12 +30,12 @@ def problem() -> Problem:
 
 
 @pytest.fixture
-def table(tmp_path: Any, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A process whose table has one weight with scales."""
     file = tmp_path / "tuned.yaml"
     file.write_text(results_format().write([record(problem())]), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
-    return fresh
+    return unloaded
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_a_table_nothing_is_imported(
-    fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch, value: str | None
+    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # An import would fail.
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
@@ -33,7 +33,11 @@ def test_without_a_table_nothing_is_imported(
 
 @pytest.mark.parametrize("content", [None, "", "- {M: 1, N: 2, K: 3}\n", "\0\0"])
 def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
-    fresh: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
+    unloaded: Dispatcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    content: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     file = tmp_path / "broken.yaml"
@@ -46,17 +50,17 @@ def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
 
 
 def test_aiters_variable_alone_changes_no_server(
-    config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AITER's own users have it set, and did not ask us for anything."""
     monkeypatch.delenv("TRITONGEMM_CONFIG")
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(config))
     monkeypatch.setitem(sys.modules, "vllm", None)
     vllm.register()
-    assert fresh.weights == frozenset()
+    assert unloaded.weights == frozenset()
 
 
-def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     envs, utils = install_vllm(monkeypatch)
     names = "default_unquantized_gemm", "rocm_unquantized_gemm"
     originals = [getattr(utils, name) for name in names]
@@ -65,7 +69,7 @@ def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatc
     assert logging.getLogger("tritongemm").parent is logging.getLogger("vllm")
     digest = hashlib.sha256(config.read_bytes()).hexdigest()[:12]
     assert {name: read() for name, read in envs.environment_variables.items()} == {"TRITONGEMM_CONFIG": digest}
-    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (served, make):
+    with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (served, make):
         for name, original in zip(names, originals, strict=True):
             gemm = getattr(utils, name)
             assert gemm is not original
@@ -79,7 +83,7 @@ def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatc
 
 
 def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
-    config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
@@ -92,10 +96,10 @@ def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
     assert keep is utils.rocm_unquantized_gemm
 
 
-def test_one_graph_serves_every_m(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
-    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (_, make):
+    with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
         gemm, w, other = utils.default_unquantized_gemm, make(32, 64), make(33, 64)
         graphs = compile_for_each_m(lambda x: (gemm(None, x, w), gemm(None, x, other)), make)
     assert graphs == [[torch.ops.tritongemm.vllm_linear, functional.linear]]

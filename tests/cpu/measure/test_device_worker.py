@@ -163,7 +163,7 @@ def test_each_sample_of_a_race_follows_the_same_kernel(
     assert len(before) == sum(map(len, answer.samples.values())) and len(set(before)) == len(before)
 
 
-def test_a_race_names_who_runs_where_it_is_told_to(device: Device, tmp_path: Path) -> None:
+def test_a_race_names_who_runs_where_it_is_asked_to(device: Device, tmp_path: Path) -> None:
     for reported in (False, True):
         job = RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
         *answers, last = DeviceWorker()(job)
@@ -194,7 +194,7 @@ def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(
     assert rests == [512e-6]
 
 
-def test_a_check_races_nobody(device: Device, tmp_path: Path) -> None:
+def test_a_check_runs_no_race(device: Device, tmp_path: Path) -> None:
     (trial,) = verify(candidates(tmp_path, "right"))
     assert trial.status == "ok" and trial.error is not None and not trial.samples
     assert device.graphs == 0 and device.modules == 0
@@ -218,7 +218,7 @@ def sized(candidate: LaunchCandidate, *buffers: Buffer) -> LaunchCandidate:
     return replace(candidate, launch=replace(candidate.launch, buffers=buffers))
 
 
-def test_copies_lie_side_by_side_as_they_were_laid_out(device: Device) -> None:
+def test_copies_are_side_by_side_as_they_were_laid_out(device: Device) -> None:
     """B is column-major, and no size here is a multiple of what places are aligned to."""
     sets = OperandSets(setup_of(replace(SIZE, row_major_b=False), MeasureProtocol()), device, 7).sets  # type: ignore[arg-type]
     assert len(sets) > 2

@@ -298,7 +298,7 @@ def test_a_process_that_others_kill_is_no_fault_of_the_candidate(
 
 
 @pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
-def test_a_fault_costs_nobody_else(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
+def test_a_fault_costs_no_other(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
     """Even where the process does not manage to end after it."""
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:

@@ -120,7 +120,7 @@ def test_the_winner_takes_the_scales() -> None:
     assert "def matmul(a, b):" in render.winner(Problem(16, 16, 16), SPLIT, GFX942, "")
 
 
-def test_what_nobody_says() -> None:
+def test_defaults_of_what_is_not_said() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
     assert make_problem(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
     assert make_problem(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
@@ -167,7 +167,7 @@ def test_sums_that_are_added_up_a_few_rows_at_a_time_are_scaled(tmp_path: Path, 
     emulated.run_scaled(tmp_path, path)
 
 
-def test_exported_kernels_are_told_apart_from_those_without_scales(
+def test_exported_kernels_are_distinguished_from_those_without_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaled = replace(INT8, bias="none", dtype_c="bf16", k=128)

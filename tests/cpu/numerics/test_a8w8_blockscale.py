@@ -143,7 +143,7 @@ def test_there_are_candidates_everywhere(arch: str, m: int) -> None:
     assert "block_k must divide the 128 elements" in triton.check(wide, problem, target).reason
 
 
-def test_a_granularity_is_told_where_it_is_not_the_usual_one() -> None:
+def test_a_granularity_is_written_where_it_is_not_the_usual_one() -> None:
     group = of("group")
     assert of("block") == PLAIN and "block" not in PLAIN.key.removesuffix("a8w8_blockscale")
     assert group.key == PLAIN.key + "_group" and "scales" not in PLAIN.to_json()

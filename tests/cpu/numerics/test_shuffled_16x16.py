@@ -132,7 +132,7 @@ def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Prob
 @pytest.mark.parametrize(
     ("symbol", "family", "k", "offered"),
     [
-        (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of whole steps are 7, which AITER launches so
+        (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of full steps are 7, which AITER launches so
         (MX, "a4w4_blockscale", 512, [1, 2]),
         (I8, "a8w8", 7168, [1, 2, 3, 4, 5, 6, 7, 8]),
         (I8, "a8w8", 1280, [1, 2, 3, 4, 5]),

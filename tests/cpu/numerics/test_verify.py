@@ -28,7 +28,7 @@ def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return c, DENSE.reference(problem, operands)
 
 
-def judged(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
+def verified(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
     """The decision on the exact result, rounded to C's dtype and then spoiled."""
     c, exact = made(problem)
 
@@ -52,7 +52,7 @@ def put(value: float) -> Run:
 @pytest.mark.parametrize("dtype_c", ["fp16", "bf16", "fp32", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz"])
 @pytest.mark.parametrize("bias", ["none", "m", "n"])
 def test_rounding_passes(dtype_c: str, bias: str) -> None:
-    found = judged(Problem(33, 65, 70, "bf16", "bf16", dtype_c, bias=bias))
+    found = verified(Problem(33, 65, 70, "bf16", "bf16", dtype_c, bias=bias))
     assert found.ok and found.reason == ""
     assert found.error > 0 or dtype_c == "fp32"
 
@@ -60,8 +60,8 @@ def test_rounding_passes(dtype_c: str, bias: str) -> None:
 @pytest.mark.parametrize("dtype_c", ["int32", "int8"])
 def test_integers_are_exact(dtype_c: str) -> None:
     problem = Problem(33, 65, 70, "int8", "int8", dtype_c)
-    assert (DENSE.tolerance(problem), judged(problem).error) == (0.0, 0.0)
-    found = judged(problem, put(math.inf))  # one more than right
+    assert (DENSE.tolerance(problem), verified(problem).error) == (0.0, 0.0)
+    found = verified(problem, put(math.inf))  # one more than right
     assert not found.ok and found.error > 0, "one unit in one element shows"
 
 
@@ -70,8 +70,8 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
     problem = Problem(1024, 1024, 64)
     c, exact = made(problem)
     wrong = float(exact.view(-1)[exact.numel() // 2]) + float(exact.std())
-    assert judged(problem).ok
-    found = judged(problem, put(wrong))
+    assert verified(problem).ok
+    found = verified(problem, put(wrong))
     assert not found.ok and found.error > 100 * found.tolerance
     assert found.reason == f"error {found.error:.3g} > {found.tolerance:.3g}"
     assert c.shape == (1024, 1024)
@@ -81,7 +81,7 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
     "dtypes",
     [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3],
 )
-def test_an_element_nobody_wrote(dtypes: tuple[str, str, str]) -> None:
+def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
     """C holds the right answer from before, and one element is not written: the poison shows."""
     problem = Problem(20, 20, 32, *dtypes)
     c, exact = made(problem)
@@ -109,8 +109,8 @@ def test_poison_is_nan_where_there_is_one(dtype: str) -> None:
 
 def test_nan_and_infinity_are_wrong() -> None:
     problem = Problem(16, 16, 16)
-    assert judged(problem, lambda c: c.view(-1)[:1].fill_(math.nan)).error == math.inf
-    found = judged(problem, lambda c: c.view(-1)[:1].fill_(math.inf))
+    assert verified(problem, lambda c: c.view(-1)[:1].fill_(math.nan)).error == math.inf
+    found = verified(problem, lambda c: c.view(-1)[:1].fill_(math.inf))
     assert not found.ok and found.error > 1e3
 
 
@@ -151,7 +151,7 @@ def test_a_library_may_round_partial_sums_to_the_type_of_c() -> None:
     assert library_fault(problem, short) == short.reason != ""
 
 
-def test_verdicts() -> None:
+def test_decisions() -> None:
     assert VerifyResult(0.0, 0.0).ok
     assert not VerifyResult(math.inf, 0.1).ok
     assert not VerifyResult(math.nan, 0.1).ok

@@ -74,7 +74,7 @@ def test_what_is_there(kind: type[Plugin]) -> None:
         assert bool(support) != bool(support.reason.strip())
 
 
-def test_names_nobody_has(kind: type[Plugin]) -> None:
+def test_unknown_names(kind: type[Plugin]) -> None:
     for ask in (registry.get, registry.available, registry.resolve):
         with pytest.raises(InputError, match=f"no {kind.kind} is called 'abacus'; there are: "):
             ask(kind, "abacus")
@@ -196,10 +196,10 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
 def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are there, with a warning that names it; who asks for it by name gets the error."""
     (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")
-    whole = [backend.name for backend in registry.every(Backend)]
+    entire = [backend.name for backend in registry.every(Backend)]
     with dropped(Backend, tmp_path / "toy_typo.py", tmp_path, monkeypatch):
         with pytest.warns(UserWarning, match="backend toy_typo is passed over: "):
-            assert [backend.name for backend in registry.every(Backend)] == whole
+            assert [backend.name for backend in registry.every(Backend)] == entire
         with pytest.raises((ValueError, SyntaxError, TypeError)):
             registry.get(Backend, "toy_typo")
 
@@ -287,12 +287,12 @@ def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: p
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
     backend = registry.get(KernelBackend, "toybackend")
     monkeypatch.setattr(compiler, "build", lambda job: backend.compile(job)[0])
-    judge = FakeEvaluator(seconds=lambda config: 60.0 + len(judge.screened))
+    evaluator = FakeEvaluator(seconds=lambda config: 60.0 + len(evaluator.screened))
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         options = TuningOptions(tmp_path, strategy="toy_strategy", library="")
-        assert TuningRun([judge], compiler, store, options, Reporter()).tune([row.problem]) == {}
+        assert TuningRun([evaluator], compiler, store, options, Reporter()).tune([row.problem]) == {}
         record = store.record(row.problem)
-    assert judge.screened == [configs[-1], configs[0]], "what the toy strategy asked for, in its order"
+    assert evaluator.screened == [configs[-1], configs[0]], "what the toy strategy asked for, in its order"
     assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
 
 

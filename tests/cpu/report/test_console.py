@@ -106,7 +106,7 @@ def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
 
 
 @pytest.mark.parametrize("compare", [False, True])
-def test_a_long_size_is_whole(compare: bool) -> None:
+def test_a_long_size_is_complete(compare: bool) -> None:
     size = Problem(1048576, 16384, 16, "fp8e4m3fnuz", "fp8e5m2fnuz", "bf16", row_major_b=False)
     assert len(size.key) == 48
     config = Config("ws_tma_swapped", 128, 256, 64, 4, 2, 8, 4, (("a", 1), ("b", 2), ("c", 3)))
@@ -115,7 +115,7 @@ def test_a_long_size_is_whole(compare: bool) -> None:
     assert lines[-1].endswith("+3")
 
 
-def test_who_left_a_race_early_is_told_at_the_others_heat() -> None:
+def test_an_entry_that_left_a_race_early_is_compared_at_equal_heat() -> None:
     """The first rounds ran on a hot GPU: there the algorithm took 1.1 of the kernel's time, not 1.3 of its median."""
     kernel = Trial(OURS, "ok", samples=(12e-6, 12e-6, 10e-6, 10e-6, 10e-6), stage="final")
     algorithm = Trial(ALGORITHM, "ok", samples=(13.2e-6, 13.2e-6), stage="final")

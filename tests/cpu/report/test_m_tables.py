@@ -42,7 +42,7 @@ def test_neighbours_that_one_kernel_serves_are_one_range() -> None:
     assert "17 to 32" in found and "33 to 64 2.00 to 2.00 1.500 to 1.500 torch" in found
 
 
-def test_m_held_out_are_told_together() -> None:
+def test_m_held_out_are_reported_together() -> None:
     one, text = reporter()
     print_held_out(one, RECORDS)
     found = said(text)

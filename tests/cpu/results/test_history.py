@@ -33,7 +33,7 @@ def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
     assert [tried.seconds for tried in written.tried] == [1.0, 2.5, 3.0, 6.5] and written.seconds == 6.5
 
 
-def test_some_sizes_are_told_with_the_seconds_of_their_own_runs(tmp_path: Path) -> None:
+def test_some_sizes_have_the_seconds_of_their_own_runs(tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"
     with take(path):
         pass

@@ -99,7 +99,7 @@ def test_kill_nine_while_appending(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def entire(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return written(tmp_path_factory.mktemp("whole") / "out.yaml")
 
 
@@ -107,11 +107,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @example(share=0.0)
 @example(share=1.0)
-def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, share: float) -> None:
+def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, entire: bytes, share: float) -> None:
     path = tmp_path / "out.yaml"
-    cut = round(share * len(whole))
-    journal_of(path).write_bytes(whole[:cut])
-    complete = whole[:cut].count(b"\n")
+    cut = round(share * len(entire))
+    journal_of(path).write_bytes(entire[:cut])
+    complete = entire[:cut].count(b"\n")
     with take(path) as store:
         held = len(known(store)) + len(store.records())
         assert held == max(0, complete - 1), "every line but the header and the torn one"
@@ -135,10 +135,10 @@ def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, s
     ],
     ids=lambda damage: repr(damage[:8]),
 )
-def test_a_damaged_line_costs_itself(tmp_path: Path, whole: bytes, damage: bytes) -> None:
+def test_a_damaged_line_costs_itself(tmp_path: Path, entire: bytes, damage: bytes) -> None:
     """One warning names the file and the line; everything else is there, and the run goes on."""
     path = tmp_path / "out.yaml"
-    lines = whole.splitlines()
+    lines = entire.splitlines()
     journal_of(path).write_bytes(b"\n".join([*lines[:3], damage, *lines[3:], b""]))
     with pytest.warns(DamagedFileWarning, match=r"out\.yaml\.journal: damaged lines \(4\) are passed over") as said:
         store = take(path)
@@ -148,10 +148,10 @@ def test_a_damaged_line_costs_itself(tmp_path: Path, whole: bytes, damage: bytes
     assert rows(path) == [record(ONE), record(TWO), record(THREE)]
 
 
-def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, whole: bytes) -> None:
+def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, entire: bytes) -> None:
     """Also one that leaves values which can be: a time, a tile. Every byte of a line counts, the checksum's as well."""
     path = tmp_path / "out.yaml"
-    lines = whole.splitlines(keepends=True)
+    lines = entire.splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"record"' in line)
     for place in range(0, len(lines[number]) - 1, 7):
         changed = bytearray(lines[number])
@@ -173,10 +173,10 @@ def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, whole: bytes) -> No
         {"target": "gfx942", "toolchain": {}, "protocol": {}, "compute_units": -1},
     ],
 )  # fmt: skip
-def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, whole: bytes, header: Any) -> None:
+def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, entire: bytes, header: Any) -> None:
     """Nothing else records under which toolchain the rest was measured. What is merged first fits this run."""
     path = tmp_path / "out.yaml"
-    journal_of(path).write_bytes(whole)
+    journal_of(path).write_bytes(entire)
     append(path, {"record": record(Problem(9, 9, 9), target="sm90").to_json()})
     rewrite_header(path, header)
     before = journal_of(path).read_bytes()
@@ -244,9 +244,9 @@ def test_two_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
         assert len(known(store)) == 80
 
 
-def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, whole: bytes) -> None:
+def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, entire: bytes) -> None:
     path = tmp_path / "out.yaml"
-    lines = whole.splitlines(keepends=True)
+    lines = entire.splitlines(keepends=True)
     path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
     with pytest.warns(DamagedFileWarning):
         take(path, resume=False).close()

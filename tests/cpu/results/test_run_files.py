@@ -58,7 +58,7 @@ def test_a_link_planted_while_a_run_holds_its_output_is_not_followed(tmp_path: P
     assert precious.read_text() == "mine"
 
 
-def test_who_holds_an_output_is_told_whatever_stands_there(tmp_path: Path) -> None:
+def test_the_holder_of_an_output_is_reported_whatever_is_there(tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"
     with take(path):
         assert (tmp_path / "out.yaml.pid").read_text() == str(os.getpid())

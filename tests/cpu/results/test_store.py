@@ -156,7 +156,7 @@ def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: ty
 
 @given(st.permutations([record(p, s) for p, s in zip((THREE, ONE, TWO), (1e-5, 2e-5, 3e-5), strict=True)]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
-def test_the_file_does_not_tell_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
+def test_the_file_does_not_say_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
     path = tmp_path / "out.yaml"
     texts = set()
     for given_order in ((), (THREE, TWO, ONE)):
@@ -270,7 +270,7 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
     assert real.stat().st_mode & 0o777 == 0o664
 
 
-def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
+def test_someone_elses_files_are_left_alone(tmp_path: Path) -> None:
     journal = tmp_path / "out.yaml.journal"
     for text in (b"dear diary", b"dear diary\n", b'{"head": 1}\n'):
         journal.write_bytes(text)

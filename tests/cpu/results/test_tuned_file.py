@@ -46,7 +46,7 @@ def test_a_name_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
         TunedFile.find(tmp_path / "bytes.csv")
 
 
-def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Path) -> None:
+def test_the_best_finalist_that_aiter_has_is_written_with_its_own_time(tmp_path: Path) -> None:
     asm = Config(ASM, 256, 256, 64, num_warps=4, num_stages=2, backend="asm")
     trials = [
         Trial(asm, "ok", samples=(7e-5,), timer="events", stage="final"),
@@ -65,7 +65,7 @@ def test_the_best_finalist_that_aiter_has_is_told_with_its_own_time(tmp_path: Pa
     assert lost.problem == TALL and "(50.00 us); written as asm" in reason
 
 
-def test_what_the_file_tells_for_this_gpu_is_not_tuned(tmp_path: Path) -> None:
+def test_what_the_file_has_for_this_gpu_is_not_tuned(tmp_path: Path) -> None:
     written = opened(tmp_path / "bf16_tuned_gemm.csv")
     rows = [FormatRow(WIDE), FormatRow(TALL)]
     assert written.wanted(rows, None, MI300X, again=False) == (rows, ())

@@ -43,7 +43,7 @@ def test_what_the_servers_kernel_takes() -> None:
     assert SGLANG.limits("a8w8", load_target("sm90")).first == (), "there SGLang runs CUTLASS"
 
 
-def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: Path) -> None:
+def test_the_fastest_config_that_the_server_runs_is_written_whichever_won(tmp_path: Path) -> None:
     """A library that won is nothing to a server without a plug-in; ours of more than it takes is nothing either."""
     written = TunedFile.find(tmp_path / NAME)
     assert written is not None and written.place == tmp_path
@@ -64,7 +64,7 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
     assert rows["16"]["BLOCK_SIZE_M"] == 64 and len(rows) == len(SIZES), "elsewhere it runs what it does today"
 
 
-def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> None:
+def test_the_servers_own_kernel_is_written_where_it_was_raced(tmp_path: Path) -> None:
     """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
     place = tmp_path / NAME.replace("128,128", "128, 128")
     written = TunedFile.find(place)

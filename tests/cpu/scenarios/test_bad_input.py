@@ -172,7 +172,7 @@ def test_folders_that_can_not_be(
 
 
 def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is empty is not set, and a user without a home is told what to set."""
+    """A variable that is empty is not set, and a user without a home gets advice."""
     monkeypatch.setenv("TRITONGEMM_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/home/nobody")
@@ -180,7 +180,7 @@ def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match=r"File name too long; name another fol"):
         patch.setenv("TRITONGEMM_CACHE", "a" * 300)
         settings.cache_folder()
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is where nobody knows the user
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the user is unknown
     with pytest.raises(
         UnavailableError, match="no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
     ):

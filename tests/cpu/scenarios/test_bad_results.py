@@ -1,4 +1,4 @@
-"""Rows of results that can't be run here: each costs itself alone, says where it stands and why, and stops nobody."""
+"""Rows of results that can't be run here: each costs itself alone, says where it stands and why, and stops no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW = (
     "target: {target}, num_warps: {warps}{more}}}\n"
 )
 RIGHT = ROW.format(m=16, target="gfx942", warps=1, more="")
-BAD = {  # what is wrong with a row: its warps and further keys, its target, and the reason that is told
+BAD = {  # what is wrong with a row: its warps and further keys, its target, and the reason that is reported
     "warps": ("1048576", "", "67108864 threads in a workgroup, which has 1 to 1024"),
     "group": ("1", ", GROUP_SIZE_M: 99999999999", "99999999999 is beyond the 32 bits in which kernels count"),
     "template": ("4", ", template: tma", "gfx942 does not run template tma on such operands; only "),
@@ -76,7 +76,7 @@ def test_export_leaves_each_out_by_itself(argv: list[str], tmp_path: Path, capsy
     assert len(rows) == 2 and rows[1].startswith("tile__bm16__bn16__bk16__")
 
 
-def test_a_template_is_told_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_template_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of these divided by zero, or hung a GPU."""
     lacking = (64, 16, 4, 3), (64, 64, 2, 3), (64, 64, 8, 3), (64, 64, 4, 1)
     rows = "".join(

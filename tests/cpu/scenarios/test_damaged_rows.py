@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 
 GOOD = [dataclasses.replace(record(p), config=dataclasses.replace(CONFIG, num_warps=1)) for p in (ONE, TWO, THREE)]
 
-# What happens to the second of three rows, and what is told of it.
+# What happens to the second of three rows, and what is reported of it.
 DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "torn": (lambda row: row[:100], "is not YAML"),
     "a quote lost": (lambda row: row.replace('"M": 32', '"M: 32'), "is not YAML"),
@@ -40,7 +40,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
 
 @pytest.fixture(params=DAMAGE)
 def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """A file of results with a damaged row, and what is told of it."""
+    """A file of results with a damaged row, and what is reported of it."""
     damage, complaint = DAMAGE[request.param]
     lines = write_text(*GOOD).splitlines()
     lines[2] = damage(lines[2])
@@ -139,7 +139,7 @@ def test_a_file_without_a_right_row_is_refused(
         read_records(path)
 
 
-def test_many_damaged_rows_are_told_in_a_line(tmp_path: Path) -> None:
+def test_many_damaged_rows_are_reported_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text(write_text(*GOOD) + "- {M: 0, N: 1, K: 1}\n" * 30)
     with pytest.warns(DamagedFileWarning, match=r"row 4 \(line 5\) .*; rows 4, 5, .*, 13 and 20 others are not used$"):

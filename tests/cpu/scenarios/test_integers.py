@@ -1,4 +1,4 @@
-"""Products of integers: their sums are int32 in every template, whole or cut along K."""
+"""Products of integers: their sums are int32 in every template, complete or cut along K."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_range_is_of_n_and_k(tmp_path: Path) -> None:
         (["--workload", "a", "--benchmark"], "--workload and --m_range tune"),
     ],
 )
-def test_what_can_not_be_is_told(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_is_reported(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = tune.main(argv)
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""What kernels read and write lies inside their operands, though splits of K or rows of tiles are left empty."""
+"""What kernels read and write is stored inside their operands, though splits of K or rows of tiles are left empty."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
 
 
 def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: WorkerProcess, tmp_path: Path) -> None:
-    """Whatever lies there: the result would be right."""
+    """Whatever is there: the result would be right."""
     config, target = Config("tile", 16, 32, 32), target_files.load_target("gfx942")
     problem = Problem(1, 32, 64, "bf16", "bf16", "bf16")
     text = modules.write_candidates(problem, [config], target, tmp_path).read_text()

@@ -1,4 +1,4 @@
-"""Generated modules lie where others may write: people read them, and no process of ours runs them."""
+"""Generated modules are where others may write: people read them, and no process of ours runs them."""
 
 from __future__ import annotations
 

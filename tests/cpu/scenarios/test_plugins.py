@@ -1,4 +1,4 @@
-"""A backend and a family of one's own go down the whole line by the commands, without an edit anywhere else."""
+"""A backend and a family of one's own go through all commands, without an edit anywhere else."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path:
 
 
 def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tmp_path: Path) -> None:
-    """Nobody holds the pipe that a terminal, or what reads the output, waits for."""
+    """No process holds the pipe that a terminal, or what reads the output, waits for."""
     run, planners = begin_planning(tmp_path)
     left = list(tmp_path.glob("tritongemm-*"))
     assert left

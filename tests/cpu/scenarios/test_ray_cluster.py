@@ -83,7 +83,7 @@ def cluster(ray_cluster: Any, said: list[str], tmp_path: Path) -> Iterator[Clust
 
 
 def lose_after(trials: int, process: Any, lose: Callable[[], object]) -> threading.Event:
-    """Lose a GPU, without a word to Ray, once its process has answered with so many trials."""
+    """Lose a GPU, without a word to Ray, once its process has answered with a number of trials."""
     gone, ask, seen = threading.Event(), process.ask, list[Trial]()
 
     def asked(request: Any, timeout: float) -> Iterator[Any]:

@@ -63,7 +63,7 @@ def small(dtype: str, scales: str = "", **more: Any) -> Problem:
 
 
 def usable(one: Problem, target: Target, configs: tuple[Config, ...]) -> list[Config]:
-    """The configs that can compute a problem: blocks of the tile must lie within a scale."""
+    """The configs that can compute a problem: blocks of the tile must be within a scale."""
     return [c for c in configs if triton.check(c, one, target)]
 
 
@@ -116,7 +116,7 @@ def _packed(b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3fnuz", "int8"])
 def test_pieces_are_the_order(dtype: str) -> None:
-    """What kernels are told of the order, beside the order itself."""
+    """What kernels assume of the order, beside the order itself."""
     one = problem(dtype, dtype_c="int32" if dtype == "int8" else "bf16")
     pieces = registry.get(WeightLayout, ORDER).pieces(one.b)
     assert pieces is not None
@@ -146,7 +146,7 @@ def test_sizes_that_do_not_divide_are_refused(n: int, k: int) -> None:
     assert "N a multiple of 16 and K of 32" in said
 
 
-def test_every_candidate_reads_whole_groups() -> None:
+def test_every_candidate_reads_complete_groups() -> None:
     for dtype, scales in (("bf16", ""), (NUZ, "row"), (NUZ, "block"), ("int8", "row")):
         for m in (1, 16, 4096):
             one = problem(dtype, scales, m=m, n=4096, k=7168)

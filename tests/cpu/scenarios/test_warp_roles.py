@@ -94,8 +94,8 @@ def compiled(problem: Problem, configs: Iterable[Config], folder: Path) -> list[
 
 
 def test_a_launch_has_boxes_for_groups_and_parts_and_room_for_splits(session_cache: Path) -> None:
-    whole, split = compiled(OTHER_WAY, (WS, WS_SPLIT), session_cache)
-    launch = registry.get(KernelBackend, "triton").launch(whole, OTHER_WAY, SM90)
+    entire, split = compiled(OTHER_WAY, (WS, WS_SPLIT), session_cache)
+    launch = registry.get(KernelBackend, "triton").launch(entire, OTHER_WAY, SM90)
     assert isinstance(launch, Launch)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
@@ -222,7 +222,7 @@ def scratch_in_loops(built: Artifact) -> list[str]:
     said = subprocess.run([tool, "-c", built.path], check=True, capture_output=True, text=True, encoding="utf-8").stdout
     lines = said.splitlines()
     labels = {line[:-1]: at for at, line in enumerate(lines) if re.fullmatch(r"\.L_\w+:", line)}
-    # Jumps back without a condition are from waits that lie behind everything.
+    # Jumps back without a condition are from waits that are behind everything.
     jumps = [(at, re.search(r"@!?P\d BRA.*`\((\.L_\w+)\)", line)) for at, line in enumerate(lines)]
     loops = [range(labels[to[1]], at) for at, to in jumps if to and labels[to[1]] < at]
     multiply = [loop for loop in loops if any("GMMA" in lines[at] for at in loop)]
@@ -250,7 +250,7 @@ SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_st
 def test_scales_of_fp8_compile_without_spills_in_loops(
     family: str, scales: str, configs: tuple[Config, ...], session_cache: Path
 ) -> None:
-    """Whole tiles, splits, and columns of two powers of two, whose factors lie beside them."""
+    """Whole tiles, splits, and columns of two powers of two, whose factors are beside them."""
     fp8 = "fp8e4m3fn"
     problem = registry.get(Family, family).problem(
         1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales
@@ -258,7 +258,7 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
     triton = registry.get(KernelBackend, "triton")
     assert all(triton.check(c, problem, SM90) for c in configs)
     built = compiled(problem, configs, session_cache)
-    # Triton 3.9's assembler may keep a few addresses of the whole tile in scratch memory, none that a loop reads.
+    # Triton 3.9's assembler may keep a few addresses of the full tile in scratch memory, none that a loop reads.
     assert all(b.status == "ok" and (b.spills == 0 or (b.spills <= 96 and not scratch_in_loops(b))) for b in built)
     astride = triton.check(Config("ws_tma", 128, 144, 128, 8, num_warps=8, num_stages=4), problem, SM90)
     assert bool(astride) == (not scales), "columns of one scale are those of a part of a tile"

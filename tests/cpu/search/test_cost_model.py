@@ -69,8 +69,8 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
     even, odd = Problem(256 * 19, 4096, 4096), Problem(256 * 20, 4096, 4096)  # 304 and 320 tiles for 304 CUs
     ratio = predict(TILE, odd, GFX942).seconds / predict(TILE, even, GFX942).seconds
     assert ratio > 1.5
-    whole = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
-    assert predict(whole, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
+    entire = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
+    assert predict(entire, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
 
 
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
@@ -167,8 +167,8 @@ def test_reading_across_rows_costs_lds_by_the_rows_of_a_matrix_instruction() -> 
 
 
 def test_half_a_line_a_row_takes_l2_twice_the_traffic() -> None:
-    half, whole = Config("tile", 128, 128, 32), Config("tile", 128, 128, 64)
-    seconds = [predict(c, LARGE, GFX942).terms["l2"] for c in (half, whole)]
+    half, entire = Config("tile", 128, 128, 32), Config("tile", 128, 128, 64)
+    seconds = [predict(c, LARGE, GFX942).terms["l2"] for c in (half, entire)]
     assert 1.5 < seconds[0] / seconds[1] < 2.5
 
 
@@ -208,7 +208,7 @@ def test_operands_that_stay_in_caches_come_from_there() -> None:
         assert warm.seconds < cold.seconds if gone else warm.seconds == cold.seconds
 
 
-def test_accumulators_of_an_asynchronous_instruction_are_spilled_as_a_whole() -> None:
+def test_accumulators_of_an_asynchronous_instruction_are_spilled_together() -> None:
     fits, spills = Config("tma", 128, 256, 64, num_warps=8), Config("tma", 256, 256, 64, num_warps=8)
     assert predict(spills, LARGE, SM90).seconds > 2 * predict(fits, LARGE, SM90).seconds
 
@@ -314,7 +314,7 @@ def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monke
     ]
     problems = [Problem(*size, "bf16", "bf16", "bf16", **kind) for size in sizes for kind in kinds]
     problems.append(Problem(512, 64, 64, "bf16", "bf16", "bf16", row_major_b=False, groups=4))
-    looked_at, told = set[int](), list[int]()
+    looked_at, reported = set[int](), list[int]()
     estimate = IterationCost.estimate
 
     def look(config: Config, problem: Problem, at: target.Target) -> IterationCost[float]:
@@ -322,6 +322,6 @@ def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monke
         return estimate(config, problem, at)
 
     monkeypatch.setattr(IterationCost, "estimate", look)
-    found = best_seconds(tiles, [*problems, *(replace(p, m=64 * p.m) for p in problems)], chip, told.append)
-    assert len(looked_at) < len(problems) and told[-1] == 2 * len(problems)
+    found = best_seconds(tiles, [*problems, *(replace(p, m=64 * p.m) for p in problems)], chip, reported.append)
+    assert len(looked_at) < len(problems) and reported[-1] == 2 * len(problems)
     assert found[: len(problems)].tolist() == [rank(tiles, p, chip)[0].seconds for p in problems]

@@ -48,11 +48,11 @@ def test_guard_skips_the_rule_that_would_leave_nothing(wide: Space) -> None:
 @pytest.mark.parametrize("size", ODD)
 def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]) -> None:
     target, problem = target_files.load_target(name), Problem(*size)
-    whole = space(problem, target, templates=("tile",))
+    entire = space(problem, target, templates=("tile",))
     # A corner of the space (one group_m, split_k and value of each option) is enough: what is kept there is kept.
     short = ("group_m", "split_k")
-    axes = [(n, v[:1] if n in short or n not in AXES else v) for n, v in whole.axes[0].values]
-    pruned = prune(replace(whole, axes=(TemplateSpace("tile", tuple(axes)),)), problem, target)
+    axes = [(n, v[:1] if n in short or n not in AXES else v) for n, v in entire.axes[0].values]
+    pruned = prune(replace(entire, axes=(TemplateSpace("tile", tuple(axes)),)), problem, target)
     assert pruned.kept and not pruned.skipped
 
 
@@ -185,7 +185,7 @@ def test_small_tiles_in_two_parts_scale_no_sums() -> None:
     assert found(64, 96) and found(256, 96) and found(64, 192) and not found(128, 192) and not found(128, 128)
 
 
-def test_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> None:
+def test_hopper_reads_128_bytes_of_a_row_where_both_operands_have_rows_along_k() -> None:
     short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, row_major_b=False)
     assert reasons(short, linear, SM90)["short_rows"] == "64 B of a row of K < 128 B"
     for problem, other in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
@@ -230,10 +230,10 @@ def test_fp8_needs_longer_k() -> None:
 @pytest.mark.parametrize("size", [(1, 4096, 512), (512, 4096, 14336), (4097, 33, 70)])
 def test_a_space_is_pruned_as_its_configs_are_one_by_one(name: str, size: tuple[int, int, int]) -> None:
     target, problem = target_files.load_target(name), Problem(*size)
-    whole = space(problem, target)
-    thin = tuple(replace(a, values=tuple((n, v[:: 1 + len(v) // 3]) for n, v in a.values)) for a in whole.axes)
-    whole = replace(whole, axes=thin)
-    assert prune(whole, problem, target) == prune(list(whole), problem, target)
+    entire = space(problem, target)
+    thin = tuple(replace(a, values=tuple((n, v[:: 1 + len(v) // 3]) for n, v in a.values)) for a in entire.axes)
+    entire = replace(entire, axes=thin)
+    assert prune(entire, problem, target) == prune(list(entire), problem, target)
 
 
 def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads(wide: Space) -> None:
@@ -266,9 +266,9 @@ def test_a_wide_space_is_pruned_without_making_its_configs(wide: Space, monkeypa
 
 def test_neighbours_of_other_blocks_keep_as_many_bytes_under_way() -> None:
     """What is fastest with blocks of half the depth has twice the stages, two steps from here along single axes."""
-    whole = space(Problem(64, 4096, 14336), SM90, templates=("tma",))
-    here = next(iter(whole.axes)).config((32, 64, 256, 2, 1, 4, 4, 1, 1, 0, 0))
-    near = list(whole.neighbours(here))
+    entire = space(Problem(64, 4096, 14336), SM90, templates=("tma",))
+    here = next(iter(entire.axes)).config((32, 64, 256, 2, 1, 4, 4, 1, 1, 0, 0))
+    near = list(entire.neighbours(here))
     assert {replace(here, block_k=128, num_stages=n) for n in (4, 8)} <= set(near)
     assert replace(here, block_n=128, num_stages=2) in near and replace(here, num_stages=5) in near
     assert all(len(set(vars(n).items()) - set(vars(here).items())) <= 2 for n in near)

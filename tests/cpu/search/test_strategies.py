@@ -55,8 +55,8 @@ TEMPLATES = ("tile", "gemv", "tma", "persistent", "stream_k", "stream_k_tma")
 
 def case(problem: Problem, arch: str) -> Case:
     chip = target_files.load_target(arch)
-    whole = space(problem, chip, templates=TEMPLATES)
-    return Case(whole, rank(prune(whole, problem, chip).kept, problem, chip))
+    entire = space(problem, chip, templates=TEMPLATES)
+    return Case(entire, rank(prune(entire, problem, chip).kept, problem, chip))
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def interacting(on: Case, pairs: Sequence[Pairs], seed: int, spread: float = 0.0
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_tiny_space_is_tried_whole(name: str, count: int, hopper: Case) -> None:
+def test_a_tiny_space_is_tried_completely(name: str, count: int, hopper: Case) -> None:
     small = Case(hopper.space, hopper.expected[:count])
     assert set(flat(play(name, small, separable))) == set(small.order)
 

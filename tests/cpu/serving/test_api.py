@@ -92,7 +92,7 @@ def test_nested_tensors_are_pytorchs() -> None:
 
 
 def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
-    """In a moment: a pipe that nobody writes into is not waited for."""
+    """In a moment: a pipe without a writer is not waited for."""
     os.mkfifo(tmp_path / "pipe")
     dispatcher, good = Dispatcher(), record(problem(1, 2, 3))
     for source, complaint in (

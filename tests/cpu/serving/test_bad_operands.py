@@ -332,7 +332,7 @@ def test_no_rows_are_no_error_where_groups_and_batches_may_have_none() -> None:
 def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(
     value: float, factors: torch.Tensor, dtype: torch.dtype
 ) -> None:
-    """As on a GPU, where nobody waits to look at them: one token must not end the batch of a server."""
+    """As on a GPU, where no program waits to look at them: one token must not end the batch of a server."""
     x = torch.ones(M, K)
     x[1, 5] = value
     found = tritongemm.linear_fp8(x, q(N, K).to(dtype), factors)

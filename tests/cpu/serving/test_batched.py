@@ -65,8 +65,8 @@ def test_pytorch_computes_what_no_kernel_does(dtype: torch.dtype, added: tuple[i
     torch.manual_seed(0)
 
     def make(*shape: int) -> Tensor:
-        whole = torch.randint(-99, 99, shape, dtype=dtype) if dtype == torch.int8 else None
-        return torch.randn(shape, dtype=dtype) if whole is None else whole
+        entire = torch.randint(-99, 99, shape, dtype=dtype) if dtype == torch.int8 else None
+        return torch.randn(shape, dtype=dtype) if entire is None else entire
 
     a, b = make(3, 5, 9), make(3, 7, 9).transpose(1, 2)
     bias = None if added is None else make(*added).to(torch.int32 if dtype == torch.int8 else dtype)
@@ -223,9 +223,9 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
     kernels.binders[tuned, 0] = lambda m: StandInKernel()
 
     def lies(shape: tuple[int, ...], alone: bool, turned: bool) -> Tensor:
-        whole = empty(*(shape[::-1] if turned else shape), dtype=torch.float32).expand(4, -1, -1)
+        entire = empty(*(shape[::-1] if turned else shape), dtype=torch.float32).expand(4, -1, -1)
         apart = empty(4, *(shape[::-1] if turned else shape), dtype=torch.float32)
-        found = whole if alone else apart
+        found = entire if alone else apart
         return found.mT if turned else found
 
     def operands(m: int) -> BatchOperands:
@@ -244,8 +244,8 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
     assert str(dispatcher.ask(BATCHED, BATCHED.check(operands(77)))).startswith("near: M 16, as no row has 77")
 
 
-def test_factors_of_each_product_lie_apart_as_they_do(gpu: tuple[Dispatcher, Make]) -> None:
-    """A kernel for factors of its own reads those that all products share, and those that lie further apart."""
+def test_factors_of_each_product_are_as_far_apart(gpu: tuple[Dispatcher, Make]) -> None:
+    """A kernel for factors of its own reads those that all products share, and those further apart."""
     _, empty = gpu
     a, b = empty(4, 16, 640, dtype=torch.int8), empty(4, 256, 640, dtype=torch.int8).mT
     of_a = torch.empty_strided((4, 16, 5), (160, 5, 1), device="cuda:0")
@@ -309,7 +309,7 @@ def launches() -> dict[str, tuple[Problem, Config, Launch]]:
     return {c.template: (problem, c, triton.launch(built[c.template], problem, SM90)) for c in configs}  # type: ignore[misc]
 
 
-def test_a_launch_on_operands_that_lie_otherwise(launches: dict[str, tuple[Problem, Config, Launch]]) -> None:
+def test_a_launch_on_operands_that_are_stored_otherwise(launches: dict[str, tuple[Problem, Config, Launch]]) -> None:
     triton, (problem, config, launch) = registry.get(KernelBackend, "triton"), launches["tile"]
     values = [p.value for p in launch.params if p.kind in ("i32", "i64")]
     assert values == [16, 32, 64, 64, 64, 32, 1, 16 * 64, 32 * 64, 16 * 32] and launch.grid == (1, 1, 4)
@@ -332,7 +332,7 @@ def test_a_launch_on_operands_that_lie_otherwise(launches: dict[str, tuple[Probl
 
 @pytest.mark.parametrize("m", [1, 3, 16])
 def test_one_binary_serves_a_range_of_m(m: int) -> None:
-    """Strides of a batch are multiples of M, which the compiler must not be told of."""
+    """Strides of a batch are multiples of M, which the compiler must not assume."""
     triton = registry.get(KernelBackend, "triton")
     problems = [Problem(each, 24, 40, *BF16, row_major_b=False, batch=4) for each in (m, 64)]
     one, other = (triton.compile_job(replace(TILE, split_k=1), p, SM90) for p in problems)

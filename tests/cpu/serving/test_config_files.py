@@ -156,7 +156,7 @@ ASM = "_ZN5aiter42fp8gemm_bf16_blockscale_BpreShuffle_32x128E"
 def test_each_of_aiters_variables_says_what_its_files_are_of(
     variable: str, header: str, row: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two families have the same columns, and the file's name tells nothing."""
+    """Two families have the same columns, and the file's name does not decide."""
     path = write_aiters(tmp_path / "mine.csv", row, header=header)
     monkeypatch.setenv(variable, str(path))
     (found,) = record_table.read_rows(path, family=settings.aiter_configs()[0].family)

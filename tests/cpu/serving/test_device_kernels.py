@@ -245,7 +245,7 @@ def test_what_needs_another_check() -> None:
 def test_who_rounds_float32() -> None:
     float32 = problem(1, 2, 3, dtype="fp32")
     assert winners.rounds_to_tf32(record(float32)) and not winners.rounds_to_tf32(record(problem(1, 2, 3)))
-    assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take float32 whole
+    assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take full float32
     assert winners.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 

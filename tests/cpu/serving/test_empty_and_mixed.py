@@ -151,7 +151,7 @@ def test_a_result_of_no_type_is_named(call: Callable[[], Tensor]) -> None:
         call()
 
 
-def test_factors_in_an_order_are_told_its_shape() -> None:
+def test_factors_in_an_order_have_its_shape() -> None:
     with pytest.raises(InputError, match=r"scale_a is .* it may be \(32, 8\) in e8m0 .* in the layout e8m0_32x8"):
         tritongemm.scaled_mm(q(5, K), q(N, K), powers(5, 8), powers(N, 8), scale_layout="e8m0_32x8")
     with pytest.raises(InputError, match=r"scale_b is .* it may be \(8, 64\) in e8m0 .* in the layout e8m0_32x8"):

@@ -136,7 +136,7 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
     assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(problem("a8w8", 0, 65, ())))
 
 
-def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
+def test_kernels_read_dense_rows_of_groups() -> None:
     ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
     assert not ends.is_contiguous()
     operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
@@ -144,7 +144,7 @@ def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
     assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)
 
 
-def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_told() -> None:
+def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_read() -> None:
     reported: list[tuple[Any, ...]] = []
 
     class Watched(MoeKernels):

@@ -59,9 +59,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 def make_records(bias: str = "none") -> list[Record]:
     """The parts take 6 us; together 2 at an M up to 16, and 7 at 17 to 64."""
     parts = [record(problem(64, n, K, bias), m_from=1) for n in (HEADS, KV)]
-    whole = record(problem(16, HEADS + 2 * KV, K, bias), m_from=1)
+    entire = record(problem(16, HEADS + 2 * KV, K, bias), m_from=1)
     slow = replace(record(problem(64, HEADS + 2 * KV, K, bias), m_from=17), seconds=7e-6)
-    return [*parts, whole, slow]
+    return [*parts, entire, slow]
 
 
 def patch(model: nn.Module, records: list[Record], join: bool = True) -> Patch:

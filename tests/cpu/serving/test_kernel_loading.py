@@ -191,7 +191,7 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
 def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that loads with an error nobody foresaw, and one whose check fails so; said in one warning."""
+    """One that loads with an unforeseen error, and one whose check fails so; one warning."""
 
     def load(self: Library, record: Record, device_index: int, device: Any) -> LoadedKernel:
         return {m: StandInKernel() for m in (2, 3)}[record.problem.m]

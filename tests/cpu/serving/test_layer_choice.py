@@ -61,8 +61,8 @@ def operands(m: int, scale: tuple[int, ...] = (N // 128, K // 128)) -> tuple[Ten
     """Activations, a weight, its factors, and the weight as bf16."""
     torch.manual_seed(m)
     weight, factors = torch.randn(N, K).to(torch.float8_e4m3fn), torch.rand(scale) + 0.5
-    whole = weight.float() * spread(factors, find_scalings(factors, N, K, "")[0], N, K)
-    return torch.randn(m, K, dtype=torch.bfloat16), weight, factors, whole.bfloat16()
+    entire = weight.float() * spread(factors, find_scalings(factors, N, K, "")[0], N, K)
+    return torch.randn(m, K, dtype=torch.bfloat16), weight, factors, entire.bfloat16()
 
 
 def explained(m: int, **more: Any) -> str:
@@ -127,8 +127,8 @@ def test_factors_of_rows(dispatcher: Dispatcher, scales: str, shape: tuple[int, 
 
 
 def test_what_is_no_weight_of_the_layer_is_refused(dispatcher: Dispatcher) -> None:
-    x, weight, factors, whole = operands(16)
-    for wrong in (whole.half(), whole[:, :128]):
+    x, weight, factors, entire = operands(16)
+    for wrong in (entire.half(), entire[:, :128]):
         with pytest.raises(InputError, match=r"of this layer it is torch.bfloat16 \(256, 512\) on cpu"):
             layer.linear_fp8(x, weight, factors, unquantized=wrong)
 
@@ -136,9 +136,9 @@ def test_what_is_no_weight_of_the_layer_is_refused(dispatcher: Dispatcher) -> No
 def test_compiled_code_decides_when_it_runs(dispatcher: Dispatcher) -> None:
     hold(dispatcher, scaled(16), plain(16, 7e-6))
     compiled = torch.compile(layer.linear_fp8, fullgraph=True, backend="eager")
-    x, weight, factors, whole = operands(16)
-    found = compiled(x, weight, factors, None, None, whole)
-    assert torch.equal(found, nn.functional.linear(x, whole))
+    x, weight, factors, entire = operands(16)
+    found = compiled(x, weight, factors, None, None, entire)
+    assert torch.equal(found, nn.functional.linear(x, entire))
 
 
 def kept(model: nn.Module) -> list[str]:
@@ -148,7 +148,7 @@ def kept(model: nn.Module) -> list[str]:
 def test_patched_layers_keep_their_weight_where_that_pays(dispatcher: Dispatcher) -> None:
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
     model = nn.Sequential(fp8.FP8Linear(K, N, block_size=(128, 128)))
-    x, weight, factors, whole = operands(16)
+    x, weight, factors, entire = operands(16)
     state = {"0.weight": weight, "0.weight_scale_inv": factors}
     model.load_state_dict(state)
     hold(dispatcher, scaled(16), plain(16, 9e-6))

@@ -25,7 +25,7 @@ from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
 
 
-def test_a_line_tells_the_file_and_what_it_serves(tmp_path: Path) -> None:
+def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     file = tmp_path / "tuned.yaml"
     kinds = [
         record(problem(1, 32, 64), compute_units=132),
@@ -118,7 +118,7 @@ def test_ranks_with_other_tables_say_so(store: distributed.Store, caplog: pytest
     assert line.startswith("rank 0 loaded other tuned records (sha256 0123456789ab)") and "ffffffffffff" in line
 
 
-def test_alone_there_is_nobody_to_compare_with() -> None:
+def test_alone_there_is_no_rank_to_compare_with() -> None:
     assert rank_agreement.agree("0123456789ab")
 
 

@@ -1,4 +1,4 @@
-"""Rows that serve a range of M: looked up, bound to the M that is called, told by explain."""
+"""Rows that serve a range of M: looked up, bound to the M that is called, reported by explain."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_range_that_can_not_be_is_refused_by_name() -> None:
         results_format().read(Path("x.yaml"), text, Defaults())
 
 
-def test_explain_tells_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatcher = Dispatcher()

@@ -224,7 +224,7 @@ def test_kernels_compile_ahead_of_time(arch: str, dtype: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8])
-def test_float_factors_lie_as_a_layout_says(rows: int) -> None:
+def test_float_factors_are_stored_as_a_layout_says(rows: int) -> None:
     """What `quantize` writes, and a product reads."""
     x = torch.randn(rows, 300)
     for layout in ("rows", "groups", "tma"):

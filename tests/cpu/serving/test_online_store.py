@@ -45,7 +45,7 @@ def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
 
 
 def test_processes_append_at_once(tmp_path: Path) -> None:
-    """Each line whole, one header, one row for a size however many found it."""
+    """Each line complete, one header, one row for a size however many found it."""
     sizes = [problem(m, 20, 32) for m in range(1, 9)]
 
     def work() -> None:
@@ -72,7 +72,7 @@ def test_aiters_own_rows_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [FILE, CSV_FILE])
-def test_what_can_not_be_written_is_told(tmp_path: Path, name: str) -> None:
+def test_what_can_not_be_written_is_reported(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.warns(UserWarning, match=f"{name} can't be written: "):
         add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))

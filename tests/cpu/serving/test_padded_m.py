@@ -129,7 +129,7 @@ def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatc
     assert str(binders[row.problem](3)) == "not for 3 rows"
 
 
-def test_each_size_is_told_of_once_where_that_is_asked_for(
+def test_each_size_is_logged_once_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, choice = ChoiceLog(), Resolution("bucket", "M 16 …")

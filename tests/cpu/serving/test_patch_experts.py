@@ -37,7 +37,7 @@ def fp8() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dispatcher = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
@@ -136,8 +136,8 @@ def test_other_experts_are_left_with_the_reason() -> None:
     assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
 
-def test_experts_whose_weights_lie_otherwise_are_left() -> None:
-    """Llama 4's lie with K first, and take no ids; LongCat-Flash's gate has experts that give a token back as it is."""
+def test_experts_whose_weights_are_stored_otherwise_are_left() -> None:
+    """Llama 4's are stored with K first, and take no ids; LongCat-Flash's gate has experts that return tokens."""
     llama = pytest.importorskip("transformers.models.llama4.modeling_llama4")
     longcat = pytest.importorskip("transformers.models.longcat_flash.modeling_longcat_flash")
     of_llama = SimpleNamespace(

@@ -64,7 +64,7 @@ class Model(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dispatcher = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
@@ -136,6 +136,6 @@ def test_calls_that_our_kernels_do_not_take_are_transformers() -> None:
     tritongemm.patch(model, [record(problem(300, 256))])
     with torch.no_grad():
         assert model.up(torch.ones(2, 0, 256)).shape == (2, 0, 300)
-        whole = model.bfloat16()
+        entire = model.bfloat16()
         x = torch.randn(3, 256, dtype=torch.bfloat16)
-        assert torch.equal(whole.up(x), nn.functional.linear(x, whole.up.weight, whole.up.bias))
+        assert torch.equal(entire.up(x), nn.functional.linear(x, entire.up.weight, entire.up.bias))

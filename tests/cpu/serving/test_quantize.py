@@ -265,7 +265,7 @@ def test_a_layers_factors_are_those_of_its_weight() -> None:
 @pytest.mark.parametrize(
     ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8))]
 )
-def test_factors_lie_as_the_tuned_kernel_reads_them(
+def test_factors_are_stored_as_the_tuned_kernel_reads_them(
     layout: str, m: int, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

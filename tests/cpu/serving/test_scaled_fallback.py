@@ -56,7 +56,7 @@ BLOCKS = ((M, 5), (1, M), (8, 2), (1, 8))  # 5 groups, padded to 8
         (torch.ones(M, 5), torch.ones(N, 5), ((M, 5), (1, M), (N, 5), (1, N))),
     ],
 )
-def test_factors_lie_as_pytorch_wants_them(
+def test_factors_are_stored_as_pytorch_wants_them(
     asked: list[tuple[Any, ...]], scale_a: Tensor, scale_w: Tensor, wanted: tuple[Any, ...]
 ) -> None:
     computed(scale_a, scale_w)

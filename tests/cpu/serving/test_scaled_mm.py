@@ -89,7 +89,7 @@ def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
                     assert verify.deviation(out, wanted) < 1e-5
 
 
-def test_factors_of_one_operand_tell_what_the_others_are_for() -> None:
+def test_factors_of_one_operand_say_what_the_others_are_for() -> None:
     """Four factors of a weight [4, 512] in one row are for its rows, or for groups along K."""
     a, w = quantised(3, 4, 512, FP8)
     of_w = factors(1, 4)
@@ -318,7 +318,7 @@ def test_every_address_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ExactKernel(AddressesKernel):
-    """Has what it should compute, and writes it where it is told."""
+    """Knows what it should compute, and writes it where it is asked to."""
 
     def __init__(self, of: Problem, forgets: str = "") -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def test_regions_nest_and_are_left_by_an_error(gpu: Gpu) -> None:
     assert functions() == before
 
 
-def test_a_function_that_somebody_else_replaced_stays(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_another_program_replaced_stays(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, served, make = gpu
     original = functional.linear
     with ServedRegion(None, dispatcher):

@@ -1,4 +1,4 @@
-"""Every public product under torch.compile, whole, with fake tensors and on the device meta: one table over all."""
+"""Every public product under torch.compile, complete, with fake tensors and on the device meta: one table over all."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def parts(found: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_compiled_whole(name: str) -> None:
+def test_it_is_compiled_in_one_graph(name: str) -> None:
     """Without a break in the graph, and with an operation of ours in it, which may launch a tuned kernel."""
     call, given = CALLS[name]
     wanted = parts(call(*given))

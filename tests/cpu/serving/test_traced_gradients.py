@@ -88,7 +88,7 @@ def test_quantised_activations_want_none() -> None:
     ],
     ids=["scaled_mm", "scaled_bmm", "linear_fp8", "grouped_mm", "fused_moe", "mm"],
 )
-def test_operands_that_lie_apart_are_refused(call: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> None:
+def test_operands_that_are_apart_are_refused(call: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> None:
     """A tracer sees no check of the call itself, and what is compiled has no numbers on meta."""
     torch._dynamo.reset()
     with pytest.raises(Exception, match="operands are on cpu and meta; move them"):

@@ -80,7 +80,7 @@ def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_crash_is_told_and_another_child_goes_on(child: WorkerProcess, number: int) -> None:
+def test_a_crash_is_reported_and_another_child_goes_on(child: WorkerProcess, number: int) -> None:
     answers = child.ask(("kill", number), 60)
     assert next(answers) == 1, "what came before the crash is kept"
     with pytest.raises(WorkerDied, match=f"signal {signal.Signals(number).name}"):
@@ -198,7 +198,7 @@ def test_a_process_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> N
         list(WorkerProcess(ROLE).ask(("count", 1), 5))
 
 
-def test_who_killed_it_is_told(child: WorkerProcess) -> None:
+def test_who_killed_it_is_reported(child: WorkerProcess) -> None:
     """Others kill by two signals; a fault of its own is another, or an exit."""
     for request, from_outside in (
         (("kill", signal.SIGKILL), True),

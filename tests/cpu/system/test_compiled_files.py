@@ -65,7 +65,7 @@ def kept_by(uid: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return CompiledFiles(folder).keep(KEY, FILES, FACTS).path
 
 
-def test_what_is_kept_is_found_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_found_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whose(monkeypatch, {tmp_path: (ME, None)})
     entry = CompiledFiles(tmp_path / "deep" / "cache").keep(KEY, FILES, FACTS)
     assert CompiledFiles(tmp_path / "deep" / "cache").find(KEY) == entry
@@ -101,7 +101,7 @@ def test_nothing_that_is_kept_can_be_written_by_others(tmp_path: Path, home: Pat
         ("built.json", ME, 0o664),
     ],
 )
-def test_an_entry_of_somebody_else_is_not_used(
+def test_an_entry_of_another_program_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, owner: int, mode: int | None
 ) -> None:
     cache = tmp_path / "cache"
@@ -133,7 +133,7 @@ def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: pytest.Monk
         assert cache.find(KEY)
 
 
-def test_a_folder_that_anybody_can_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for mode in (0o777, 0o775):
         with monkeypatch.context() as patch:
             whose(patch, {tmp_path: (ME, mode)})

@@ -13,7 +13,7 @@ from tritongemm.system import files, temporary_folder
 @pytest.mark.parametrize(
     ("name", "advice"), [("tritongemm-x", temporary_folder.TEMPORARY_ADVICE), ("mine", files.ADVICE)]
 )
-def test_a_full_folder_of_temporary_files_is_told_to_be_one(
+def test_a_full_folder_of_temporary_files_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
 ) -> None:
     """No other -o makes room there."""

@@ -13,7 +13,7 @@ from tests.support.owners import pretend
 from tritongemm.core.errors import InputError
 from tritongemm.system import compiled_files
 
-ME, ADMIN, STRANGER, STAFF = 1000, 2000, 3000, 50
+ME, ADMIN, OTHER_USER, STAFF = 1000, 2000, 3000, 50
 
 
 def status(uid: int, mode: int, gid: int = STAFF) -> os.stat_result:
@@ -23,8 +23,8 @@ def status(uid: int, mode: int, gid: int = STAFF) -> os.stat_result:
 @pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """User 1000 is alone in group 1000 of its name, 2000 shares its own group with another, and all are staff."""
-    people = {ME: ("me", ME), ADMIN: ("admin", ADMIN), STRANGER: ("stranger", STAFF)}
-    groups = {ME: ("me", []), ADMIN: ("admin", ["admin", "stranger"]), STAFF: ("staff", ["me", "admin", "stranger"])}
+    people = {ME: ("me", ME), ADMIN: ("admin", ADMIN), OTHER_USER: ("other", STAFF)}
+    groups = {ME: ("me", []), ADMIN: ("admin", ["admin", "other"]), STAFF: ("staff", ["me", "admin", "other"])}
 
     def user(uid: int) -> pwd.struct_passwd:
         return pwd.struct_passwd((people[uid][0], "x", uid, people[uid][1], "", "/", ""))
@@ -69,11 +69,11 @@ def test_files_of_trusted_users_are_used_where_nobody_else_writes() -> None:
         (ADMIN, 0o755, (0, 0o755), True),  # filled by an administrator, for others to read
         (ADMIN, 0o755, (ADMIN, 0o755), True),
         (ADMIN, 0o1777, (0, 0o755), False),  # each writes there
-        (STRANGER, 0o755, (0, 0o1777), False),  # in /tmp: whoever was first
-        (STRANGER, 0o755, (STAFF, 0o755), False),  # another program put it there
+        (OTHER_USER, 0o755, (0, 0o1777), False),  # in /tmp: whoever was first
+        (OTHER_USER, 0o755, (STAFF, 0o755), False),  # another program put it there
     ],
 )
-def test_the_owner_of_a_folder_is_trusted_where_nobody_else_can_have_put_it(
+def test_the_owner_of_a_folder_is_trusted_where_no_other_user_can_have_put_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, above: tuple[int, int], trusted: bool
 ) -> None:
     folder = tmp_path / "cache"
@@ -83,12 +83,12 @@ def test_the_owner_of_a_folder_is_trusted_where_nobody_else_can_have_put_it(
     assert {0, ME} <= compiled_files.owners(folder, os.stat(folder), ()).uids
 
 
-def test_a_link_that_others_can_have_made_gives_nobody_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, link = tmp_path / "home" / "cache", tmp_path / "open" / "cache"
     folder.mkdir(parents=True)
     link.parent.mkdir()
     link.symlink_to(folder)
-    owned = {Path("/"): (0, 0o755), folder: (STRANGER, 0o755), link.parent: (0, 0o1777)}
+    owned = {Path("/"): (0, 0o755), folder: (OTHER_USER, 0o755), link.parent: (0, 0o1777)}
     pretend(monkeypatch, owned)
     assert STRANGER in compiled_files.owners(folder, os.stat(folder), ())
     assert STRANGER not in compiled_files.owners(link, os.stat(link), ())

@@ -182,7 +182,7 @@ def test_actors_do_not_look_for_modules_in_the_current_folder(
     assert begun == [ROOT] and Path.cwd() == tmp_path
 
 
-def test_ray_that_lets_nobody_in_is_told(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_refuses_users_is_reported(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         raise ConnectionError("\nCould not find any running Ray instance.\n")
 

@@ -86,7 +86,7 @@ def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, m
         assert folder.is_dir() and len(list(place.iterdir())) == 1
 
 
-def test_no_place_for_temporary_files_is_told(place: Path) -> None:
+def test_no_place_for_temporary_files_is_reported(place: Path) -> None:
     with pytest.raises(OutputError, match=r"no temporary folder can be made in .*none: .*; make room, or name another"):
         TemporaryFolder(str(place / "none"))
     sweep()  # a place that is not there holds nothing

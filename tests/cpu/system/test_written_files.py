@@ -78,7 +78,7 @@ def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytes
         files.check_place(tmp_path / "out", lambda start: True, "mine", "choose another")
 
 
-def test_a_file_of_another_kind_is_told_by_its_beginning(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_known_by_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"theirs" + b"x" * 10_000)
     with pytest.raises(OutputError, match="out is not mine; choose another"):
@@ -87,7 +87,7 @@ def test_a_file_of_another_kind_is_told_by_its_beginning(tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
     """A pipe without a writer is refused at once, and a link is not followed."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")

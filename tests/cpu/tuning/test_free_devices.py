@@ -52,7 +52,7 @@ def test_what_fails_is_tried_once_more_and_comes_last(things: list[int], bad: se
 
 def test_a_device_that_fails_again_and_again_is_given_up() -> None:
     """The other one does its work too; the last one is never given up."""
-    broken, whole, said = FakeEvaluator(), FakeEvaluator(), list[str]()
+    broken, entire, said = FakeEvaluator(), FakeEvaluator(), list[str]()
     failures, waited = threading.Semaphore(0), list[bool]()
 
     def work(evaluator: Evaluator, thing: int) -> str:
@@ -63,7 +63,7 @@ def test_a_device_that_fails_again_and_again_is_given_up() -> None:
             waited.extend(failures.acquire(timeout=10) for _ in range(2))
         return "done"
 
-    found = dict(work_when_free([whole, broken], range(8), work, said.append))
+    found = dict(work_when_free([entire, broken], range(8), work, said.append))
     assert found == dict.fromkeys(range(8), "done") and waited == [True, True]
     assert said == ["the device at place 1 of those named is given up: the GPU is gone"]
 

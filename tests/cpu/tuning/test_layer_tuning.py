@@ -43,7 +43,7 @@ def seconds_of(config: Config, problem: Problem) -> float:
     return 1e-6 * (10 + 3 * (config.block_n != best) + 6 * (config.block_n == 160 - best) + config.num_stages / 10)
 
 
-class Judge(FakeEvaluator):
+class ScriptedEvaluator(FakeEvaluator):
     """A device on which each product has another fastest config."""
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
@@ -60,8 +60,8 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
     tiles = [replace(config, backend=backend) for config in TILES]
     server = registry.get(ServerFormat, "vllm_moe_json")
     rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=8), 2, (16,))
-    judge = Judge("sm90")
-    judge.target = TARGET
+    evaluator = ScriptedEvaluator("sm90")
+    evaluator.target = TARGET
     source = SizeSource(defaults=Defaults(family="a8w8_blockscale", groups=8))
     request = TuneRequest(source, search=SearchScope(server="vllm"))
     limits = servers.limits(request, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
@@ -73,11 +73,11 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
         for problem in (row.problem for row in rows):
             fastest = sorted(tiles, key=lambda c: seconds_of(c, problem))
             screens = [Trial(c, "ok", samples=(seconds_of(c, problem),), timer="sundial") for c in tiles]
-            result = judge.race(problem, [Artifact(c, "") for c in fastest[:2]], "")
+            result = evaluator.race(problem, [Artifact(c, "") for c in fastest[:2]], "")
             record = make_record(problem, result, TARGET, options, frozenset(), "by eye")
             store.add_trials(problem, [*screens, *result.trials], record)
         pool = SimpleNamespace(stream=lambda jobs: iter([Artifact(job.config, job.digest) for job in jobs]))
-        run: Any = SimpleNamespace(store=store, options=options, evaluators=[judge], pool=pool, watcher=Reporter())
+        run: Any = SimpleNamespace(store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter())
         LayerTuning(run, server.can_express).tune(rows)
         raced = [{t.config for (_, stage), t in store.trials(row.problem).items() if stage == "final"} for row in rows]
         assert raced[0] == raced[1] and raced[0] >= {*limits.first} and len(raced[0]) > len(limits.first) + 4

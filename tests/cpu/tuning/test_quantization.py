@@ -74,7 +74,7 @@ class Evaluator:
         return 3e-6
 
 
-def test_a_race_is_told_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
     monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
     timed: Any = quantization.with_quantization(result, problem("a8w8"), evaluator)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.Monk
         assert timed.quantize_seconds == seconds
 
 
-def test_files_and_tables_tell_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_tables_have_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp8 = record(problem("a8w8"), quantize_seconds=1.5e-6)
     plain = record(Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False))
     assert fp8.seconds_with_quantization == pytest.approx(3.5e-6) and plain.seconds_with_quantization is None

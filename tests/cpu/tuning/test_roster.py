@@ -46,7 +46,7 @@ def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: p
     assert "toycode" in choose_roster("all", runs=False, builds_only=True).backends
 
 
-def test_who_asks_for_all_is_told_who_is_missing(
+def test_asking_for_all_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
@@ -115,8 +115,8 @@ def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None
     broken = "    def _candidates(self, problem, target, inputs, everything):\n"
     broken += "        raise ZeroDivisionError('no headers')\n"
     drop("toybroken", TOY + broken)
-    judge = FakeEvaluator()
-    failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)
+    evaluator = FakeEvaluator()
+    failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), evaluator)
     assert failures == {}
     found = {
         t.config.block_m: t
@@ -125,7 +125,7 @@ def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None
     }
     assert (found[1].status, found[2].status, found[3].status) == ("ok", "compile_failed", "compile_failed")
     assert "two is no number" in found[2].reason and "three is truncated" in found[3].reason
-    assert {c.backend for c in judge.raced} == {"toycode", "triton"}
+    assert {c.backend for c in evaluator.raced} == {"toycode", "triton"}
     record = store.record(SIZE)
     assert record and (record.winner, record.config.block_m) == ("toycode", 1)
     assert "toybroken does not race: ZeroDivisionError: no headers" in said
@@ -220,7 +220,7 @@ def without_dot_scaled(target: Target) -> Target:
     return replace(target, features=target.features - {"dot_scaled"})
 
 
-def test_who_else_could_compute_what_nobody_has_a_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_backends_that_could_compute_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each backend that was not tried says how to have it race, and what it lacks here."""
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     gfx950 = without_dot_scaled(target_files.load_target("gfx950"))

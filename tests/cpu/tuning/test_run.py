@@ -57,25 +57,25 @@ def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:
 def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Path) -> None:
     """Two batches of Triton's are screened before the first instance is built; the final waits for all of them."""
     drop("toycode", CODE)
-    judge, reached = announced(enough=2)
+    evaluator, reached = announced(enough=2)
     waited: list[bool] = []
     failures, store, _ = race(
         tmp_path,
         ("toycode", "triton"),
-        judge,
+        evaluator,
         lambda job: waited.append(reached.wait(20)),
         strategy="guided",
         budget=2,
     )
     assert failures == {} and waited == [True, True], "one of the three is refused before it is compiled"
-    assert {c.backend for c in judge.raced} == {"toycode", "triton"}
+    assert {c.backend for c in evaluator.raced} == {"toycode", "triton"}
     record = store.record(SIZE)
     assert record and record.winner == "toycode"
 
 
 def out_of_time(folder: Path) -> str:
     """A race without the backend whose compiler does not end in time, and what was said of it."""
-    judge, over = FakeEvaluator(), threading.Event()
+    evaluator, over = FakeEvaluator(), threading.Event()
 
     def compile_slowly(job: CompileJob) -> None:
         over.wait(20)
@@ -83,14 +83,14 @@ def out_of_time(folder: Path) -> str:
     failures, _, said = race(
         folder,
         ("toycode", "triton"),
-        judge,
+        evaluator,
         compile_slowly,
         strategy="guided",
         budget=2,
         seconds=0.3,
     )
     over.set()
-    assert failures == {} and {c.backend for c in judge.raced} == {"triton"}
+    assert failures == {} and {c.backend for c in evaluator.raced} == {"triton"}
     return said
 
 
@@ -142,8 +142,8 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
         run(store)
     assert asked == {small: first[small], other: first[other]}
     target = FakeEvaluator().target
-    whole = space(small, target)
-    (alone,) = search(Exhaustive(), SearchPlan(whole, rank(prune(whole, small, target).kept, small, target)), 100)
+    entire = space(small, target)
+    (alone,) = search(Exhaustive(), SearchPlan(entire, rank(prune(entire, small, target).kept, small, target)), 100)
     assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}
 
 
@@ -159,7 +159,7 @@ def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, s
         assert store.record(one)
 
 
-def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after the other thousand compiles; what the thread of a device meets ends the run as well."""
 
     def full(*_: object) -> None:
@@ -287,9 +287,9 @@ def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
             return algorithms
 
     monkeypatch.setattr(DeviceQueue, "put", watched)
-    judge = Device()
-    assert race(tmp_path, ("blaslt", "triton"), judge)[0] == {}
-    assert [queued[c] for c in algorithms] == [False] * 8 + [True] * 4 and set(algorithms) < set(judge.screened)
+    evaluator = Device()
+    assert race(tmp_path, ("blaslt", "triton"), evaluator)[0] == {}
+    assert [queued[c] for c in algorithms] == [False] * 8 + [True] * 4 and set(algorithms) < set(evaluator.screened)
     assert not any(later for config, later in queued.items() if config.backend == "triton")
 
 

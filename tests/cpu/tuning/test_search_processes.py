@@ -58,7 +58,7 @@ def seconds_of(config: Config) -> float:
     return 1e-6 * (1 + sum(config.tile) % 7) * config.split_k / config.num_warps
 
 
-def asked_of(search: Search) -> list[list[Config]]:
+def batches_of(search: Search) -> list[list[Config]]:
     """The batches of a search that is sent times of its configs."""
     batches = [next(search)]
     try:
@@ -104,10 +104,10 @@ def test_a_search_asks_for_the_same_wherever_it_runs(
     wanted = jobs(tmp_path, strategy)
     plans = [job.plan() for job in wanted]
     built = {c.kernel_name for plan in plans for c in plan.order.configs[::7]} if shares else set()
-    here = [asked_of(job.search(plan, (), built)) for job, plan in zip(wanted, plans, strict=True)]
+    here = [batches_of(job.search(plan, (), built)) for job, plan in zip(wanted, plans, strict=True)]
     with closing(Planner(2)) as planning:
         found = list(planning.plan(wanted))
-        there = [asked_of(one.begin((), built)) for one in found]
+        there = [batches_of(one.begin((), built)) for one in found]
     assert there == here and all(map(len, here))
     if strategy == "guided":
         assert len(here[0]) > 3, "the process is killed before the search ends"
@@ -213,7 +213,7 @@ def _sent(search: Search) -> list[Config] | None:
         return None
 
 
-def test_what_can_not_be_planned_is_told_as_if_it_were_planned_here(tmp_path: Path) -> None:
+def test_what_can_not_be_planned_is_reported_as_if_it_were_planned_here(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="can't be written"), closing(Planner(2)) as planning:
         list(planning.plan(jobs(tmp_path / "file")))
@@ -223,7 +223,7 @@ def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> 
     limits = SearchLimits(templates=("stream_k",))  # which computes no batches
     with closing(Planner(1)) as planning:
         (found,) = planning.plan([SearchJob(Problem(16, 64, 128, batch=2), GFX942, tmp_path, "triton", limits)])
-        assert asked_of(found.begin((), ())) == [[]] and not found.kept
+        assert batches_of(found.begin((), ())) == [[]] and not found.kept
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def choice_of_the_library(m: int) -> Config:
     return min(TILES, key=lambda c: (-(-m // c.block_m) * c.block_m / m * (1 + 20 / c.block_m), c))
 
 
-class Judge(FakeEvaluator):
+class ScriptedEvaluator(FakeEvaluator):
     """A device with such a library, which offers at an M the tiles that waste least of it."""
 
     def __init__(self, wrong_at: Set[int] = frozenset()) -> None:
@@ -75,25 +75,25 @@ class Judge(FakeEvaluator):
         return sorted(TILES, key=waste)[:limit]
 
 
-def searched(path: Path, judge: Judge) -> Store:
+def searched(path: Path, evaluator: ScriptedEvaluator) -> Store:
     """A store in which the sizes that a table begins with are tuned."""
     store = take(path, target="sm90")
     for m in SPAN.searched():
         problem = SPAN.at(m)
         if store.record(problem) is None:
-            offered = judge.list_algorithms(problem, "blaslt", 48)
-            result = judge.race(problem, [Artifact(c, "") for c in offered], "torch")
+            offered = evaluator.list_algorithms(problem, "blaslt", 48)
+            result = evaluator.race(problem, [Artifact(c, "") for c in offered], "torch")
             record = make_record(problem, result, TARGET, OPTIONS, frozenset({"blaslt"}), "by eye")
             screens = [Trial(c, "ok", samples=(seconds_of(c, m),), timer="sundial") for c in offered]
             store.add_trials(problem, [*screens, *result.trials], record)
-    judge.races.clear()
+    evaluator.races.clear()
     return store
 
 
-def make_table(store: Store, judge: Judge) -> MTable:
+def make_table(store: Store, evaluator: ScriptedEvaluator) -> MTable:
     """The table of the span."""
     pool = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
-    run: Any = SimpleNamespace(store=store, options=OPTIONS, evaluators=[judge], pool=pool, watcher=Reporter())
+    run: Any = SimpleNamespace(store=store, options=OPTIONS, evaluators=[evaluator], pool=pool, watcher=Reporter())
     return TableTuning(run).tune([SPAN])[SPAN]
 
 
@@ -103,9 +103,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None:
-    judge = Judge()
-    with searched(path, judge) as store:
-        table = make_table(store, judge)
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        table = make_table(store, evaluator)
         regrets = []
         for m in range(1, HIGH + 1):
             row = table.row_of(m)
@@ -124,35 +124,35 @@ def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None
 
 def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: Path) -> None:
     """It is compared at held-out M, each of which becomes a row where the library would have served it."""
-    judge = Judge(wrong_at=set(range(1, HIGH)) - {*SPAN.ladder(), *SPAN.searched()})
-    with searched(path, judge) as store:
-        table = make_table(store, judge)
-        compared = judge.wrong_at & set(judge.races)
+    evaluator = ScriptedEvaluator(wrong_at=set(range(1, HIGH)) - {*SPAN.ladder(), *SPAN.searched()})
+    with searched(path, evaluator) as store:
+        table = make_table(store, evaluator)
+        compared = evaluator.wrong_at & set(evaluator.races)
         served = {m: row.record.winner for m in compared if (row := table.row_of(m))}
         assert len(served) > 8 and "torch" not in served.values()
         assert "torch" in {row.record.winner for row in table.rows.values()} and table.records()
 
 
 def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
-    judge = Judge()
-    with searched(path, judge) as store:
-        first = make_table(store, judge).records()
-        assert judge.races and len(judge.races) == len(set(judge.races))
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        first = make_table(store, evaluator).records()
+        assert evaluator.races and len(evaluator.races) == len(set(evaluator.races))
         store.merge([SPAN.at(m) for m in SPAN.ladder()])
-    with searched(path, judge) as store:
-        assert make_table(store, judge).records() == first
-        assert not judge.races
+    with searched(path, evaluator) as store:
+        assert make_table(store, evaluator).records() == first
+        assert not evaluator.races
 
 
 def test_a_product_without_results_has_no_table(path: Path) -> None:
-    judge = Judge()
+    evaluator = ScriptedEvaluator()
     with take(path, target="sm90") as store:
-        assert make_table(store, judge).rows == {} and not judge.races
+        assert make_table(store, evaluator).rows == {} and not evaluator.races
 
 
 def test_a_tie_goes_to_the_algorithm_whose_tile_is_known(path: Path) -> None:
     """What PyTorch chooses changes from M to M."""
-    judge = Judge()
-    with searched(path, judge) as store:
-        ties = [r for r in make_table(store, judge).records() if r.tie]
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        ties = [r for r in make_table(store, evaluator).records() if r.tie]
         assert ties and all(r.winner == "blaslt" for r in ties if r.problem.m not in SPAN.searched())

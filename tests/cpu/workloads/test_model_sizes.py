@@ -95,8 +95,8 @@ def test_qwen3_32b_whose_heads_are_not_its_width(tmp_path: Path) -> None:
         "mlp.down_proj": (5120, 3200, 64, "none"),
         "lm_head": (18992, 5120, 1, "none"),
     }
-    whole = layers_of(tmp_path, QWEN3_32B)
-    assert whole["self_attn.qkv_proj"][:2] == (10240, 5120) and whole["self_attn.o_proj"][:2] == (5120, 8192)
+    entire = layers_of(tmp_path, QWEN3_32B)
+    assert entire["self_attn.qkv_proj"][:2] == (10240, 5120) and entire["self_attn.o_proj"][:2] == (5120, 8192)
 
 
 def test_llama_70b_as_aiter_ships_it(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other files are read; one that nobody claims is told what could not be asked."""
+    """Other files are read; for one that no format claims the error names what could not be asked."""
     (file := tmp_path / "toy_csv.py").write_text("import no_such_package\n")
     with dropped(Format, file, tmp_path, monkeypatch):
         (good := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n")
@@ -89,7 +89,7 @@ def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.M
 TILE = "M: 16, N: 16, K: 16, BLOCK_SIZE_M: {}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
 
 
-def test_a_kernel_of_another_backend_may_tell_no_tile(tmp_path: Path) -> None:
+def test_a_kernel_of_another_backend_may_have_no_tile(tmp_path: Path) -> None:
     path = tmp_path / "rows.yaml"
     path.write_text(f"- {{{TILE.format(0)}, backend: torch, num_stages: 0}}\n")
     (row,) = sizes.from_file(path, Defaults())

@@ -9,5 +9,5 @@ from typing import Any
 import pytest
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-# A device whose driver does not tell what a graph holds.
+# A device whose driver does not say what a graph holds.
 NO_CAPTURE: Any = SimpleNamespace(api=SimpleNamespace(symbol=lambda role: ""))

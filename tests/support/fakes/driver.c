@@ -73,7 +73,7 @@ static int recorded_count;
 /* how each of them was launched */
 static struct {
   unsigned shape[7], cluster, overlap;
-  int whole, zeroes;
+  int complete, zeroes;
 } launched[16];
 
 static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -93,7 +93,7 @@ static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned b
   if (capturing) {
     memcpy(launched[recorded_count].shape, shape, sizeof shape);
     launched[recorded_count].cluster = fake_cluster, launched[recorded_count].overlap = fake_overlap;
-    launched[recorded_count].whole = !params, launched[recorded_count].zeroes = 0;
+    launched[recorded_count].complete = !params, launched[recorded_count].zeroes = 0;
     recorded[recorded_count++] = job;
     return VALUE;
   }
@@ -314,8 +314,8 @@ CUresult cuGraphKernelNodeGetParams(CUgraphNode n, CUDA_KERNEL_NODE_PARAMS *p) {
   extra[2] = CU_LAUNCH_PARAM_BUFFER_POINTER, extra[3] = &recorded[i], extra[4] = CU_LAUNCH_PARAM_END;
   *p = (CUDA_KERNEL_NODE_PARAMS){.func = (CUfunction)0x7fff12345678, .gridDimX = s[0], .gridDimY = s[1],
                                  .gridDimZ = s[2], .blockDimX = s[3], .blockDimY = s[4], .blockDimZ = s[5],
-                                 .sharedMemBytes = s[6], .kernelParams = launched[i].whole ? NULL : values,
-                                 .extra = launched[i].whole ? extra : NULL};
+                                 .sharedMemBytes = s[6], .kernelParams = launched[i].complete ? NULL : values,
+                                 .extra = launched[i].complete ? extra : NULL};
   return VALUE;
 }
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode n, CUkernelNodeAttrID a, CUkernelNodeAttrValue *v) {

@@ -115,7 +115,7 @@ static void *deliver(void *unused) {
   rocprofiler_record_header_t headers[65], *pointers[65];
   uint64_t other[4] = {32};
   for (int i = 0; i <= count; i++) {
-    int last = i == count; /* a record of a kind nobody asked for */
+    int last = i == count; /* a record of another kind */
     headers[i].category = last ? ROCPROFILER_BUFFER_CATEGORY_COUNTERS : ROCPROFILER_BUFFER_CATEGORY_TRACING;
     headers[i].kind = ROCPROFILER_BUFFER_TRACING_KERNEL_DISPATCH;
     headers[i].payload = last ? (void *)other : &records[i];

@@ -104,7 +104,7 @@ def _added_parameters(Parts: Any, Out: Any, ELEMENTS: Any, SPLITS: Any, BLOCK: A
 
 
 def _product(**given: Any) -> None:
-    """A product, or the sums of its splits, of operands that lie as the strides say."""
+    """A product, or the sums of its splits, of operands with any strides."""
     m, n, k, split = given["M"], given["N"], given["K"], given.get("SPLIT_K", 1)
     a = _at(given["A"], (m, k), given["stride_am"], given["stride_ak"])
     b = _at(given["B"], (k, n), given["stride_bk"], given["stride_bn"])

@@ -1,4 +1,4 @@
-"""Scale layout: a toy, blocks of four rows, of which the factors of one group lie side by side."""
+"""Scale layout: a toy, blocks of four rows, of which the factors of one group are side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RowBlocks(ScaleLayout):
     group_place: ClassVar[str] = "g * 4"
 
     def pack(self, scales: Tensor) -> Tensor:
-        """Factors [rows, groups along K], of whole blocks, in this order."""
+        """Factors [rows, groups along K], of complete blocks, in this order."""
         rows, groups = scales.shape
         return scales.reshape(rows // ROWS, ROWS, groups).permute(0, 2, 1).reshape(rows, groups)
 

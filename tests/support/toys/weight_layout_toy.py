@@ -15,7 +15,7 @@ class Panels(WeightLayout):
     """Panels of eight columns follow each other; a panel has eight numbers of its first row, then of its second."""
 
     def supports(self, problem: Problem) -> Support:
-        """Whether B is column-major and its columns fill whole panels."""
+        """Whether B is column-major and its columns fill complete panels."""
         if problem.row_major_b or problem.n % COLUMNS:
             return Support(f"panels want B column-major (-col_b) and N a multiple of {COLUMNS}, not {problem.n}")
         return SUPPORTED

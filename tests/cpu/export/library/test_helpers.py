@@ -107,7 +107,7 @@ def test_a_launch_of_other_parameters_is_refused(library: Path) -> None:
         given.given_to(other.launch, helper)
 
 
-def test_what_no_library_can_hold_is_told(
+def test_what_no_library_can_hold_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*given: Any) -> None:

@@ -105,7 +105,7 @@ def test_damaged_code_costs_its_own_size(gpu: HostDriver, tmp_path: Path, caplog
     assert call(8, k=32).startswith("exact: ") and gpu.loaded == [f"code of {RECORDS[2].problem.key}".encode()]
 
 
-def test_a_damaged_entry_is_told_and_the_others_serve(gpu: HostDriver, tmp_path: Path) -> None:
+def test_a_damaged_entry_is_reported_and_the_others_serve(gpu: HostDriver, tmp_path: Path) -> None:
     libraries.write(tmp_path / "library", *RECORDS)
     for member in (tmp_path / "library" / "objects").iterdir():
         if member.read_bytes().startswith(b"code of 8x"):

@@ -44,7 +44,7 @@ def test_a_library_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not is_library(tmp_path) and not is_library(tmp_path / "nothing")
 
 
-def test_an_archive_whose_beginning_is_damaged_is_told_as_one(tmp_path: Path) -> None:
+def test_an_archive_whose_beginning_is_damaged_is_reported_as_one(tmp_path: Path) -> None:
     path = tmp_path / "k.zip"
     libraries.write(path, *RECORDS[:1])
     path.write_bytes(path.read_bytes()[100:-100])

@@ -119,20 +119,22 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
 
 
 @pytest.mark.parametrize("name", ["out", "out.zip"])
-def test_a_whole_copy_of_damaged_code_is_taken(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_copy_of_damaged_code_is_taken(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Code is known by its hash, so that one library's damage could stand for another one's complete copy."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16)]
-    damaged, whole = tmp_path / "damaged", tmp_path / "whole"
+    damaged, entire = tmp_path / "damaged", tmp_path / "whole"
     first = libraries.write(damaged, *records)[0]
-    libraries.write(whole, *records)
+    libraries.write(entire, *records)
     assert first.kernel is not None
     code = damaged / first.kernel.member
     code.write_bytes(b"?" * first.kernel.size)
-    assert command.main(["merge", str(damaged), str(whole), "-o", str(tmp_path / name)]) == 1
+    assert command.main(["merge", str(damaged), str(entire), "-o", str(tmp_path / name)]) == 1
     said = capsys.readouterr().err
     assert f"left out: {damaged}: {first.name}: its code object" in said and "error" not in said
     assert not open_library(tmp_path / name).faults() and len(open_library(tmp_path / name).entries) == 2
-    assert command.main(["merge", str(whole), "-o", str(damaged)]) == 1
+    assert command.main(["merge", str(entire), "-o", str(damaged)]) == 1
     assert not open_library(damaged).faults(), "what it held damaged was replaced"
 
 
@@ -155,7 +157,7 @@ def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
         writing.held(tmp_path / "new.zip").__enter__()
 
 
-def test_what_can_not_be_written_whole_leaves_what_was_there(tmp_path: Path) -> None:
+def test_what_can_not_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     for path in (tmp_path / "library", tmp_path / "library.zip"):
         libraries.write(path, tuned(SIZE))
         before = open_library(path).digest

@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def entire(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of which nothing is missing, with text from files that would run, were it not text."""
     folder = tmp_path_factory.mktemp("report")
     run = write_run(folder / "out.yaml", [*table(4096, 4096), *table(1024, 8192)], HOSTILE)
@@ -52,17 +52,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, whole: Path) -> Iterator[Any]:
+def page(browser: Any, entire: Path) -> Iterator[Any]:
     """The report as a browser shows it; nothing may have gone wrong when all tests are over."""
     shown, faults, asked = browser.new_page(viewport={"width": 1240, "height": 900}), list[str](), list[str]()
     shown.set_default_timeout(WAIT_MS)
     shown.on("console", lambda message: faults.append(message.text))
     shown.on("pageerror", lambda error: faults.append(str(error)))
     shown.on("request", lambda request: asked.append(request.url))
-    shown.goto(whole.as_uri())
+    shown.goto(entire.as_uri())
     shown.wait_for_selector("html[data-drawn=light]")
     yield shown
-    assert faults == [] and asked == [whole.as_uri()]
+    assert faults == [] and asked == [entire.as_uri()]
     assert shown.evaluate("window.broken") is None, "text from a file ran"
 
 
@@ -137,10 +137,10 @@ def test_light_and_dark(page: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [500, 1280])
-def test_a_page_of_any_width(browser: Any, whole: Path, width: int) -> None:
+def test_a_page_of_any_width(browser: Any, entire: Path, width: int) -> None:
     """The page itself does not scroll sideways, the buttons hide no name, and figures have more room than names."""
     shown = browser.new_page(viewport={"width": width, "height": 900})
-    shown.goto(whole.as_uri())
+    shown.goto(entire.as_uri())
     shown.wait_for_selector("html[data-drawn]")
     assert shown.evaluate("document.documentElement.scrollWidth") == width
     for name in ("roofline", "winners", "ranges"):
@@ -156,11 +156,11 @@ def test_a_page_of_any_width(browser: Any, whole: Path, width: int) -> None:
     shown.close()
 
 
-def test_the_policy_lets_nothing_else_run_or_load(browser: Any, whole: Path, tmp_path: Path) -> None:
+def test_the_policy_lets_nothing_else_run_or_load(browser: Any, entire: Path, tmp_path: Path) -> None:
     """Were text of a file written as a script by mistake, the browser would not run it, nor load what it names."""
     planted = tmp_path / "planted.html"
     script = "<script>window.broken = 1</script><img src='https://example.invalid/x' onerror='window.broken = 1'>"
-    planted.write_text(whole.read_text(encoding="utf-8").replace("<main>", f"<main>{script}", 1), encoding="utf-8")
+    planted.write_text(entire.read_text(encoding="utf-8").replace("<main>", f"<main>{script}", 1), encoding="utf-8")
     shown, refused, answered = browser.new_page(), list[str](), list[str]()
     shown.on("console", lambda message: refused.append(message.text))
     shown.on("response", lambda response: answered.append(response.url))

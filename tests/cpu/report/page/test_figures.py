@@ -29,7 +29,7 @@ H200_FACTS: dict[MeasuredDevice, Target] = {DEVICE: loader.load_target("sm90", "
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> ReportData:
+def entire(tmp_path: Path) -> ReportData:
     """A report of which nothing is missing."""
     records = [*table(4096, 4096), *table(1024, 8192)]
     run = write_run(tmp_path / "out.yaml", records, "register spills 12 > 0")
@@ -41,13 +41,13 @@ def drawn(data: ReportData) -> dict[str, Figure]:
     return {figure.name: figure for figure in writing.draw_all(data)}
 
 
-def test_every_figure_is_drawn_where_nothing_is_missing(whole: ReportData) -> None:
-    assert {name for name, figure in drawn(whole).items() if not figure.traces} == set()
+def test_every_figure_is_drawn_where_nothing_is_missing(entire: ReportData) -> None:
+    assert {name for name, figure in drawn(entire).items() if not figure.traces} == set()
 
 
-def test_plotly_takes_every_figure(whole: ReportData) -> None:
+def test_plotly_takes_every_figure(entire: ReportData) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
-    for figure in drawn(whole).values():
+    for figure in drawn(entire).values():
         reported = graph_objects.Figure({"data": list(figure.traces), "layout": dict(figure.layout)})
         assert len(reported.data) == len(figure.traces), "it refuses properties that it does not know"
 
@@ -92,8 +92,8 @@ def test_a_library_that_won_loses_nothing() -> None:
     assert uplift == (0, 0, 0)
 
 
-def test_runs_of_m_with_one_config_are_one_bar(whole: ReportData) -> None:
-    figure = drawn(whole)["ranges"]
+def test_runs_of_m_with_one_config_are_one_bar(entire: ReportData) -> None:
+    figure = drawn(entire)["ranges"]
     bars = {trace["name"]: list(zip(trace["base"], trace["x"], strict=True)) for trace in figure.traces}
     assert bars == {
         "triton: gemv": [(1, 16)] * 2, "triton: tile": [(17, 80)] * 2, "triton: ws_tma": [(97, 416)] * 2,

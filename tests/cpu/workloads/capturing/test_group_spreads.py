@@ -1,4 +1,4 @@
-"""How captured products of groups tell how their rows are spread, and how that gets into what is tuned."""
+"""How captured products of groups say how their rows are spread, and how that gets into what is tuned."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rows_of_several_processes_are_joined_by_their_calls(tmp_path: Path) -> 
     assert (row["callers"], row["count"]) == (["experts"], 8), "nested deeper than Python reads"
 
 
-def test_a_program_tells_how_its_rows_are_spread(tmp_path: Path) -> None:
+def test_a_program_says_how_its_rows_are_spread(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     x, w1, w2 = torch.ones(5, 8), torch.ones(GROUPS, 12, 8), torch.ones(GROUPS, 8, 6)
     ids = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 1], [0, 1]])

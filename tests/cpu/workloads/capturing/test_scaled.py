@@ -1,4 +1,4 @@
-"""Captured products with scale factors and of groups: what rows of a workload tell of them."""
+"""Captured products with scale factors and of groups: what rows of a workload are of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(scale_a: torch.Tensor, scale_b: torch.Tensor, sizes: tuple[int, int, in
         (ones(M, 4), ones(N, 4), "a8w8_blockscale", "group_rows"),
     ],
 )
-def test_shapes_and_strides_tell_the_granularity(
+def test_shapes_and_strides_state_the_granularity(
     scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
 ) -> None:
     assert read(scale_a, scale_b, SIZES) == (family, scales, "")
@@ -107,7 +107,7 @@ def test_products_of_groups() -> None:
     assert "grouped products of" in product("_grouped_mm", torch._grouped_mm, b.mT, b).left_out
 
 
-def test_rows_tell_factors_groups_and_batches(tmp_path: Path) -> None:
+def test_rows_state_factors_groups_and_batches(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     plain = Product("_scaled_mm", M, N, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, family="a8w8")
     others = (Product(**{**plain.__dict__, "scales": "tensor"}), Product(**{**plain.__dict__, "groups": 8}))
@@ -194,7 +194,7 @@ X = torch.zeros(M, K, dtype=torch.bfloat16)
         ),
     ],
 )  # fmt: skip
-def test_powers_of_two_along_k_are_told(
+def test_powers_of_two_along_k_are_reported(
     tmp_path: Path, call: Callable[[], torch.Tensor], family: str, scales: str | None, others: dict[str, Any]
 ) -> None:
     with tritongemm.capture(tmp_path / "shapes.yaml"):

@@ -53,7 +53,7 @@ def read_shapes(text: str) -> list[tuple[int, ...]]:
 
 
 def gpu_seconds(queue: Callable[[], object], times: int = 1) -> float:
-    """Seconds that the GPU needs for what a call queues on the current stream, so many times one after another."""
+    """Seconds that the GPU needs for `count` calls on the current stream, one after another."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

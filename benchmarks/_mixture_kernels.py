@@ -1,6 +1,6 @@
 """The steps around products that want room between the rows of experts, as `templates/helpers/experts.j2` has them.
 
-They quantise as `fused_moe` does, and read and write rows at places that they are told, so that only the products of
+They quantise as `fused_moe` does, and read and write rows at given places, so that only the products of
 one form of a mixture and another differ.
 """
 

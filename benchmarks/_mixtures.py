@@ -1,6 +1,6 @@
 """One layer of experts, and the forms in which it is computed beside `tritongemm.fused_moe`: two calls of a product.
 
-DeepGEMM's product wants room between experts. Where their rows lie then is known to it beforehand, for nothing.
+DeepGEMM's product wants room between experts. The places of their rows are known to it beforehand, for nothing.
 Sorting, quantising, the activation and the weighted sum are those of `fused_moe`, so that only the products differ.
 """
 
@@ -74,7 +74,7 @@ def make_mixture(
 
 
 def reference(mixture: Mixture) -> Tensor:
-    """The result in float64 of activations that nobody quantised."""
+    """The result in float64 of activations that were not quantised."""
     m, out = mixture, torch.zeros(mixture.x.shape, dtype=torch.float64, device=mixture.x.device)
     for expert in range(m.w1.shape[0]):
         token, which = (m.ids == expert).nonzero(as_tuple=True)
@@ -124,11 +124,11 @@ def by_public_calls(mixture: Mixture) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of experts lie once there is room between them.
+    """The places of the rows of experts once there is room between them.
 
     Attributes:
         shape: of all rows: [rows], or [experts, room] of the masked form.
-        at: int64, where each row lies, in the order of its experts.
+        at: int64, the place of each row, in the order of its experts.
         whose: int32, the expert of each row or -1; of the masked form how many rows each expert has.
     """
 
@@ -162,12 +162,12 @@ Product = Callable[[Pair, Pair, Tensor, Places], object]
 
 
 class PaddedCalls:
-    """The layer in two calls of a product that wants room between experts; what it writes lies in memory of its own.
+    """The layer in two calls of a product that wants room between experts; what it writes is in memory of its own.
 
     Args:
         mixture: the operands, without factors or with those of blocks.
         places: where rows go.
-        product: computes both products; the factors of the left side are [..., room, K / 128] that lie with K first.
+        product: computes both products; the factors of the left side are [..., room, K / 128], stored with K first.
     """
 
     def __init__(self, mixture: Mixture, places: Places, product: Product) -> None:
@@ -215,7 +215,7 @@ def deep_gemm_product(expected_rows: int, scaled: bool) -> Product:
     """DeepGEMM's grouped product, of the form that the places have.
 
     Args:
-        expected_rows: of an expert, which the masked form is told.
+        expected_rows: of an expert, which the masked form takes.
         scaled: whether operands have factors of blocks.
 
     Raises:

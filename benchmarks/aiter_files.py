@@ -67,9 +67,9 @@ class TunedFile:
     Attributes:
         model, family: whose sizes, and of what.
         rows: sizes in the file.
-        told: rows in the tuned file.
+        written: rows in the tuned file.
         results: results in our own file beside it.
-        seconds: of the whole command.
+        seconds: of the command.
         status: its exit status.
         last: the last line that it said.
     """
@@ -77,7 +77,7 @@ class TunedFile:
     model: str
     family: str
     rows: int
-    told: int
+    written: int
     results: int
     seconds: float
     status: int
@@ -173,7 +173,7 @@ def main() -> int:
     p.add_argument("tune", nargs="*", metavar="-- TUNE OPTIONS", help="options of tritongemm tune, behind --")
     args = p.parse_args()
     found = list[TunedFile]()
-    print(f"{'file':42} rows told results seconds status", flush=True)
+    print(f"{'file':42} rows written results seconds status", flush=True)
     for model, family in product(args.models.split(","), args.families.split(",")):
         if not list_rows(model, family, args.fp8):
             continue
@@ -183,7 +183,7 @@ def main() -> int:
             continue
         one = tune_file(path, model, family, args.tune)
         found.append(one)
-        line = f"{one.rows:4} {one.told:4} {one.results:7} {one.seconds:7.1f} {one.status:6}"
+        line = f"{one.rows:4} {one.written:4} {one.results:7} {one.seconds:7.1f} {one.status:6}"
         print(f"{model + ' ' + family:42} {line}" + (f"  {one.last}" if one.status else ""), flush=True)
     if args.json:
         args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A campaign from a captured transformers model: the uplift that it tells beside the one measured on the model.
+"""A campaign from a captured transformers model: the uplift that it reports beside the one measured on the model.
 
     python benchmarks/campaign_of_a_model.py [--model llama|qwen2] [--layers 8] [--decode 1,16,64] [--prefill 512,2048]
         [--optimize-options "--budget 24"]

@@ -1,4 +1,4 @@
-"""What a capture adds to the host time of a linear layer, of a product and of a whole call of a module.
+"""What a capture adds to the host time of a linear layer, of a product and of a complete call of a module.
 
     python -m benchmarks.capture_cost
 

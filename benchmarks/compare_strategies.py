@@ -1,10 +1,10 @@
 """Replay recorded tables to compare search strategies: ``python benchmarks/compare_strategies.py [TABLES …]``.
 
-No GPU: a strategy asks for configs and is told what became of them when the table was recorded, so the replayed space
+No GPU: a strategy asks for configs and gets their outcomes when the table was recorded, so the replayed space
 is the table's configs and nothing else. Best-so-far is given over the table's best, against the exact expectation of
 random search without replacement. Score P(t) = (S(t) - R(t)) / (best - R(t)): S is best-so-far, R random's expectation,
 t goes from 1 config to as many as random needs to get from the median 96 % of the way to the best; averaged over
-problems, then over t. 0 is random, 1 finds the best at once. A table that samples its space tells strategies apart less
+problems, then over t. 0 is random, 1 finds the best at once. A table that samples its space separates strategies less
 well: the neighbours of a leader are mostly missing from it.
 """
 
@@ -46,7 +46,7 @@ STRATEGIES = ("exhaustive", "guided", "genetic")
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 # Random search is patient until it is this share of the way from the median to the best.
 NEAR_SHARE = 0.96
-# P(t) is averaged at so many points.
+# P(t) is averaged at a number of points.
 POINTS = 100
 
 

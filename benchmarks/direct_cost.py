@@ -27,7 +27,7 @@ SMALL += [(2, 1280, 2048), (100, 256, 1024), (161, 164, 267), (8, 64, 8192), (64
 LARGE = [(16, 1280, 8192), (64, 4096, 4096), (256, 1280, 8192), (192, 4096, 4096), (1024, 1280, 8192)]
 LARGE += [(100, 7168, 8192), (777, 2560, 6912), (4, 8192, 1024)]
 MODES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
-ENOUGH = 100  # After so many calls of a size, PyTorch's kernel for it is called directly.
+ENOUGH = 100  # After this many calls of a size, PyTorch's kernel for it is called directly.
 IN_GRAPH, REPLAYS = 20, 15
 Call = Callable[[], object]
 

@@ -29,13 +29,13 @@ from tritongemm.search_spaces import loader as target_files
 DATA = BENCHMARKS / "data"
 # A config that takes twice the best's time counts for a quarter: what matters is the order of the fast ones.
 WEIGHT_POWER = 2.0
-# Each table teaches by so many of its fastest configs at the most, and by so many spread over the rest.
+# How many of a table's fastest configs a fit uses at most, and how many spread over the rest.
 FASTEST, OTHERS = 300, 300
-# A table of so many configs weighs 1, as do larger ones.
-WHOLE = 1000
-# Weight that holds coefficients to 0, where all configs of a whole table together weigh 1.
+# Number of configs from which a table weighs 1.
+ENTIRE = 1000
+# Weight that holds coefficients to 0, where all configs of a complete table together weigh 1.
 RIDGE = 0.03
-# No feature lies further from its mean than so many standard deviations.
+# Features are clipped at this number of standard deviations from their mean.
 WIDEST = 2.5
 # The largest factor is e to this power.
 MOST = 0.7
@@ -73,7 +73,7 @@ class Example:
     def weights(self) -> Floats:
         """Weight of each of them; the more configs a table has, the more they weigh together, up to 1."""
         weights = (self.measured.min() / self.measured[self.taught]) ** WEIGHT_POWER
-        return np.asarray(weights / weights.sum() * min(1.0, len(self.configs) / WHOLE) ** 0.5)
+        return np.asarray(weights / weights.sum() * min(1.0, len(self.configs) / ENTIRE) ** 0.5)
 
 
 def examples(tables: Iterable[tuple[str, Table]], templates: Sequence[str]) -> list[Example]:
@@ -122,7 +122,7 @@ class Fit:
 
     def without(self, held_out: Iterable[Example] = ()) -> Correction:
         """The correction that all tables but these teach."""
-        matrix, right = (whole.copy() for whole in self._all)
+        matrix, right = (entire.copy() for entire in self._all)
         for example in held_out:
             matrix -= self._sums[id(example)][0]
             right -= self._sums[id(example)][1]
@@ -145,7 +145,7 @@ def held_out(given: Sequence[Example], fit: Fit) -> list[list[float]]:
     families: dict[tuple[int, int], list[Example]] = {}
     for example in given:
         families.setdefault((example.problem.n, example.problem.k), []).append(example)
-    found = {id(e): quality(e, learned) for part in families.values() for learned in [fit.without(part)] for e in part}
+    found = {id(e): quality(e, fitted) for part in families.values() for fitted in [fit.without(part)] for e in part}
     return [found[id(e)] for e in given]
 
 

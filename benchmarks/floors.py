@@ -5,8 +5,8 @@
 The floor of a size is the longer of two times. One is that of the fastest of several kernels that read A and B once and
 write C once. The other is that of the best tiles, at any split of K: the longer of what their matrix instructions take
 on the compute unit that has the most of them, and of what it takes the copy engine to bring all their blocks in from
-where a race's operands lie, measured by kernels that do only that. The rate of matrix instructions is measured first,
-from the difference between so many steps along K and twice as many, on random blocks that the copy engine keeps
+where a race's operands are, measured by kernels that do only that. The rate of matrix instructions is measured first,
+from the difference between some steps along K and twice as many, on random blocks that the copy engine keeps
 fetching from L2; to it comes what a launch takes that does one step. How many clocks a step of matrix instructions
 takes, and what the clock is meanwhile, are printed for random operands and for zeros, which draw less power.
 
@@ -312,7 +312,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def fits(problem: Problem) -> bool:
-    """Whether the kernels here stand for those of a size: whole words of 32 bits, and instructions of 16 or 8 bits."""
+    """Whether the kernels here stand for those of a size: full words of 32 bits, and instructions of 16 or 8 bits."""
     shapes = (
         (problem.m * problem.k, problem.a),
         (problem.k * problem.n, problem.b),
@@ -346,7 +346,7 @@ def main() -> int:
     for record in records:
         problem = record.problem
         if not fits(problem):
-            print(f"{problem.key:<28} is not of whole words of bf16, fp16 or fp8")
+            print(f"{problem.key:<28} is not of full words of bf16, fp16 or fp8")
             continue
         row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here, known)}
         row["tuned"] = min(record.seconds, record.library_seconds or record.seconds)

@@ -61,7 +61,7 @@ from tritongemm.serving.record_table import read_rows
 from tritongemm.system import settings
 
 TOPK, ROUNDS, GRAPH_US, REPLAYS = 8, 15, 400, 5
-ROOM_STEP = 128  # DeepGEMM writes whole tiles: rows of room that are no multiple of one would be the next expert's
+ROOM_STEP = 128  # DeepGEMM writes full tiles: rows of room that are no multiple of one would be the next expert's
 FAMILIES = {"block": "a8w8_blockscale", "row": "a8w8", "bf16": "dense"}
 Calls = list[Callable[[], object]]
 
@@ -152,7 +152,7 @@ def deep_gemm_calls(package: Any, problem: Problem, sets: OperandSets, count: in
 
 
 def _padded_places(problem: Problem, package: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each row lies once experts begin at multiples of the alignment, and the expert of each row or -1."""
+    """The place of each row once experts begin at multiples of the alignment, and the expert of each row or -1."""
     step, places, experts = package.get_mk_alignment_for_contiguous_layout(), [], []
     for group, rows in enumerate(problem.row_counts):
         places += range(len(experts), len(experts) + rows)
@@ -242,7 +242,7 @@ def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torc
 
 
 def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Median microseconds and deviation of each competitor, which take turns; those that fail are told and left out."""
+    """Median microseconds and deviation of each competitor, which take turns; failed ones are reported and left out."""
     graphs, errors = {}, {}
     for name, call in calls.items():
         try:

@@ -32,10 +32,10 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy
 from tritongemm.search.cost_model import correction
 
-# One kernel takes one core so many seconds to compile, and one screening takes so many
+# One kernel takes one core these seconds to compile, and one screening these
 # (docs/measurements/h200-tuner-speed.md).
 COMPILE_SECONDS, SCREEN_SECONDS = 0.42, 1 / 550
-# A search has found the same where its best takes at most so many times the other's.
+# A search has found the same where its best takes at most this multiple of the other's.
 SAME = 1.01
 HEADINGS = ("problem", "configs", "kernels", "seconds", "above", "configs", "kernels", "seconds", "above", "end", "1 %")
 
@@ -81,7 +81,7 @@ def course(batches: Iterable[Sequence[Trial]], cores: int) -> Course:
 
 
 def held_out(tables: Sequence[Table]) -> list[Replay]:
-    """Replays whose model has learned from no table of their (N, K)."""
+    """Replays whose model is fitted to no table of their (N, K)."""
     if not correction.fitted(tables[0].target):
         return [Replay.prepare(t) for t in tables]
     named = [(p.name, t) for p in sorted(fit_correction.DATA.glob("h200_*.jsonl.gz")) for t in read(p)]

@@ -1,4 +1,4 @@
-"""What a library of kernels costs: seconds to build it, to load it in a fresh process, to call it first, to check it.
+"""What a library of kernels costs: seconds to build it, to load it in a new process, to call it first, to check it.
 
     python benchmarks/library_load.py [--kernels 200]
 
@@ -71,7 +71,7 @@ print(f"load and first call: {loaded - started + first:.3f} s; "
 
 
 def records(target: Target, count: int) -> list[Record]:
-    """Results of so many sizes, each of which has a kernel that no other has; most are of linear layers in bf16."""
+    """Results of `count` sizes, each of which has a kernel that no other has; most are of linear layers in bf16."""
     found: dict[str, Record] = {}
     fp8 = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(target.fp8)
     for number, config in enumerate(_configs()):
@@ -106,7 +106,7 @@ def _record(problem: Problem, config: Config, target: Target) -> Record:
 
 
 def build(path: Path, count: int, here: machine.Machine) -> None:
-    """Write a library of so many kernels, and print what that took."""
+    """Write a library of `count` kernels, and print what that took."""
     started = time.perf_counter()
     made = building.build(records(here.target, count), here)
     contents = writing.Contents()

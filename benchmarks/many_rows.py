@@ -3,7 +3,7 @@
     python benchmarks/many_rows.py [--rows N] [--folder DIR] [--json OUT]
 
 Needs no GPU. Times are seconds of CPU of a process of its own, so that other work on the machine counts little: `read`
-and `load` from the call to its return, `command` of the whole process.
+and `load` from the call to its return, `command` of the entire process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ print(time.process_time() - started)
 
 
 def make_problems(count: int) -> list[Problem]:
-    """So many sizes of linear layers; one of four has int8 operands with scales."""
+    """`count` sizes of linear layers; one of four has int8 operands with scales."""
     a8w8 = registry.get(Family, "a8w8")
     problems = []
     for number, (m, (n, k)) in enumerate(islice(product(range(1, count + 1), WEIGHTS), count)):
@@ -109,7 +109,7 @@ def cpu_seconds(folder: Path, *command: str) -> tuple[float, str]:
 
 
 def measure(folder: Path, count: int) -> dict[str, float]:
-    """The figures of so many rows, whose files are made in an empty folder, or are there already."""
+    """The figures of `count` rows, whose files are made in an empty folder, or are there already."""
     if not (folder / "sizes.yaml").exists():
         write_results(folder, make_problems(count))
     figures = {}

@@ -1,4 +1,4 @@
-"""Recorded timings of whole spaces, kept as JSON lines: ``python benchmarks/replay_tables.py SOURCE OUT.jsonl[.gz]``.
+"""Recorded timings of spaces, kept as JSON lines: ``python benchmarks/replay_tables.py SOURCE OUT.jsonl[.gz]``.
 
 SOURCE is the ``.journal`` that a run with the exhaustive strategy left beside its results, or a JSON list of maps
 ``{problem, screen: [trial, ...]}`` with trials as `Trial.to_json` writes them.

@@ -10,7 +10,7 @@ stay in the caches that hold them (`--cold` for memory, as our own timers have i
 N is below 64 and K is a multiple of the parts (`--any_split` for every factor our rules keep). `--named` ranks nothing
 but the tiles that the files name, whatever our rules say: for files of whose tuner's space only the winners are known.
 
-Stream-K rows are ranked as launches of NUM_SMS programs, one on a compute unit, which go from one whole tile to the
+Stream-K rows are ranked as launches of NUM_SMS programs, one on a compute unit, which go from one full tile to the
 next: AMD's kernels cut no tile where there are no more tiles than programs, and what is left over otherwise.
 `--cut_k` ranks them as kernels that always cut what is left over, as our own do
 (docs/measurements/cost-model-correction.md).
@@ -56,7 +56,7 @@ def split_needed(config: Config, problem: Problem, target: Target) -> str | None
 
 
 def split_divides(config: Config, problem: Problem, target: Target) -> str | None:
-    """Splits of whole blocks must divide K, as in ROCm Triton's tune_gemm."""
+    """Splits of complete blocks must divide K, as in ROCm Triton's tune_gemm."""
     step = config.split_k * config.block_k
     return f"K {problem.k} % {step} != 0" if config.split_k != 1 and problem.k % step else None
 
@@ -138,11 +138,11 @@ def order(row: Row, target: Target, given: Conditions = USUAL) -> list[Tile]:
 
 def _kept(problem: Problem, target: Target, given: Conditions) -> Sequence[Config]:
     """The configs that are ranked, one for each tile, group of rows, split and number of warps."""
-    whole = space(problem, target, templates=("tile",))
-    # Options do not tell tiles apart; the first value of each is allowed for every tile.
+    entire = space(problem, target, templates=("tile",))
+    # Options do not distinguish tiles; the first value of each is allowed for every tile.
     lean = [
         replace(a, values=a.values[: len(AXES)] + tuple((n, v[:1]) for n, v in a.values[len(AXES) :]))
-        for a in whole.axes
+        for a in entire.axes
     ]
     if given.named:
         wanted = {"split_k": {1}} | {x: {t[i] for t in given.named} for i, x in enumerate(AXES[:3])}
@@ -150,9 +150,9 @@ def _kept(problem: Problem, target: Target, given: Conditions) -> Sequence[Confi
             replace(a, values=tuple((x, tuple(v for v in vs if v in wanted.get(x, vs))) for x, vs in a.values))
             for a in lean
         ]
-        listed = [c for c in replace(whole, axes=tuple(few)) if c.tile in given.named]
+        listed = [c for c in replace(entire, axes=tuple(few)) if c.tile in given.named]
         return prune(listed, problem, target, NAMED_RULES).kept
-    kept = prune(replace(whole, axes=tuple(lean)), problem, target).kept
+    kept = prune(replace(entire, axes=tuple(lean)), problem, target).kept
     return prune(kept, problem, target, SPLIT_RULES).kept if given.tried else kept
 
 

@@ -44,7 +44,7 @@ Shape = tuple[int, int]  # of a step: sequences, and tokens of each
 
 
 def make_step(model: Any, batch: int, tokens: int) -> Callable[[], torch.Tensor]:
-    """A step of so many sequences and tokens of each; it gives the logits of the last tokens."""
+    """A step of some sequences and tokens of each; it gives the logits of the last tokens."""
     words = torch.randint(0, 1000, (batch, tokens), device="cuda", generator=torch.Generator("cuda").manual_seed(batch))
 
     def step() -> torch.Tensor:

@@ -167,8 +167,8 @@ def compare(args: argparse.Namespace) -> int:
         if todo and {"ours", "ours_triton"} & set(names):
             output = Path(args.tuned).resolve() if args.tuned else folder / "tuned.yaml"
             ours = tuned(todo, here.target, output, folder, args.strategy or "", here.devices[0])
-            spent, fresh = sum(ours.seconds.values()), len(ours.seconds)
-            print(f"ours: {fresh} of {len(todo)} sizes tuned in {spent:.1f} s {ours.failure}".rstrip(), flush=True)
+            spent, new = sum(ours.seconds.values()), len(ours.seconds)
+            print(f"ours: {new} of {len(todo)} sizes tuned in {spent:.1f} s {ours.failure}".rstrip(), flush=True)
         print(_board.heading(names), flush=True)
         for problem in todo:
             try:
@@ -212,7 +212,7 @@ def recheck(args: argparse.Namespace) -> int:
         for row in _hold.again(won, here, Path(scratch)):
             rows.append(row)
             print(_hold.line(row), flush=True)
-    found = _hold.verdict(rows)
+    found = _hold.outcome(rows)
     print(
         f"Winners hold: {found['within']:.0%} of {found['gains']} recorded gains stay within 2 %; "
         f"{found['not_lower']:.0%} do not fall by more; median difference {found['median_move']:+.2%}"

@@ -51,7 +51,7 @@ from tritongemm.workloads import sizes
 
 LIBRARY, STRATEGY = "blaslt", "guided"
 MOST_ERROR = 0.3  # of a prediction, which what is measured exceeds by up to this share
-LIBRARY_FACTOR = 1.15  # A library's best guess takes so many times as long as the model's first pick is predicted to.
+LIBRARY_FACTOR = 1.15  # time of a library's best guess over that predicted for the model's first pick
 
 
 class Waits:
@@ -149,7 +149,7 @@ class SimulatedDevice(Evaluator):
         return [Config("heuristic", 128, 128, 128, options=(("index", i),), backend=LIBRARY) for i in range(limit)]
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """Nobody computed anything."""
+        """No one computed anything."""
         return "simulated"
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class SimulatedProcess:
     """
 
     def __init__(self, waits: Waits, searches: Mapping[Problem, RecordedSearch]) -> None:
-        self._waits, self._searches, self._told = waits, searches, dict[Problem, int]()
+        self._waits, self._searches, self._batches = waits, searches, dict[Problem, int]()
 
     def ask(self, request: SearchJob | TriedBatch | WinnerModule, timeout: float) -> Iterator[Any]:
         """One answer; a process's first takes twice as long, as it loads what planning needs."""
@@ -215,7 +215,7 @@ class SimulatedProcess:
             yield None  # no module is written
             return
         answers = self._searches[request.problem].answers
-        number = self._told[request.problem] = self._told.get(request.problem, -1) + 1
+        number = self._batches[request.problem] = self._batches.get(request.problem, -1) + 1
         if isinstance(request, TriedBatch):
             before = pickle.loads(answers[number - 1][0])
             wanted = before.first if isinstance(before, BegunSearch) else before
@@ -223,7 +223,7 @@ class SimulatedProcess:
                 raise WorkerError("the run has tried other configs than the search asked for")
             time.sleep(answers[number][1])
         else:
-            time.sleep(self._waits.args.plan * (1 if len(self._told) > 1 else 2))
+            time.sleep(self._waits.args.plan * (1 if len(self._batches) > 1 else 2))
         yield pickle.loads(answers[number][0])
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""How fast the tuner itself is, on this machine's GPU: compiles and screens a second, whole runs, and a resume.
+"""How fast the tuner itself is, on this machine's GPU: compiles and screens a second, complete runs, and a resume.
 
     python benchmarks/throughput.py [--json OUT] [stages full eight]
 
@@ -77,7 +77,7 @@ def screened(journal: Path) -> int:
 
 
 def full(folder: Path) -> dict[str, float]:
-    """4096 x 4096 x 4096 fp16 over its whole pruned space: compile, time and verify."""
+    """4096 x 4096 x 4096 fp16 over its complete pruned space: compile, time and verify."""
     seconds = run(folder, "-m", "4096", "-n", "4096", "-k", "4096", "-o", "full.yaml", "--strategy", "exhaustive")
     count = screened(folder / "full.yaml.journal")
     figures = {"full: configs": count, "full: seconds": seconds, "full: configs a second": count / seconds}

@@ -1,4 +1,4 @@
-"""Contenders of side_by_side.py, one file each.
+"""Competitors of side_by_side.py, one file each.
 
 A file defines
 

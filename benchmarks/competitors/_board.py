@@ -130,10 +130,10 @@ def remarks(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         if timed:
             tried, kept = (sum(e["detail"][k] for e in timed) for k in ("tried", "kept"))
             seconds = sum(e["tuning_s"] for e in timed)
-            whole = seconds * kept / tried
+            entire = seconds * kept / tried
             said.append(
                 f"{name}: tried {tried} of {kept} kept configs of its template in {seconds:.0f} s; all of them would "
-                f"take about {whole / 60:.0f} minutes at that rate"
+                f"take about {entire / 60:.0f} minutes at that rate"
             )
     return said
 

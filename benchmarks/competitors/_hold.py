@@ -1,4 +1,4 @@
-"""Recorded winners, timed again beside the library in a fresh process: do their gains hold?"""
+"""Recorded winners, timed again beside the library in a new process: do their gains hold?"""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['key']:<28} {row['then']:.3f}  {row['now']:.3f}  {row['now'] / row['then'] - 1:+.1%}  {row['config']}"
 
 
-def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def outcome(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Shares of the recorded gains that stay within 2 %, and that do not fall by more."""
     moved = [r["now"] / r["then"] - 1 if "now" in r else -1.0 for r in rows]
     count = max(1, len(moved))

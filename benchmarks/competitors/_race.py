@@ -69,7 +69,7 @@ def enter(setting: Setting, name: str, ready: Ready, seconds: float) -> Entry:
         setting: the size.
         name: of the competitor.
         ready: what it brought.
-        seconds: one graph takes at the roofline; it holds whole passes through the copies.
+        seconds: one graph takes at the roofline; it holds full passes through the copies.
 
     Raises:
         Refused: its result is wrong.
@@ -104,7 +104,7 @@ def verified(setting: Setting, call: Callable[[], object]) -> verify.VerifyResul
 
 
 def captured(bench: OperandSets, calls: Sequence[Callable[[], object]], launches: int) -> tuple[Any, str, Any]:
-    """A graph of so many launches, going round the copies; a stand-in and the reason where that fails."""
+    """A graph of `launches` launches, going round the copies; a stand-in and the reason where that fails."""
     import torch
 
     pool = torch.cuda.MemPool()

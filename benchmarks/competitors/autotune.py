@@ -22,8 +22,8 @@ TEMPLATE = "tile"
 
 def kept(setting: Setting) -> list[Config]:
     """Configs of the template that our rules keep, the best-predicted first."""
-    whole = space(setting.problem, setting.target, templates=(TEMPLATE,))
-    survivors = prune.prune(whole, setting.problem, setting.target).kept
+    entire = space(setting.problem, setting.target, templates=(TEMPLATE,))
+    survivors = prune.prune(entire, setting.problem, setting.target).kept
     return [p.config for p in cost_model.rank(survivors, setting.problem, setting.target)]
 
 

@@ -85,7 +85,7 @@ def bring(
     ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, COLS2: gl.constexpr,
     DEPTH: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """The blocks of x[M, K] and y[N, K] of so many tiles come in, with as many under way as there are slots."""
+    """The blocks of x[M, K] and y[N, K] of some tiles come in, with as many under way as there are slots."""
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS] + x_desc.block_type.shape, x_desc.layout)  # noqa: RUF005
     y_ring = gl.allocate_shared_memory(y_desc.dtype, [SLOTS] + y_desc.block_type.shape, y_desc.layout)  # noqa: RUF005
     if COLS1 > 0:

@@ -1,4 +1,4 @@
-"""A campaign's benchmark in fresh processes, and the filter of what it measured."""
+"""A campaign's benchmark in new processes, and the filter of what it measured."""
 
 from __future__ import annotations
 

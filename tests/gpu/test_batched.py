@@ -53,7 +53,7 @@ def test_each_product_is_right_at_odd_sizes(
         for size, bias, batch in (((7, 33, 70), "n", 5), ((33, 100, 777), "m", 3), ((1, 1, 1), "none", 70))
     ]
     verify_all(gpu, compiler, tmp_path, pointers, POINTERS)
-    # Whole blocks of K, which descriptors of operands that are stored by rows of K need.
+    # Complete blocks of K, which descriptors of operands that are stored by rows of K need.
     entire = Problem(72, 136, 192, row_major_a=row_a, row_major_b=row_b, batch=7, shared=shared)
     verify_all(gpu, compiler, tmp_path, [entire], CONFIGS)
 

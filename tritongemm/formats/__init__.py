@@ -1,4 +1,4 @@
-"""File formats, our own and foreign ones: one file each. What they share with their callers is in `_rows`."""
+"""File formats, this project's and foreign ones: one file each. `_rows` has what they share with their callers."""
 
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
 from tritongemm.formats._column_major import LIBRARY_TYPES, ColumnMajor

@@ -1,4 +1,4 @@
-"""AITER's families of tuned configs: the columns of their CSVs, and what each is called here."""
+"""Lists AITER's families of tuned configs: the columns of their CSVs, and their names here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CsvFamily:
     Attributes:
         name: what its files are called.
         ours: the family or variant of a family that computes the same; "" for layers with experts, whose rows say it.
-        keys: columns that say what is computed; with `DEVICE` they tell rows apart.
+        keys: columns that say what is computed; with `DEVICE` they distinguish rows.
         results: the columns after them.
         words: beginning of a file name's part that says the family.
         runs: libraries whose kernels its rows can name by a name alone.
@@ -56,7 +56,7 @@ class CsvFamily:
         return (*DEVICE, *self.keys, *self.results)
 
     def ignores(self, columns: Iterable[str]) -> list[str]:
-        """The columns of a file of sizes of this family that say nothing of its products."""
+        """Return the columns of a file of sizes of this family that do not affect its products."""
         return [name for name in _named(columns) if OTHER_NAMES.get(name, name) not in (*DEVICE, *self.keys)]
 
     @property
@@ -115,30 +115,30 @@ FAMILIES = (
 _KEYS = frozenset(key for family in FAMILIES for key in family.keys)
 _COLUMNS = _KEYS.union(DEVICE, OTHER_NAMES, *(family.results for family in FAMILIES))
 _FIRST = ("gfx", "cu_num", "M", "B", "token")
-_INDEX = "Unnamed: "  # what pandas calls a column without a name, such as one of row numbers
+_INDEX = "Unnamed: "  # pandas' name of a column without one, such as row numbers
 _OF_RESULTS = {"us", "kernelName", "us1", "kernelName1"}
 _OWN = {"token", "B", "bias"}  # keys that make another product of one which has them not
 
 
 def own_names(columns: Iterable[str]) -> list[str]:
-    """The columns by the names that they have in AITER's files of today."""
+    """Return the columns by the names that they have in AITER's files of today."""
     return [OTHER_NAMES.get(name, name) for name in columns]
 
 
 def is_header(columns: Sequence[str]) -> bool:
-    """Whether the first line of a file is one of AITER's, in any order where all columns are AITER's."""
+    """Return whether the first line of a file is one of AITER's, in any order where all columns are AITER's."""
     names = own_names(_named(columns))
     known = {*SIZES} <= {*names} or {*EXPERT_SIZES} <= {*names}
     return known and (names[0] in _FIRST or not unknown_columns(columns))
 
 
 def unknown_columns(columns: Sequence[str]) -> list[str]:
-    """The names in the first line of a file that none of AITER's files has, but for those of row numbers."""
+    """Return the names in the first line of a file that none of AITER's files has, but for those of row numbers."""
     return [name for name in _named(columns) if name not in _COLUMNS]
 
 
 def has_results(columns: Iterable[str]) -> bool:
-    """Whether a file is one of results, not of sizes."""
+    """Return whether a file is one of results, not of sizes."""
     return not _OF_RESULTS.isdisjoint(own_names(columns))
 
 
@@ -147,14 +147,14 @@ def _named(columns: Iterable[str]) -> list[str]:
 
 
 def fitting(columns: Iterable[str]) -> tuple[CsvFamily, ...]:
-    """The families whose files may have these columns, of any generation."""
+    """Return the families whose files may have these columns, of any generation."""
     names = {*own_names(columns)}
     has = names & _KEYS
     return tuple(family for family in FAMILIES if has <= {*family.keys} and _may_be(family, names))
 
 
 def _may_be(family: CsvFamily, columns: set[str]) -> bool:
-    """Whether no column speaks against a family whose keys hold all of theirs."""
+    """Return whether no column contradicts a family whose keys are all there."""
     if "libtype" in columns and "libtype" not in family.results:
         return False
     own = next((key for key in ("token", "B") if key in family.keys), "")
@@ -166,7 +166,7 @@ def _may_be(family: CsvFamily, columns: set[str]) -> bool:
 
 
 def _containing(columns: Iterable[str]) -> tuple[CsvFamily, ...]:
-    """The families whose sizes a file without results holds, beside columns that AITER's tuners pass over."""
+    """Return the families whose sizes a file without results holds, beside columns that AITER's tuners pass over."""
     names = {*own_names(columns)}
     if has_results(columns):
         return ()
@@ -174,7 +174,7 @@ def _containing(columns: Iterable[str]) -> tuple[CsvFamily, ...]:
 
 
 def _named_in(path: Path, families: Iterable[CsvFamily]) -> list[CsvFamily]:
-    """Those of some families that a file's name says, by the longest of their words."""
+    """Return those of some families that a file's name names, by the longest of their words."""
     found, name = tuple(families), path.name.lower()
     words = {word for family in found for word in family.words if word in name}
     longest = {word for word in words if not any(word != other and word in other for other in words)}
@@ -182,7 +182,7 @@ def _named_in(path: Path, families: Iterable[CsvFamily]) -> list[CsvFamily]:
 
 
 def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tuple[CsvFamily, ...]:
-    """The families that results in a file may be of: by its columns, its name, and what the user says.
+    """Return the families that results in a file may be of: by its columns, its name, and the user's word.
 
     Args:
         path: of the file, there or not.
@@ -198,7 +198,7 @@ def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tup
 
 
 def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str = "") -> CsvFamily:
-    """The family of a file, by what the user says, or by its name, of those that its columns can be of.
+    """Return the family of a file, by the user's word or its name, of those that its columns can be of.
 
     A file of sizes may have columns beside its family's, which AITER's tuners pass over too.
 
@@ -209,7 +209,7 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str
         dtype: what the user says that A is; with M, N and K alone it is a product without scales.
 
     Raises:
-        InputError: nothing tells which one it is, or the user's word or the name is wrong; lists the choices.
+        InputError: which one it is is not known, or the user's word or the name is wrong; lists the choices.
     """
     found, wider = fitting(columns), _containing(columns)
     says, named = wanted not in ("", Defaults.family), _named_in(path, FAMILIES)

@@ -1,4 +1,4 @@
-"""The first line of AITER's CSVs, which names the columns: where it is, and what is wrong with one that is none."""
+"""Reads the first line of AITER's CSVs, which names the columns, and names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALL_KEYS = tuple(dict.fromkeys(key for family in FAMILIES for key in family.key
 
 
 def fault_of(path: Path, text: str) -> str:
-    """Why a file that seems meant as one of AITER's is not recognised, with what to change; "" if it does not seem so.
+    """Return why a file that seems meant as AITER's is not recognised, with what to change; "" if it does not seem so.
 
     Args:
         path: of the file.
@@ -51,7 +51,7 @@ def fault_of(path: Path, text: str) -> str:
 
 
 def _fault_of_names(columns: Sequence[str], text: str) -> str:
-    """What is wrong with the first cells of a CSV that do not name all of M, N and K; "" where nobody can say."""
+    """Return what is wrong with the first cells of a CSV that do not name all of M, N and K; "" where unknown."""
     below = [number for number, line in enumerate(text.split("\n")[:_LOOKED_AT_LINES], 1) if _is_names(line)]
     if below:
         return f"does not name the columns, but line {below[0]} does; remove the lines above it"
@@ -63,7 +63,7 @@ def _fault_of_names(columns: Sequence[str], text: str) -> str:
 
 
 def check(path: Path, text: str, columns: Sequence[str]) -> None:
-    """Refuse names of columns of which one is misspelt or there twice, as its cells would be passed over.
+    """Refuse names of columns of which one is misspelt or there twice, as its cells would be skipped.
 
     Raises:
         InputError: names the column, and the one that is meant.
@@ -76,7 +76,7 @@ def check(path: Path, text: str, columns: Sequence[str]) -> None:
 
 
 def misspelling(columns: Sequence[str]) -> str:
-    """The first unknown column that is nearly one that its family has and the file has not; "" if there is none."""
+    """Return the first unknown column that is nearly one that its family has and the file lacks; "" if none is."""
     families, names = fitting(columns), own_names(columns)
     keys = [key for family in families for key in family.keys] if families else _ALL_KEYS
     absent = {key.casefold(): key for key in keys if key not in names}
@@ -95,7 +95,7 @@ def _nearest(name: str, absent: dict[str, str]) -> str:
 
 
 def _names_sizes(cells: Iterable[str]) -> bool:
-    """Whether cells name the sizes of a product, or of a layer with experts, in capitals or not."""
+    """Return whether cells name the sizes of a product, or of a layer with experts, in capitals or not."""
     names = {cell.strip(' "').casefold() for cell in cells}
     return any(names.issuperset(map(str.casefold, sizes)) for sizes in (SIZES, EXPERT_SIZES))
 

@@ -1,4 +1,4 @@
-"""Lines of AITER's CSVs replaced, added and merged: by what they are of, the fastest first, untouched otherwise."""
+"""Replaces, adds and merges lines of AITER's CSVs by what they are of, the fastest first; others stay as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SORTED = ("B", "N", "M", "K", "token")  # N before M, as AITER's tuners sort; B
 
 
 def is_faster(time: Decimal | None, other: Decimal | None) -> bool:
-    """Whether a time goes before another; a placeholder's, which is none, goes after every time."""
+    """Return whether a time goes before another; a placeholder, which has none, goes last."""
     return time is not None and (other is None or time < other)
 
 
@@ -44,29 +44,29 @@ class Lines:
         self._sorted = _are_sorted(self._lines)
 
     def there(self, cells: Mapping[str, str]) -> Mapping[str, str]:
-        """The cells of the line that tells of the same thing; empty where there is none."""
+        """Return the cells of the line of the same product; empty where there is none."""
         place = self._places.get(self._key(cells))
         return {} if place is None else self._lines[place].cells or {}
 
     def seconds(self, cells: Mapping[str, str]) -> Decimal | None:
-        """The time in the line that tells of the same thing; None where there is none."""
+        """Return the time in the line of the same product; None where there is none."""
         return seconds_of(self.there(cells))
 
     def __contains__(self, cells: Mapping[str, str]) -> bool:
         return self._key(cells) in self._places
 
     def put(self, line: CsvLine, cells: Mapping[str, str]) -> None:
-        """Add a line, in the place of that which tells of the same thing."""
+        """Add a line, in the place of the one of the same product."""
         place = self._places.setdefault(self._key(cells), len(self._lines))
         self._lines[place : place + 1] = [line]
 
     def keep(self, line: CsvLine) -> None:
-        """Add a line that nobody can read, unless it is there."""
+        """Add a line that can't be read, unless it is there."""
         if all(line.text.rstrip() != other.text.rstrip() for other in self._lines):
             self._lines.append(line)
 
     def text(self, arranged: bool = False) -> str:
-        """The file; one that was sorted still is.
+        """Return the file; one that was sorted still is.
 
         Args:
             arranged: sort it in any case; blank lines go then.
@@ -79,13 +79,13 @@ class Lines:
         return self.table.with_lines(lines)
 
     def _key(self, cells: Mapping[str, str]) -> _Key:
-        """What a line is of: its device and the family's keys, each as a reader takes it."""
+        """Return the key of a line: its device and the family's keys, each as a reader takes it."""
         target, units = device(cells)
         return (target, str(units), *(_canonical(cells.get(name, "")) for name in self._keys))
 
 
 def _sort_key(line: CsvLine) -> tuple[object, ...]:
-    """Where AITER's tuners put a line; equal lines keep their order."""
+    """Return the sort key of AITER's tuners; equal lines keep their order."""
     cells = {OTHER_NAMES.get(name, name): cell for name, cell in (line.cells or {}).items()}
     numbers = [whole_number(cells.get(name, "")) or 0 for name in _SORTED]
     return (line.cells is None, *device(cells), *numbers)
@@ -97,13 +97,13 @@ def _are_sorted(lines: Sequence[CsvLine]) -> bool:
 
 
 def _canonical(text: str) -> str:
-    """A cell as it is compared: ``FALSE`` is ``False``, and ``64.0`` is ``64``."""
+    """Return a cell as it is compared: ``FALSE`` is ``False``, and ``64.0`` is ``64``."""
     number = whole_number(text)
     return str(number) if number is not None else text.lower()
 
 
 def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
-    """Files of one family as one: the first file, then the others' lines that it has not or that are faster.
+    """Merge files of one family: the first file, then the others' lines that it lacks or that are faster.
 
     Args:
         sources: path and text of each.
@@ -132,7 +132,7 @@ def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
 
 
 def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
-    """Add a file's lines; how many of them had each fate that is worth translating."""
+    """Add a file's lines; return how many had each outcome that is worth a message."""
     counts = dict.fromkeys((_SHADOWED, _FASTER, _WRONG), 0)
     same = table.columns == lines.table.columns
     for line in table.lines:
@@ -153,13 +153,13 @@ def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
 
 
 def _name_in(table: CsvTable, name: str) -> str:
-    """What a table calls a column, which has had other names."""
+    """Return a table's name of a column, which has had other names."""
     others = [other for names in OTHER_NAMES.items() if name in names for other in names]
     return next((other for other in (name, *others) if other in table.columns), name)
 
 
 def _widened(table: CsvTable, more: Sequence[str]) -> CsvTable:
-    """The table with more columns: those of the device in front, as AITER has them, others behind."""
+    """Return the table with more columns: those of the device in front, as AITER has them, others behind."""
     if not more:
         return table
     front = [name for name in DEVICE if name in more]

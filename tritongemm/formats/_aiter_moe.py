@@ -1,6 +1,6 @@
-"""Rows of AITER's CSVs of fused mixtures of experts ↔ the two products of each: gate and up, then down.
+"""Converts rows of AITER's CSVs of fused mixtures of experts to and from their two products: gate and up, then down.
 
-A row tells of a layer: ``token`` tokens, each of which goes to ``topk`` of ``expert`` experts. Its products are of
+A row is of a layer: ``token`` tokens, each of which goes to ``topk`` of ``expert`` experts. Its products are of
 groups whose rows are those of all tokens' experts: N is ``inter_dim``, twice that where gate and up are joined
 (``use_g1u1``), and K ``model_dim``; then the other way round. What stands between the products, the activation and the
 quantisation of its result, is in no time here.
@@ -51,7 +51,7 @@ _ANY = "-1"  # AITER's word for any topk
 
 
 def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow, ...]:
-    """The two products of a row.
+    """Return the two products of a row.
 
     Args:
         line: of the file.
@@ -89,9 +89,9 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
             f"q_dtype_a, q_dtype_w: experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here"
         )
     if cells.text("topk") == _ANY:
-        raise KeptError(f"topk {_ANY} does not tell to how many experts a token goes")
+        raise KeptError(f"topk {_ANY} does not say to how many experts a token goes")
     tokens, hidden, inner, experts, chosen = (
-        cells.whole(name, 1) for name in ("token", "model_dim", "inter_dim", "expert", "topk")
+        cells.integer(name, 1) for name in ("token", "model_dim", "inter_dim", "expert", "topk")
     )
     if chosen > experts:
         cells.fail(f"topk is {chosen}, of {experts} experts")
@@ -114,7 +114,7 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
 
 
 def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str, family: CsvFamily) -> Translation:
-    """Send the results of layers, each in a row of both of its products, with the sum of their times.
+    """Write the results of layers, each in a row of both of its products, with the sum of their times.
 
     Args:
         rows: as `read_line` gave them, those of a layer one after the other.
@@ -134,7 +134,7 @@ def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str,
         if len(found) < len(_STAGES):
             omitted += [(record, "the other product of its layer has no result") for record in found]
             continue
-        reason = _untellable(found)
+        reason = _why_unwritable(found)
         if reason:
             omitted.append((found[0], reason))
             continue
@@ -144,8 +144,8 @@ def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str,
     return Translation({"": lines.text() if written else before}, written, tuple(omitted))
 
 
-def _untellable(records: Sequence[Record]) -> str:
-    """Why the products of a layer can't be told, or ""."""
+def _why_unwritable(records: Sequence[Record]) -> str:
+    """Return why the products of a layer can't be written, or ""."""
     if any(record.predicted for record in records):
         return "its time is a prediction"
     if any(record.target.startswith(TARGETS) for record in records):

@@ -1,6 +1,6 @@
-"""What the cells of AITER's CSVs mean ↔ problems, configs and results.
+"""Converts the cells of AITER's CSVs to and from problems, configs and results.
 
-M counts tokens and N output features; A lies in rows and B in columns (TN), as a linear layer has them. A bias is one
+M counts tokens and N output features; A is in rows and B in columns (TN), as a linear layer has them. A bias is one
 along N. Splits are literal numbers in some families and exponents of two in others. Rows of another tool's or AITER's
 own kernels are sizes here: what their kernels are is kept in the file alone.
 """
@@ -54,7 +54,7 @@ class CellReader:
         self._backends: dict[str, Backend | None] = {}
 
     def read(self, line: CsvLine, where: str) -> FormatRow:
-        """What a line says.
+        """Return the row of a line.
 
         Args:
             line: of the file.
@@ -78,7 +78,7 @@ class CellReader:
         return FormatRow(problem, config, record, line.number, line.row, target, units, foreign=foreign, optional=True)
 
     def _problem(self, cells: Cells, target: str) -> Problem:
-        m, n, k = (cells.whole(name, 1) for name in "MNK")
+        m, n, k = (cells.integer(name, 1) for name in "MNK")
         encoding, family = encoding_of(target, self._defaults), self._family
         if "dtype" in family.keys and self._defaults.dtype_a is None:
             cells.require("dtype", A_DTYPE)
@@ -95,7 +95,7 @@ class CellReader:
             "row_major_a": True,
             "row_major_b": False,
             "bias": ("n" if cells.flag("bias") else "none") if cells.text("bias") else self._defaults.bias,
-            "batch": cells.whole("B", 1, 1),
+            "batch": cells.integer("B", 1, 1),
             **({"scales": scales} if (scales := _ONE_SCALE if scaled else family.scales) else {}),
         }
         kind = (*given.values(), encoding)
@@ -110,17 +110,17 @@ class CellReader:
             cells.fail(f"can't be: {error}")
 
     def _config(self, cells: Cells, target: str) -> Config | None:
-        """The row's config; None for a size, and for a kernel that only AITER has."""
+        """Return the row's config; None for a size, and for a kernel that only AITER has."""
         name = cells.text("kernelName")
         if target and not target.startswith(TARGETS):
             return own_config(name)
         library = cells.text("libtype") or ("asm" if name.startswith("_Z") else "")
         if not name or library not in self._family.runs:
             return None
-        split = cells.whole("splitK", 0, 0)
+        split = cells.integer("splitK", 0, 0)
         if self._family.log2_split:
             split = 1 << min(split, _MOST_EXPONENT)
-        kernel = NamedKernel(library, name, cells.whole("solidx", 0, 0, MOST_OF_OPTION), max(1, split))
+        kernel = NamedKernel(library, name, cells.integer("solidx", 0, 0, MOST_OF_OPTION), max(1, split))
         if library not in self._backends:
             self._backends[library] = registry.get(Backend, registry.resolve(Backend, library))
         backend = self._backends[library]
@@ -141,11 +141,11 @@ class Cells:
         self._where = where
 
     def text(self, name: str) -> str:
-        """A cell's text, "" where there is none."""
+        """Return a cell's text, "" where there is none."""
         return self._values.get(name, "")
 
-    def whole(self, name: str, least: int, default: int | None = None, most: int = MOST) -> int:
-        """A cell's whole number; `default` where it is empty."""
+    def integer(self, name: str, least: int, default: int | None = None, most: int = MOST) -> int:
+        """Return a cell's whole number; `default` where it is empty."""
         text = self.text(name)
         if not text and default is not None:
             return default
@@ -155,14 +155,14 @@ class Cells:
         return number
 
     def flag(self, name: str) -> bool:
-        """A cell that says True or False."""
+        """Return the flag in a cell of True or False."""
         text = self.text(name)
         if text.lower() not in _FLAGS:
             self.fail(f"{name} must be True or False, not {printable(text, _SHOWN)!r}")
         return _FLAGS[text.lower()]
 
     def require(self, name: str, example: str) -> None:
-        """Refuse the row if a cell is empty that nothing else stands for."""
+        """Refuse the row if a required cell is empty."""
         if not self.text(name):
             self.fail(f"{name} is empty; write a value such as {example}")
 
@@ -172,20 +172,20 @@ class Cells:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a cell holds, also as pandas writes it (``304.0``); None where it holds something else."""
+    """Return the number that a cell holds, also as pandas writes it (``304.0``); None where it holds something else."""
     digits = text.removesuffix(".0")
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_OF_OPTION)) else None
 
 
 def device(cells: Mapping[str, str]) -> tuple[str, int]:
-    """The target and the compute units that a row is for; "" and 0 for a row of sizes."""
+    """Return the target and the compute units that a row is for; "" and 0 for a row of sizes."""
     units = whole_number(cells.get("cu_num", "")) or 0
     units = units if units <= MOST else 0
     return cells.get("gfx") or _GFX_OF_UNITS.get(units, ""), units
 
 
 def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
-    """The time of a row; None for placeholders, which have 0, and for what is no time."""
+    """Return the time of a row; None for placeholders, which have 0, and for invalid times."""
     text = next((cells[name] for name in ("us", "soltimes") if name in cells), "")
     try:
         seconds = Decimal(text).scaleb(-6)
@@ -195,15 +195,15 @@ def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
 
 
 def encoding_of(target: str, defaults: Defaults) -> str:
-    """What ``fp8`` means in a row of a target, "" for a row of sizes."""
+    """Return the meaning of ``fp8`` in a row of a target, "" for a row of sizes."""
     return defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
 
 
 def read_record(us: str, problem: Problem, config: Config, target: str, units: int) -> Record | None:
-    """A row's result, where it has a time and says what it was tuned on.
+    """Return a row's result, where it has a time and names its device.
 
     Args:
-        us: microseconds, as the row tells them.
+        us: microseconds, as in the row.
         problem: what was tuned.
         config: how it runs.
         target: where.
@@ -225,7 +225,7 @@ def read_record(us: str, problem: Problem, config: Config, target: str, units: i
 
 
 def _kept(cells: Cells) -> dict[str, Any]:
-    """AITER's own number of a row's kernel and the share of wrong elements that it found; nothing where it says none.
+    """Return AITER's own number of a row's kernel and the share of wrong elements that it found, if given.
 
     Cells that hold something else are passed over, as nothing here reads them.
     """
@@ -237,7 +237,7 @@ def _kept(cells: Cells) -> dict[str, Any]:
 
 
 def _share(value: object) -> float | None:
-    """A number from 0 to 1, told as one or as text; None for what is none."""
+    """Return a number from 0 to 1, given as number or text; None for anything else."""
     try:
         share = float(value) if isinstance(value, (str, float)) else math.nan
     except (ValueError, OverflowError):
@@ -246,11 +246,11 @@ def _share(value: object) -> float | None:
 
 
 def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
-    """What a result keeps of a row of AITER's with this kernel, as its cells.
+    """Return what a result keeps of a row of AITER's with this kernel, as its cells.
 
     Args:
         record: the result, whose notes may come from any file.
-        kernel: which one is told.
+        kernel: which one is written.
     """
     kept = record.notes.get(_KEPT)
     if not isinstance(kept, Mapping) or kept.get("kernelName") != kernel.name:
@@ -262,7 +262,7 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
 
 
 def own_config(name: str) -> Config | None:
-    """The config of a row of a GPU that AITER does not run on, which names a kernel as we do."""
+    """Return the config of a row of a GPU that AITER does not run on, which has our name of a kernel."""
     try:
         config = Config.parse(name)
     except InputError:
@@ -271,7 +271,7 @@ def own_config(name: str) -> Config | None:
 
 
 def _is_nameable(config: Config) -> bool:
-    """Whether a config's name tells it whole."""
+    """Return whether a config's name has all of it."""
     try:
         return Config.parse(config.name) == config
     except InputError:
@@ -279,7 +279,7 @@ def _is_nameable(config: Config) -> bool:
 
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
-    """Whether a family of AITER's computes a problem."""
+    """Return whether a family of AITER's computes a problem."""
     if not family.ours or problem.groups != 1 or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
     if family.scaled and _has_one_scale(problem):
@@ -291,12 +291,12 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
 
 
 def _has_one_scale(problem: Problem) -> bool:
-    """Whether all of A shares one scale factor, and all of B."""
+    """Return whether all of A shares one scale factor, and all of B."""
     return all(s is not None and not s.rows and not s.depth for s in (problem.scale_a, problem.scale_b))
 
 
 def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
-    """The cells of a result as AITER writes them.
+    """Return the cells of a result as AITER writes them.
 
     Args:
         record: the result.
@@ -333,5 +333,5 @@ def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds
 
 
 def two_decimals(value: float) -> str:
-    """A rate as AITER writes it; "" for one that is no number."""
+    """Return a rate as AITER writes it; "" for one that is no number."""
     return str(round(value, 2)) if math.isfinite(value) else ""

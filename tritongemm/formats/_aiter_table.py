@@ -1,4 +1,4 @@
-"""The lines of one of AITER's CSVs, kept byte for byte, with their cells by the names of columns."""
+"""Keeps the lines of one of AITER's CSVs byte for byte, with their cells by the names of columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARK = "\ufeff"  # of a file that a spreadsheet wrote
 _MOST_COLUMNS = 200
 NO_CSV = "is no CSV: a cell that begins with a quotation mark must end with one in the same line"
 _EACH = "write one for each, with commas between them"
-_LAST = "_tag"  # The column that lines of AITER's own files leave out where it would be empty.
+_LAST = "_tag"  # the column that lines of AITER's own files leave out where it would be empty
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CsvTable:
 
     @classmethod
     def parse(cls, path: Path, text: str) -> CsvTable:
-        """The table of a file.
+        """Return the table of a file.
 
         Raises:
             InputError: its first line is no CSV.
@@ -76,21 +76,21 @@ class CsvTable:
 
     @property
     def line_end(self) -> str:
-        """What stands before the end of each line: a carriage return in files of Windows."""
+        """The text before the end of each line: a carriage return in files of Windows."""
         return "\r" if self.header.endswith("\r") else ""
 
     def line_of(self, cells: Mapping[str, str]) -> CsvLine:
-        """A new line with those cells that the file has columns for."""
+        """Return a new line with the cells of the file's columns."""
         out, held = io.StringIO(), {name: cells.get(name, "") for name in self.columns}
         csv.writer(out, lineterminator="").writerow(held.values())
         return CsvLine(out.getvalue() + self.line_end, cells=held)
 
     def with_end(self, line: CsvLine) -> CsvLine:
-        """A line of another file, which ends as the lines of this one."""
+        """Return a line of another file, with the end of this one's lines."""
         return replace(line, text=line.text.removesuffix("\r") + self.line_end)
 
     def with_lines(self, lines: Sequence[CsvLine]) -> str:
-        """The file's text with other lines; the last one has an end where the file is not as it was."""
+        """Return the file's text with other lines; the last one ends with a line end where the file changed."""
         if [line.text for line in lines] == [line.text for line in self.lines]:
             return "\n".join([self.header, *(line.text for line in lines)]) + ("\n" if self.ended else "")
         unended = () if self.ended else self.lines[-1:]
@@ -99,7 +99,7 @@ class CsvTable:
 
 
 def cells_of(line: str) -> list[str] | None:
-    """The cells of a line without the blanks around them; None where it is no CSV."""
+    """Return the cells of a line without the blanks around them; None where it is no CSV."""
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True), [])]
     except csv.Error:
@@ -107,18 +107,18 @@ def cells_of(line: str) -> list[str] | None:
 
 
 def columns_of(text: str) -> list[str] | None:
-    """The names of columns in a file's first line that is not blank; None where it is no CSV."""
+    """Return the names of columns in a file's first line that is not blank; None where it is no CSV."""
     lines = text.split("\n")
     return cells_of(lines[header_place(lines)].removeprefix(_MARK))
 
 
 def header_place(lines: Sequence[str]) -> int:
-    """The index of the line that names the columns: the first that is not blank, or 0."""
+    """Return the index of the line that names the columns: the first that is not blank, or 0."""
     return next((place for place, line in enumerate(lines) if not _is_blank(line.removeprefix(_MARK))), 0)
 
 
 def _is_blank(line: str) -> bool:
-    """Whether a line has no cell with text, as spreadsheets write rows without any."""
+    """Return whether a line has no cell with text, as spreadsheets write rows without any."""
     return not line.strip(" \t\r,")
 
 

@@ -1,4 +1,4 @@
-"""A product as hipBLASLt's files have it: column-major, so that the first size is our N and its A is our B."""
+"""Converts products of hipBLASLt's files, which are column-major: the first size is our N and its A is our B."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ColumnMajor:
         return self.m, self.n, self.batch, self.k
 
     def problem(self, more: Mapping[str, Any]) -> Problem:
-        """The product as a problem of ours, dense but for what `more` says.
+        """Return the product as a problem, dense but for what `more` has.
 
         Raises:
             InputError: a size is out of range.
@@ -79,7 +79,7 @@ def column_major(problem: Problem) -> ColumnMajor | Support:
 
 
 def winning_solution(record: Record) -> NamedKernel | Support:
-    """The solution of hipBLASLt that won, or why there is none to tell."""
+    """Return the solution of hipBLASLt that won, or why there is none."""
     if record.predicted:
         return Support("its time is a prediction, which no timer measured")
     if baseline_won(record):

@@ -1,8 +1,8 @@
 """The tables of tiles that vLLM and SGLang ship for layers of experts: a JSON file for each (E, N) and device.
 
 A row is for M tokens, each of which goes to some of E experts: its config runs both products of the layer, that of gate
-and up (2 N columns) and that of down (depth N). The name of a table tells neither the hidden size nor how many experts
-a token goes to, so it can't be read as sizes; what is written is told by the rows that a run was asked for.
+and up (2 N columns) and that of down (depth N). The name of a table has neither the hidden size nor how many experts
+a token goes to, so it can't be read as sizes; what to write follows from the rows that a run was asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tritongemm.search_spaces.loader import load_target
 
 BLOCK = (SCALED_BLOCK, SCALED_BLOCK)  # columns and depth that share a scale of a weight
 KINDS = ("fp8_w8a8",)
-TEMPLATE = "grouped_tile"  # the template of ours that is the servers' kernel: a program for each tile of every group
+TEMPLATE = "grouped_tile"  # our template that is the servers' kernel: a program for each tile of every group
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class ExpertKind(Kind):
     """What tables of experts of one ``dtype=`` are of.
 
     Attributes:
-        steps: what the server runs without a table, by the GPU's vendor: up to so many tokens such a row.
+        steps: what the server runs without a table, by the GPU's vendor: a row for up to a number of tokens.
     """
 
     steps: Mapping[str, tuple[tuple[int, Mapping[str, int]], ...]] = field(default_factory=dict)
 
     def today(self, tokens: int, vendor: str) -> Mapping[str, int]:
-        """What the server runs for so many tokens without a table."""
+        """Return what the server runs for a number of tokens without a table."""
         return next(dict(row) for most, row in self.steps[vendor] if tokens <= most)
 
 
 def expert_kind(dtype: str, steps: Mapping[str, tuple[tuple[int, Mapping[str, int]], ...]]) -> ExpertKind:
-    """Tables of experts with scales for 128 x 128 of a weight and 1 x 128 of a token."""
+    """Return the kind of tables of experts with scales for 128 x 128 of a weight and 1 x 128 of a token."""
     row = steps["nvidia"][0][1]
     return ExpertKind(
         "a8w8_blockscale", dtype, BLOCK, row, template=TEMPLATE, scales="block_rows", remarks=("triton_version",),
@@ -66,7 +66,7 @@ def expert_kind(dtype: str, steps: Mapping[str, tuple[tuple[int, Mapping[str, in
 
 
 def table_row(m: int, n: int, group: int, stages: int) -> dict[str, int]:
-    """A row of four warps that takes 128 of K at once."""
+    """Return a row of four warps that takes 128 of K at once."""
     return {
         "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": SCALED_BLOCK, "GROUP_SIZE_M": group, "num_warps": 4,
         "num_stages": stages,
@@ -83,7 +83,7 @@ class ExpertTables(ServerTables, abstract=True):
         return claims(name, self.shape)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
-        """None of its rows is a size.
+        """Refuse a table of experts, as none of its rows is a size.
 
         Raises:
             InputError: always; says what is wrong with a damaged file.
@@ -92,16 +92,16 @@ class ExpertTables(ServerTables, abstract=True):
         refuse_sizes(path)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """The damaged rows; the others are no sizes."""
+        """Return the damaged rows; the others are no sizes."""
         return read_rows(path, text, next(iter(self.kinds.values())), lambda m, config: None)
 
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
-        """The two products of the layer for each number of tokens: gate and up, then down.
+        """Return the two products of the layer for each number of tokens: gate and up, then down.
 
         Raises:
-            InputError: the server has no such table, or a token can't go to so many experts.
+            InputError: the server has no such table, or a token can't go to that number of experts.
         """
         kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.dtype_a)
         if chosen > defaults.groups:
@@ -119,16 +119,16 @@ class ExpertTables(ServerTables, abstract=True):
         return found
 
     def limits(self, family: str, target: Target) -> SearchLimits:
-        """The one template that is the server's kernel, without options of our own."""
+        """Return the one template that is the server's kernel, without options of our own."""
         kind = find_kind(self.kinds.values(), self.server, family)
         today = (read_config(dict(row), kind) for _, row in kind.steps[target.vendor])
         first = tuple(dict.fromkeys(config for config in today if config is not None))
         return SearchLimits(1, (TEMPLATE,), (), OPTIONS, first)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Nothing: results do not say of which layers they are."""
+        """Translate nothing: results do not name their layers."""
         reason = (
-            f"{self.server}'s tables of experts tell tokens and layers, which results do not: write them with "
+            f"{self.server}'s tables of experts hold tokens and layers, which results do not: write them with "
             f"tritongemm tune --for {self.server.lower()} --groups E --top_k K -n N -k HIDDEN"
         )
         return Translation({}, 0, tuple((record, reason) for record in records))
@@ -136,7 +136,7 @@ class ExpertTables(ServerTables, abstract=True):
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
-        """The tables in which something changed: of each layer the config that is fastest at both products together."""
+        """Return the tables that change, with each layer's config that is fastest at both products together."""
         known: dict[Problem, list[Record]] = defaultdict(list)
         for record in records:
             known[record.problem].append(record)
@@ -159,7 +159,7 @@ class ExpertTables(ServerTables, abstract=True):
         return Translation(self._changed(tables, before), written, tuple(omitted))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
-        """The results of the config that takes the least time for all products of a layer; None where none ran all.
+        """Return the results of the config that takes the least time for all products of a layer; or None.
 
         Where the server's own kernel was raced, its configs alone count.
         """
@@ -173,7 +173,7 @@ class ExpertTables(ServerTables, abstract=True):
         return min(layers, key=lambda layer: sum(record.seconds for record in layer), default=None)
 
     def _why_not(self, record: Record) -> str:
-        """Why a result can't be told, whatever its layer; "" where it can."""
+        """Return why a result can't be written, whatever its layer; "" where it can."""
         if isinstance(device := self._device(record), Support):
             return str(device)
         if not self.can_express(record.config):
@@ -181,25 +181,25 @@ class ExpertTables(ServerTables, abstract=True):
         return ""
 
     def _table_of(self, subject: Mapping[str, str], record: Record) -> ServerTable:
-        """Return the table of a layer of which a result is."""
+        """Return the table of a result's layer."""
         where = f"E={subject['E']},N={subject['N']},device_name={self._device(record)}"
         name = f"{where},dtype={subject['dtype']}{self.shape.format(*BLOCK)}.json"
         return ServerTable(name, self.kinds[subject["dtype"]], load_target(record.target).vendor)
 
 
 def claims(name: str, shape: str) -> bool:
-    """Whether a file is called as a table of experts with scales of blocks, in a server's way to write their shape."""
+    """Return whether a file has the name of a table of experts with scales of blocks, in a server's spelling."""
     start = rf"E=[1-9][0-9]{{0,9}},N=[1-9][0-9]{{0,9}},device_name=[^,]*,dtype=(?:{'|'.join(KINDS)})"
     return re.fullmatch(f"{start}{re.escape(shape.format(*BLOCK))}\\.json", name) is not None
 
 
 def refuse_sizes(path: Path) -> NoReturn:
-    """Say that a table of experts holds no sizes.
+    """Refuse a table of experts as a file of sizes.
 
     Raises:
         InputError: always.
     """
     raise InputError(
-        f"{path} tells tiles of a mixture of experts by M alone, without K and the experts of a token; it can't be "
+        f"{path} holds tiles of a mixture of experts by M alone, without K and the experts of a token; it can't be "
         "tuned, checked or translated, and is left as it is"
     )

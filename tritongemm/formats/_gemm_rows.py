@@ -1,4 +1,4 @@
-"""What the keys of a YAML row mean, ours and tune_gemm's, ↔ problems, configs and records.
+"""Converts the keys of a YAML row, this project's and tune_gemm's, to and from problems, configs and records.
 
 A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major), or a result (BLOCK_SIZE_M … as well).
 What a row leaves out:
@@ -133,12 +133,12 @@ _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a pro
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
 _SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
-# A key of ours, in a map of flow style or at the beginning of a line.
+# a key of this project, in a map of flow style or at the beginning of a line
 _OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
 
 
 def has_our_keys(text: str) -> bool:
-    """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
+    """Return whether a list of rows has this project's first line, or a key that tune_gemm's rows lack."""
     if _SCHEMA.match(text):
         return True
     return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
@@ -160,7 +160,7 @@ class RowReader:
         self._seen: dict[tuple[Problem, str, int], tuple[int, int]] = {}  # row and line of each result
 
     def read(self, entry: Entry) -> FormatRow:
-        """What an entry says.
+        """Return the row of an entry.
 
         Raises:
             InputError: it is wrong; names file, row, line and field.
@@ -169,7 +169,7 @@ class RowReader:
         record = _record(entry, problem, config) if config else None
         count = entry.number("count")
         if count == 0:
-            entry.fail("count must be above 0; remove a row that nobody calls")
+            entry.fail("count must be above 0; remove a row without calls")
         if count is not None and count > _MOST_CALLS:
             entry.fail(f"count must be at most {_MOST_CALLS}, not {count:g}")
         return FormatRow(
@@ -178,7 +178,7 @@ class RowReader:
         )  # fmt: skip
 
     def refuse_twin(self, entry: Entry, row: FormatRow) -> None:
-        """Complain about a row that an earlier one of the file repeats.
+        """Refuse a row that an earlier one of the file repeats.
 
         One file may hold a problem's results on several targets, and on devices of several sizes.
         """
@@ -191,7 +191,7 @@ class RowReader:
         missing = [k for k in _SIZES if k not in entry.values]
         if missing:
             entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
-        m, n, k = (entry.whole(key, 1, 0) for key in _SIZES)
+        m, n, k = (entry.integer(key, 1, 0) for key in _SIZES)
         given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry.values}
         if "bias" in given:
             entry.text("bias", choices=BIASES)
@@ -220,7 +220,7 @@ class RowReader:
             entry.fail(f"can't be: {error}")
 
     def _config(self, entry: Entry) -> Config | None:
-        """The row's config, or None for a bare size."""
+        """Return the row's config, or None for a bare size."""
         if entry.values.keys().isdisjoint(_CONFIG_KEYS):
             return None
         missing = [k for k in _BLOCKS if k not in entry.values]
@@ -228,13 +228,13 @@ class RowReader:
             given = next(k for k in _CONFIG_KEYS if k in entry.values)
             entry.fail(f"has {given} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
         backend = entry.text("backend", DEFAULT_BACKEND, self._backends)
-        numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
+        numbers = {name: entry.integer(key, 0, 0) for key, name in _BLOCKS.items()}
         for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
-            numbers[name] = entry.whole(key, 0, default)
+            numbers[name] = entry.integer(key, 0, default)
         if "backend" not in entry.values:
             numbers["num_stages"] = numbers["num_stages"] or 2
-        options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry.values}
-        options |= entry.wholes("options")
+        options = {name: entry.integer(key, 0, 0) for key, name in _OPTIONS.items() if key in entry.values}
+        options |= entry.integers("options")
         template = entry.text("template", "stream_k" if "NUM_SMS" in entry.values else "tile")
         values: tuple[Any, ...] = (template, *numbers.values(), tuple(options.items()), backend)
         if values not in self._configs:
@@ -243,7 +243,7 @@ class RowReader:
 
 
 def _nameable(entry: Entry, config: Config) -> Config:
-    """The config, which its name must tell whole."""
+    """Return the config, whose name must have all of it."""
     try:
         if Config.parse(config.name) == config:
             return config
@@ -256,7 +256,7 @@ def _nameable(entry: Entry, config: Config) -> Config:
 
 
 def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
-    """All that a file holds; rows that are wrong or double are among the damaged ones.
+    """Return the rows of a file; those that are wrong or double are among the damaged ones.
 
     Args:
         path: for messages.
@@ -264,7 +264,7 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
         defaults: what holds for a row that does not say.
 
     Raises:
-        InputError: the file as a whole can't be read, or a newer version wrote it.
+        InputError: the file can't be read, or a newer version wrote it.
     """
     head = _SCHEMA.match(text)
     if head and (schema := int(head["number"] or 0)) > SCHEMA:
@@ -290,14 +290,14 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
 
 
 def _joined(first: FormatRow, second: FormatRow) -> FormatRow:
-    """One row of two sizes of a workload, which different operations asked for."""
+    """Return one row of two sizes of a workload that differ in their operations."""
     operations = dict.fromkeys(filter(None, (*first.operation.split(", "), second.operation)))
     callers = tuple(dict.fromkeys((*first.callers, *second.callers)))
     return replace(first, count=first.count + second.count, operation=", ".join(operations), callers=callers)
 
 
 def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
-    """The row's result, or None where it has no time."""
+    """Return the row's result, or None where it has no time."""
     seconds, flops = entry.seconds("time(us)"), entry.shifted("TFLOPS", 12)
     remark = _REMARK.match(entry.remark) if entry.remark else None
     if seconds is None and flops is None and remark:
@@ -327,8 +327,8 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "verified": entry.text("verified"),
         "toolchain": entry.texts("toolchain"),
         "cold": entry.flag("cold"),
-        "compute_units": entry.whole("compute_units", 0, 0),
-        "m_from": entry.whole("M_from", 0, 0),
+        "compute_units": entry.integer("compute_units", 0, 0),
+        "m_from": entry.integer("M_from", 0, 0),
         "held_out": entry.plain("held_out") or {},
         "quantize_seconds": entry.seconds("quantize_us"),
         "code": entry.text("code"),
@@ -341,13 +341,13 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
 
 
 def make_row(record: Record) -> dict[str, Any]:
-    """What a record's line holds, in the order of its keys.
+    """Return the values of a record's line, in the order of its keys.
 
     Raises:
-        InputError: the record's scales are not those of its family, which is all that a row tells of them.
+        InputError: the record's scales are not those of its family, which is all that a row holds of them.
     """
     problem, config = record.problem, record.config
-    _require_tellable(problem)
+    _require_writable(problem)
     options = dict(config.options)
     row = _size_row(problem)
     row |= {key: getattr(config, name) for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
@@ -371,14 +371,14 @@ def make_row(record: Record) -> dict[str, Any]:
 
 
 def make_size(row: FormatRow) -> dict[str, Any]:
-    """What the line of a size holds, in the order of its keys; raises as `make_row`."""
-    _require_tellable(row.problem)
+    """Return the values of a size's line, in the order of its keys; raises as `make_row`."""
+    _require_writable(row.problem)
     return _size_row(row.problem) | _kind_row(row.problem) | {"count": row.count}
 
 
-def _require_tellable(problem: Problem) -> None:
-    if (problem.scale_a or problem.scale_b) and problem != _told(problem):
-        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't tell them")
+def _require_writable(problem: Problem) -> None:
+    if (problem.scale_a or problem.scale_b) and problem != _as_read(problem):
+        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't hold them")
 
 
 def _size_row(problem: Problem) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def _size_row(problem: Problem) -> dict[str, Any]:
 
 
 def _kind_row(problem: Problem) -> dict[str, Any]:
-    """What a row tells of a problem beside its sizes and layouts."""
+    """Return the keys of a row for a problem beside its sizes and layouts."""
     row: dict[str, Any] = {key: getattr(problem, key) for key in _HELD}
     row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
     row |= {"scales": problem.scales} if problem.scales else {}
@@ -395,8 +395,8 @@ def _kind_row(problem: Problem) -> dict[str, Any]:
     return row | ({"shared": problem.shared} if problem.shared else {}) | groups_row(problem)
 
 
-def _told(problem: Problem) -> Problem:
-    """The problem that a row without scales is read as."""
+def _as_read(problem: Problem) -> Problem:
+    """Return the problem that a row without scales is read as."""
     p = problem
     family: Family = registry.get(Family, p.family)
     return family.problem(
@@ -407,5 +407,5 @@ def _told(problem: Problem) -> Problem:
 
 
 def _microseconds(seconds: float) -> Decimal:
-    """Shifted, not multiplied: a product would be rounded, and would not come back."""
+    """Return microseconds, shifted, not multiplied, so that they come back without rounding."""
     return Decimal(repr(seconds)).scaleb(6)

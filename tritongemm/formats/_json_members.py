@@ -1,4 +1,4 @@
-"""The members of a JSON file's outermost object, with the places of their values.
+"""Reads and replaces members of a JSON file's outermost object, at the places of their values.
 
 A member is replaced or added in the text, in the file's own indentation; every other byte stays.
 """
@@ -50,7 +50,7 @@ class _Reader:
         self._path, self._text = path, text
 
     def read(self) -> list[Member]:
-        """The members, in their order."""
+        """Return the members, in their order."""
         found, lines, counted = list[Member](), 1, 0
         at = self._after(0, "{")
         while found or not self._text.startswith("}", at):
@@ -75,7 +75,7 @@ class _Reader:
         return match.end() if match else at
 
     def _after(self, at: int, sign: str) -> int:
-        """Where the text goes on behind a sign that must be there."""
+        """Return the place behind a sign that must be there."""
         at = self._skip(at)
         if not self._text.startswith(sign, at):
             self._fail(at, f"{sign} is expected" if at < len(self._text) else "the file ends too early")
@@ -99,7 +99,7 @@ class _Reader:
 
 
 def read_members(path: Path, text: str) -> list[Member]:
-    """The members of the object that a text holds.
+    """Return the members of the object that a text holds.
 
     Args:
         path: for messages.
@@ -114,7 +114,7 @@ def read_members(path: Path, text: str) -> list[Member]:
 def with_members(
     text: str, members: Sequence[Member], values: Mapping[str, Any], rank: Callable[[str], int] = lambda key: 0
 ) -> str:
-    """A text whose object has these values too; what it holds already is not touched.
+    """Return a text whose object has these values too; its other members stay as they are.
 
     Args:
         text: one JSON object, or "".
@@ -146,7 +146,7 @@ def with_members(
 
 
 def _rendered(value: Any, gap: str) -> str:
-    """A value as JSON, in lines where the members of the file stand in lines of their own."""
+    """Return a value as JSON, in lines where the members of the file have lines of their own."""
     if "\n" not in gap:
         return json.dumps(value)
     indent = gap.rpartition("\n")[2]

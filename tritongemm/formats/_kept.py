@@ -1,4 +1,4 @@
-"""Rows of foreign files that are damaged, or right but of products that nothing here can tune."""
+"""Sorts out rows of foreign files that are damaged, or right but of products that nothing here can tune."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow, FormatRow, ResultsFile
 
-FULL_FLOAT32 = "it multiplies whole float32; here products of float32 are of tf32"
+FULL_FLOAT32 = "it multiplies full float32; here products of float32 are of tf32"
 
 
 class KeptError(Exception):
-    """A row is of a product that is none of ours."""
+    """A row is of a product that is not supported."""
 
 
 class RowFaults:
@@ -31,7 +31,7 @@ class RowFaults:
 
     @contextmanager
     def of_row(self, row: int, line: int, key: str = "") -> Iterator[None]:
-        """Take a `KeptError` or `InputError` about a row as the reason why it is not used.
+        """Record a `KeptError` or `InputError` about a row as the reason why it is not used.
 
         Args:
             row: its number, from 1.
@@ -47,12 +47,12 @@ class RowFaults:
             self._damaged.append(DamagedRow(row, line, reason))
 
     def beside(self, rows: Iterable[FormatRow]) -> ResultsFile:
-        """Return the file with the rows that can be used; a warning names those of products that can't be tuned."""
+        """Return the file with the usable rows; a warning names those of products that can't be tuned."""
         return ResultsFile(tuple(rows), tuple(self._damaged), warn_of(self._path, self._kept))
 
 
 def warn_of(path: Path, kept: Sequence[tuple[int, int, str]]) -> tuple[DamagedRow, ...]:
-    """Warn of such rows of a file, in one line, and return them with whole reasons.
+    """Warn of such rows of a file, in one line, and return them with full reasons.
 
     Args:
         path: of the file.

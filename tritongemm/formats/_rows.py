@@ -1,4 +1,4 @@
-"""What formats share with their callers: the problem of a row, the text of a file, its format, and which is our own."""
+"""Holds what formats share with their callers: a row's problem, a file's text and format, and the results format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
 
 
 def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
-    """The problem with these sizes; what a row does not give is filled in from the defaults, then from the family's.
+    """Return the problem with these sizes; missing values are the defaults, then the family's.
 
     Args:
         defaults: what holds for a row that does not say.
@@ -58,7 +58,7 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
 
 
 def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:
-    """How rows are shared out to groups, as a row and the defaults say; counts and their spread go together."""
+    """Return how rows are shared out to groups, by a row and the defaults; counts and their spread go together."""
     if row.get("groups", 1) == 1:
         return {name: getattr(defaults, name) for name in ("group_form", "spread", "counts", "room")}
     counts = row.get("counts", ())
@@ -68,12 +68,12 @@ def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results_format() -> ResultsFormat:
-    """The format in which our own results are kept."""
+    """Return the format of this project's results."""
     return registry.every(ResultsFormat)[0]
 
 
 def format_of(path: Path, text: str) -> Format:
-    """The format that a file is in.
+    """Return the format that a file is in.
 
     Args:
         path: of the file.
@@ -94,13 +94,13 @@ def format_of(path: Path, text: str) -> Format:
 
 
 def why_unrecognised(path: Path, text: str) -> str:
-    """What to change in a file that seems meant as another tuner's table; "" of any other."""
+    """Return what to change in a file that seems meant as another tuner's table; "" for any other."""
     faults = (format_.why_unrecognised(path, text) for format_ in registry.every(TunerFormat))
     return next(filter(None, faults), "")
 
 
 def _loads(name: str) -> Support:
-    """Whether a format's own imports work."""
+    """Return whether a format's own imports work."""
     try:
         registry.get(Format, name)
     except UnavailableError as error:
@@ -109,12 +109,12 @@ def _loads(name: str) -> Support:
 
 
 def plain_text(text: str) -> str:
-    """The contents of a file without marks of its encoding, with lines that end as here."""
+    """Return the contents of a file without encoding marks, with plain line ends."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_exactly(path: Path) -> str:
-    """Contents of a file that is to be written again: every character, line ends and marks too; "" where it is none.
+    """Return the contents of a file to be written again: every character, line ends and marks too; "" without one.
 
     Raises:
         InputError: it can't be read, or is not text.
@@ -128,7 +128,7 @@ def read_exactly(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Contents of a file that should hold rows, or of a pipe.
+    """Return the contents of a file that should hold rows, or of a pipe.
 
     Raises:
         InputError: missing, unreadable, no file, too large, not text, or empty.

@@ -1,4 +1,4 @@
-"""The text of one of Tensile's library logic files, taken apart at its lines: what is not changed stays as it is.
+"""Splits one of Tensile's library logic files at its lines: what is not changed stays as it is.
 
 PyYAML wrote it: a list whose elements begin in the first column, and solutions two columns further in. Files have tens
 of thousands of lines, of which a merge moves a few hundred; what is parsed is one element or solution at a time.
@@ -20,7 +20,7 @@ from tritongemm.system.printable import printable
 
 _ALIAS = re.compile(r"(?<![^\s\[{,:])[*&]\w")
 _VERSION, _SCHEDULE, _TARGET, _DEVICES, _PROBLEM, _SOLUTIONS, _ORDER, _SIZES = range(8)
-_KIND = 11  # the element that says how sizes are looked up
+_KIND = 11  # the element that defines how sizes are looked up
 _ELEMENTS = 12
 _INDEX = re.compile(r"(?m)^    SolutionIndex: ([0-9]{1,9})$", re.ASCII)
 _NAME = re.compile(r"(?m)^    SolutionNameMin: (\S{1,2000})$")
@@ -30,11 +30,11 @@ _ROW = re.compile(
 _FIRST_LINE = re.compile(r"\s*(?:---\s*\n)?(?:#[^\n]*\n)*- +\{?MinimumRequiredVersion:")
 _ADVICE = "it is not as Tensile writes it"
 
-Size = tuple[int, ...]  # M, N, batch, K; then ldd, ldc, lda, ldb where rows lie apart
+Size = tuple[int, ...]  # M, N, batch, K; then ldd, ldc, lda, ldb where rows are apart
 
 
 def begins_logic(text: str) -> bool:
-    """Whether a text begins as a logic file."""
+    """Return whether a text begins as a logic file."""
     return _FIRST_LINE.match(text[:4000]) is not None
 
 
@@ -53,11 +53,11 @@ class Solution:
     text: str
 
     def at(self, index: int) -> Solution:
-        """The same solution with another number."""
+        """Return the same solution with another number."""
         return Solution(index, self.name, _INDEX.sub(f"    SolutionIndex: {index}", self.text))
 
     def same_as(self, other: Solution) -> bool:
-        """Whether both are one kernel but for their numbers."""
+        """Return whether both are one kernel but for their numbers."""
         return self.at(0).text == other.at(0).text or self._values() == other._values()
 
     def _values(self) -> Any:
@@ -106,7 +106,7 @@ class Logic:
         return str(found), 0
 
     def differs(self, other: Logic) -> str:
-        """In what another file does not belong to this one; "" where it does."""
+        """Return in what another file does not belong to this one; "" where it does."""
         names = {
             _VERSION: "version of Tensile",
             _SCHEDULE: "schedule",
@@ -121,7 +121,7 @@ class Logic:
         return {s.name: s for s in reversed(self.solutions.values())}
 
     def add_solution(self, solution: Solution) -> int:
-        """The number of a solution, which is added where the file does not have it.
+        """Return the number of a solution, which is added where the file does not have it.
 
         Raises:
             InputError: the file has another kernel of that name.
@@ -138,7 +138,7 @@ class Logic:
         return known.index
 
     def text(self) -> str:
-        """The file; elements that were not changed are as they were."""
+        """Return the file; elements that were not changed are as they were."""
         elements = list(self.elements)
         listed = "".join(f"  {solution.text}" for solution in self.solutions.values())
         elements[_SOLUTIONS] = f"- {listed[2:]}" if listed else "- []\n"
@@ -151,7 +151,7 @@ class Logic:
 
 
 def read_logic(path: Path, text: str) -> Logic:
-    """A file of exact sizes.
+    """Return a file of exact sizes.
 
     Args:
         path: for messages.
@@ -255,7 +255,7 @@ def _rows(logic: Logic) -> list[Any]:
 
 
 def shown(size: Size) -> str:
-    """A size as a message tells it."""
+    """Return a size for messages."""
     return printable(str(list(size)), 120)
 
 
@@ -268,6 +268,6 @@ def _load(text: str, where: str) -> Any:
 
 
 def _table(sizes: dict[Size, tuple[int, float]]) -> str:
-    """The table of sizes as Tensile writes it."""
+    """Return the table of sizes as Tensile writes it."""
     rows = [[list(size), [index, efficiency]] for size, (index, efficiency) in sizes.items()]
     return str(yaml.safe_dump([rows], default_flow_style=None, width=1 << 20))

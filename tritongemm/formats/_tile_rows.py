@@ -1,8 +1,8 @@
-"""What all tables of tiles of vLLM and SGLang share: rows of an M each, with the config of the server's Triton kernel.
+"""Holds what tables of vLLM and SGLang share: rows of an M each, with a config of the server's Triton kernel.
 
 A row may be null, where another kernel of the server is to run. The servers take the row of the M that is nearest to
-the call's, so a table that tells few M changes what runs at all others. What is written here is therefore dense: where
-an M of the servers' usual ladder has no result, the table tells what the server runs there today.
+the call's, so a table with few M changes what runs at all others. What is written here is therefore dense: where
+an M of the servers' usual ladder has no result, the table has what the server runs there today.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Kind:
         family: plug-in of numerics/families.
         dtype: of A and B.
         block: columns and depth that share a scale of B in that family; 0 where each column has one.
-        default: what the server runs where no table tells; None for another kernel of its own.
-        ladder: every M that a table written here tells.
+        default: what the server runs without a table; None for another kernel of its own.
+        ladder: every M of a table written here.
         depths: values of BLOCK_SIZE_K that the server's kernel runs as they are, by the GPU's vendor; empty for any.
         template: of ours, that is the server's kernel.
         scales: name of the scale factors' granularity; "" for the family's usual one.
@@ -72,7 +72,7 @@ class Kind:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What a row holds: those of the default, or all but the order of the tiles, which the kernel then chooses."""
+        """The keys of a row: those of the default, or all but the order of the tiles, which the kernel then chooses."""
         return tuple(self.default or (*_BLOCKS, "num_warps", "num_stages"))
 
     def today(self, m: int, vendor: str) -> Mapping[str, int] | None:
@@ -81,7 +81,7 @@ class Kind:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What all problems of the kind have in common, as fields of `Problem`."""
+        """Return the values that all problems of the kind share, as fields of `Problem`."""
         given = {"family": self.family, "dtype_a": self.dtype, "dtype_b": self.dtype, "order_b": PLAIN}
         given |= {"scales": self.scales} if self.scales else {}
         return {**given, "row_major_a": True, "row_major_b": False, "bias": "none"}
@@ -106,7 +106,7 @@ class ServerTable:
 
 
 def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = None) -> K:
-    """What a server's table of a family's products of some dtype is of.
+    """Return the kind of a server's table of a family's products of some dtype.
 
     Raises:
         InputError: there is none; lists those there are.
@@ -122,7 +122,7 @@ def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = 
 
 
 def read_config(values: Any, kind: Kind) -> Config | None:
-    """The config of a row; None where another kernel of the server is to run.
+    """Return the config of a row; None where another kernel of the server is to run.
 
     Raises:
         InputError: a field is wrong; names it.
@@ -136,15 +136,15 @@ def read_config(values: Any, kind: Kind) -> Config | None:
     if unknown or missing:
         wrong = f"{printable(unknown[0])} is no key of a row" if unknown else f"it has no {', '.join(missing)}"
         raise InputError(f"{wrong}; there are {', '.join(_KEYS)}")
-    m, n, k = (_whole(values, key, 1) for key in _BLOCKS)
-    counts: dict[str, Any] = {name: _whole(values, key, 1) for key, name in _COUNTS.items() if key in values}
-    options = {name: _whole(values, name, 0) for name in OPTIONS if name in values}
+    m, n, k = (_integer(values, key, 1) for key in _BLOCKS)
+    counts: dict[str, Any] = {name: _integer(values, key, 1) for key, name in _COUNTS.items() if key in values}
+    options = {name: _integer(values, name, 0) for name in OPTIONS if name in values}
     options |= {name: int(_read_other(values, key)) for key, name in _OTHERS.items() if key in values}
     return replace(Config(kind.template, m, n, k), **counts, options=tuple(options.items()))
 
 
 def read_m(member: Member) -> int:
-    """The M of a row.
+    """Return the M of a row.
 
     Raises:
         InputError: its key is none.
@@ -154,7 +154,7 @@ def read_m(member: Member) -> int:
     return int(member.key)
 
 
-def _whole(values: Mapping[str, Any], key: str, least: int) -> int:
+def _integer(values: Mapping[str, Any], key: str, least: int) -> int:
     value = values[key]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
@@ -163,11 +163,11 @@ def _whole(values: Mapping[str, Any], key: str, least: int) -> int:
 
 def _read_other(values: Mapping[str, Any], key: str) -> int | bool:
     value = values[key]
-    return value if isinstance(value, bool) else _whole(values, key, 0)
+    return value if isinstance(value, bool) else _integer(values, key, 0)
 
 
 def row_of(config: Config, kind: Kind) -> dict[str, int]:
-    """What a row says of a config, all of it or not."""
+    """Return the row of a config, complete or not."""
     fields = _BLOCKS | _COUNTS
     row = {key: int(getattr(config, fields[key])) for key in kind.keys}
     row |= {name: config.option(name) for name in OPTIONS if name in dict(config.options)}
@@ -179,12 +179,12 @@ def row_of(config: Config, kind: Kind) -> dict[str, int]:
 
 
 def _rank(kind: Kind, key: str) -> int:
-    """The place of a row among others; what is no row stays in front."""
+    """Return the place of a row among others; other members stay in front."""
     return 0 if key in kind.remarks else int(key)
 
 
 def _means(now: Any, row: Any, kind: Kind) -> bool:
-    """Whether a row that is there says the same in other words."""
+    """Return whether an existing row means the same."""
     try:
         return read_config(now, kind) == read_config(row, kind)
     except InputError:
@@ -216,34 +216,34 @@ class ServerTables(ServerFormat, abstract=True):
 
     @abstractmethod
     def _is_name(self, name: str) -> bool:
-        """Say whether a file may be called so."""
+        """Say whether a file may have this name."""
 
     def recognises(self, path: Path, text: str) -> bool:
         """Say whether a file has the name of a table, and holds a JSON object, or nothing yet."""
         return self._is_name(path.name) and (not text or text.lstrip().startswith("{"))
 
     def can_express(self, config: Config) -> bool:
-        """Say whether the server's kernel may be launched so."""
-        return any(self._tells(config, kind) for kind in self.kinds.values())
+        """Say whether the server's kernel can be launched with a config."""
+        return any(self._holds(config, kind) for kind in self.kinds.values())
 
-    def _tells(self, config: Config, kind: Kind) -> bool:
-        """Say whether a row of a kind has all of a config, which is then one of the server's kernel."""
+    def _holds(self, config: Config, kind: Kind) -> bool:
+        """Say whether a row of a kind holds all of a config, which is then one of the server's kernel."""
         row = row_of(config, kind)
         known = (config.is_generated or config.backend == self.backend) and all(row[key] for key in _BLOCKS)
         return known and read_config(row, kind) == replace(config, backend=DEFAULT_BACKEND)
 
     def _device(self, record: Record) -> str | Support:
-        """Return the name of a result's device as file names have it, or why no table can have the result."""
+        """Return the name of a result's device as in file names, or why no table can have the result."""
         if record.predicted:
             return Support("its time is a prediction, which no timer measured")
         name = self.blanks.sub("_", record.toolchain.get("device", ""))
         name = next((known for word, known in self.device_words.items() if word in name.split("_")), name)
         if not _DEVICE.fullmatch(name):
-            return Support("it does not say on which device it was measured, which the name of a table tells")
+            return Support("it does not say on which device it was measured, which the name of a table has")
         return name
 
     def _changed(self, rows: Mapping[ServerTable, Mapping[int, Any]], before: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts of the tables in which something changed, by name.
+        """Return the texts of the changed tables, by name.
 
         Args:
             rows: of each table by M; a `Support` where there is none to write, so that the server runs what it does.
@@ -289,12 +289,12 @@ def _merged(table: ServerTable, text: str, values: Mapping[int, Any]) -> str:
     config_members = [member for member in members if member.key not in kind.remarks]
     now = {_checked_m(path, member): member.value for member in config_members}
     if len(now) < len(config_members):
-        raise InputError(f"{path} tells an M twice; keep one of its rows")
+        raise InputError(f"{path} has an M twice; keep one of its rows")
 
     def nearest(m: int) -> Any:
         return now[min(now, key=lambda known: abs(known - m))] if now else kind.today(m, table.vendor)
 
     rows = {m: nearest(m) for m in {*kind.ladder, *values} - {*now}}
-    told = {m: row for m, row in values.items() if not isinstance(row, Support)}
-    rows |= {m: row for m, row in told.items() if m not in now or not _means(now[m], row, kind)}
+    writable = {m: row for m, row in values.items() if not isinstance(row, Support)}
+    rows |= {m: row for m, row in writable.items() if m not in now or not _means(now[m], row, kind)}
     return with_members(text, members, {str(m): row for m, row in rows.items()}, partial(_rank, kind))

@@ -1,4 +1,4 @@
-"""The tables of tiles that vLLM and SGLang ship: a JSON file for each (N, K) and device, which its name tells."""
+"""Reads and writes the tables of tiles of vLLM and SGLang: a JSON file for each (N, K) and device in its name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TileTables(ServerTables, abstract=True):
         """Return a row for each M, in the order of the file; one with null has no config."""
         subject = self._subject(path.name)
         if subject is None:
-            raise InputError(f"{path}: the sizes of {self.title} stand in its name, which is none of such a table")
+            raise InputError(f"{path}: the sizes of {self.title} are in its name, which is not that of such a table")
         kind, words = self.kinds[subject["kind"]], subject.groupdict()
         block = (int(words.get("block_n") or 0), int(words.get("block_k") or 0))
         if block != kind.block:
@@ -72,11 +72,11 @@ class TileTables(ServerTables, abstract=True):
 
         found = read_rows(path, text, kind, make)
         if not (found.rows or found.damaged):
-            raise InputError(f"{path} tells no M; remove it, as the server can't use it either")
+            raise InputError(f"{path} has no M; remove it, as the server can't use it either")
         return found
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Return the tables in which something changed, by their names.
+        """Return the changed tables, by their names.
 
         Where the server's own kernel can't be what won, the row that the server uses there today is kept or written.
         """
@@ -88,7 +88,7 @@ class TileTables(ServerTables, abstract=True):
             if isinstance(table, Support):
                 omitted.append((record, str(table)))
             elif tables[table].setdefault(record.problem.m, record) is not record:
-                omitted.append((record, "a result of a device of the same name is told"))
+                omitted.append((record, "a result of a device of the same name is written"))
         rows = {t: {m: self._row_or_reason(record, t.kind) for m, record in tables[t].items()} for t in tables}
         foreign = [(tables[t][m], row) for t in rows for m, row in rows[t].items() if isinstance(row, Support)]
         omitted += [(record, f"{reason}; {self.server} runs what it runs today") for record, reason in foreign]
@@ -97,12 +97,12 @@ class TileTables(ServerTables, abstract=True):
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
-        """A size for each M of the ladder."""
+        """Return a size for each M of the ladder."""
         kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.dtype_a)
         return [FormatRow(make_problem(defaults, m, n, k, kind.given)) for m in tokens or kind.ladder]
 
     def limits(self, family: str, target: Target) -> SearchLimits:
-        """The one template that is the server's kernel, without our own options and splits along K."""
+        """Return the one template that is the server's kernel, without our own options and splits along K."""
         kind = find_kind(self.kinds.values(), self.server, family)
         axes = [("block_k", kind.depths[target.vendor])] if target.vendor in kind.depths else []
         axes += [] if kind.default else [("group_m", (1,))]
@@ -110,22 +110,22 @@ class TileTables(ServerTables, abstract=True):
         return SearchLimits(1, (kind.template,), tuple(axes), OPTIONS, (today,) if today else ())
 
     def _best(self, rivals: Sequence[Record], kind: Kind) -> Record:
-        """Return the fastest of a problem's results that a row tells, of the server's own kernel where that was raced.
+        """Return the fastest of a problem's results that a row holds, of the server's own kernel where that was raced.
 
-        The first where none is told.
+        The first where a row holds none.
         """
         usable = [record for record in rivals if isinstance(self._row_or_reason(record, kind), dict)]
         usable = [record for record in usable if record.config.backend == self.backend] or usable
         return min(usable, key=lambda record: record.seconds, default=rivals[0])
 
     def _row_or_reason(self, record: Record, kind: Kind) -> dict[str, int] | Support | None:
-        """Return what a table tells of a result: its config, None for the server's other kernel, or why it can't be."""
+        """Return a result's row: None for the server's other kernel, or why it can't be written."""
         config = record.config
         depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
         if record.winner != config.backend:
             reason = f"{printable(record.winner)} won, which is not the server's kernel"
-        elif not self._tells(config, kind):
-            reason = f"{config.short_name} won, which is not the server's kernel, or more than a row tells"
+        elif not self._holds(config, kind):
+            reason = f"{config.short_name} won, which is not the server's kernel, or more than a row holds"
         elif config.block_k not in depths:
             reason = (
                 f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
@@ -135,7 +135,7 @@ class TileTables(ServerTables, abstract=True):
         return None if kind.default is None else Support(reason)
 
     def _table_of(self, record: Record) -> ServerTable | Support:
-        """Return the table that tells a result, or why there is none."""
+        """Return the table of a result, or why there is none."""
         problem = record.problem
         word = next((word for word, kind in self.kinds.items() if problem == _problem_of(kind, problem)), None)
         if word is None:
@@ -152,7 +152,7 @@ class TileTables(ServerTables, abstract=True):
 
 
 def _problem_of(kind: Kind, problem: Problem) -> Problem:
-    """What a table of a kind would tell of these sizes."""
+    """Return the problem of a table's kind with these sizes."""
     given = kind.given | {"dtype_c": problem.dtype_c}
     if problem.dtype_a in ENCODINGS and kind.dtype == "fp8":
         given |= {"dtype_a": problem.dtype_a, "dtype_b": problem.dtype_a}

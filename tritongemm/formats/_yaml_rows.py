@@ -1,4 +1,4 @@
-"""Rows of a YAML list of maps, so that every complaint names file, row, line and field; and written."""
+"""Reads and writes rows of a YAML list of maps; every complaint names file, row, line and field."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import yaml
 from tritongemm.core.errors import InputError
 from tritongemm.core.values import SECONDS
 from tritongemm.formats._rows import EXAMPLE
-from tritongemm.formats._yaml_values import Real, Value, Whole, YamlFault, YamlRow, describe, read_rows, shown
+from tritongemm.formats._yaml_values import Integer, Real, Value, YamlFault, YamlRow, describe, read_rows, shown
 
-_WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)  # no octal 010
-_MOST = 2**63 - 1  # Whole numbers go to drivers and compilers, which have 64 bits for them.
-_LONGEST_NAME = 100  # Characters of a key for which a similar one is looked for.
-_LISTED_KEYS = 40  # of those that there are, where none is like the wrong one
-_DIGITS = 21  # Characters of which a whole number has more than 64 bits, whatever its sign.
+_INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)  # no octal 010
+_MOST = 2**63 - 1  # drivers and compilers take whole numbers of 64 bits
+_LONGEST_NAME = 100  # characters of a key for which a similar one is looked for
+_LISTED_KEYS = 40  # of the known keys, where none is like the wrong one
+_DIGITS = 21  # characters from which a whole number has more than 64 bits, whatever its sign
 
 
 def is_row_list(path: Path, text: str) -> bool:
-    """Whether a file is YAML by its name, or begins with a list item."""
+    """Return whether a file is YAML by its name, or begins with a list item."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return True
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))), "")
@@ -35,7 +35,7 @@ def is_row_list(path: Path, text: str) -> bool:
 
 
 def read_entries(path: Path, text: str, keys: Collection[str]) -> Iterator[Entry]:
-    """The rows of a file, which may be damaged: `Entry.require_map` says so.
+    """Yield the rows of a file, which may be damaged: `Entry.require_map` says so.
 
     Args:
         path: for messages.
@@ -54,7 +54,7 @@ def read_entries(path: Path, text: str, keys: Collection[str]) -> Iterator[Entry
 
 
 class Entry:
-    """One row, whose values are asked for by kind. Every method raises InputError for a value of another kind.
+    """One row, whose values are read by kind. Every method raises InputError for a value of another kind.
 
     Attributes:
         row: its number, from 1.
@@ -95,15 +95,15 @@ class Entry:
             self.fail(f"has an unknown key {shown(name)}; {_nearest(name, self._keys)}")
 
     def plain(self, key: str) -> Any:
-        """What a key says, as a JSON value; None where it is not there."""
+        """Return a key's value as a JSON value; None where it is not there."""
         return _plain(self.values.get(key))
 
-    def whole(self, key: str, least: int, default: int) -> int:
-        """A whole number of at least `least`."""
-        return _whole(self, key, self.values[key], least) if key in self.values else default
+    def integer(self, key: str, least: int, default: int) -> int:
+        """Return a whole number of at least `least`."""
+        return _integer(self, key, self.values[key], least) if key in self.values else default
 
     def text(self, key: str, default: str = "", choices: Collection[str] = ()) -> str:
-        """Text; one of `choices`, if there are any."""
+        """Return the text; one of `choices`, if there are any."""
         if key not in self.values:
             return default
         value = self.values[key]
@@ -114,14 +114,14 @@ class Entry:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             self.fail(f"{key} must be true or false, not {describe(value)}")
         return value
 
     def number(self, key: str, may_be_infinite: bool = False) -> float | None:
-        """A number of at least 0; also one in quotes, and what YAML takes for text, such as 1e-5."""
+        """Return a number of at least 0; also one in quotes, and what YAML takes for text, such as 1e-5."""
         if key not in self.values:
             return None
         value = _real(self.values[key])
@@ -130,7 +130,7 @@ class Entry:
         return value
 
     def shifted(self, key: str, places: int) -> float | None:
-        """A positive number times ten to the power of `places`, without the rounding of a product."""
+        """Return a positive number times ten to the power of `places`, without the rounding of a product."""
         if key not in self.values:
             return None
         try:
@@ -142,32 +142,32 @@ class Entry:
         return value
 
     def seconds(self, key: str) -> float | None:
-        """A time in microseconds, in seconds."""
+        """Return a time in microseconds, in seconds."""
         seconds = self.shifted(key, -6)
         if seconds is not None and not SECONDS.holds(seconds):
             self.fail(f"{key} must be {SECONDS.words}, not {describe(self.values[key])} microseconds")
         return seconds
 
     def texts(self, key: str) -> dict[str, str]:
-        """A map of plain values, as they are written."""
+        """Return a map of plain values, as they are written."""
         return {k: _as_written(v) for k, v in self._table(key).items()}
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of text."""
+        """Return a list of text."""
         values = self.values.get(key, [])
         if not isinstance(values, list) or any(type(v) is not str for v in values):
             self.fail(f"{key} must be a list of text, not {describe(values)}")
         return tuple(values)
 
     def whole_numbers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers, none negative."""
+        """Return a list of whole numbers, none negative."""
         values = self.values.get(key, [])
         if not isinstance(values, list):
             self.fail(f"{key} must be a list of whole numbers, not {describe(values)}")
-        return tuple(_whole(self, f"{key}: {i}", v, 0) for i, v in enumerate(values, start=1))
+        return tuple(_integer(self, f"{key}: {i}", v, 0) for i, v in enumerate(values, start=1))
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers, none negative."""
+        """Return a list of finite numbers, none negative."""
         values = self.values.get(key, [])
         if not isinstance(values, list):
             self.fail(f"{key} must be a list of numbers, not {describe(values)}")
@@ -177,9 +177,9 @@ class Entry:
                 self.fail(f"{key}: {i} must be a number of at least 0, and finite, not {describe(value)}")
         return found
 
-    def wholes(self, key: str) -> dict[str, int]:
-        """A map of whole numbers, none negative."""
-        return {k: _whole(self, f"{key}: {k}", v, 0) for k, v in self._table(key).items()}
+    def integers(self, key: str) -> dict[str, int]:
+        """Return a map of whole numbers, none negative."""
+        return {k: _integer(self, f"{key}: {k}", v, 0) for k, v in self._table(key).items()}
 
     def _table(self, key: str) -> dict[str, Value]:
         if key not in self.values:
@@ -190,8 +190,8 @@ class Entry:
         return table
 
 
-def _whole(entry: Entry, key: str, value: Value, least: int) -> int:
-    number = _decimal(value) if isinstance(value, Whole) else None
+def _integer(entry: Entry, key: str, value: Value, least: int) -> int:
+    number = _decimal(value) if isinstance(value, Integer) else None
     if number is None or not least <= number <= _MOST:
         _refuse_number(entry, key, value, least)
     return number
@@ -201,7 +201,7 @@ def _refuse_number(entry: Entry, key: str, value: Value, least: int) -> NoReturn
     number = _decimal(value) if isinstance(value, str) else None
     if number is None:
         entry.fail(f"{key} must be a whole number, not {describe(value)}")
-    if not isinstance(value, Whole):
+    if not isinstance(value, Integer):
         entry.fail(f"{key} must be a whole number, not {describe(value)}; remove the quotes")
     bound = f"least {least}" if number < least else f"most {_MOST}"
     entry.fail(f"{key} must be at {bound}, not {shown(value)[1:-1]}")
@@ -209,12 +209,12 @@ def _refuse_number(entry: Entry, key: str, value: Value, least: int) -> NoReturn
 
 @lru_cache(maxsize=1 << 14)
 def _decimal(text: str) -> int | None:
-    """The whole number that a text means, or one of the same sign that is as much too large; None if it means none."""
-    return int(text[:_DIGITS]) if _WHOLE.fullmatch(text) else None
+    """Return a text's whole number, or a number of its sign that is too large as well; None for anything else."""
+    return int(text[:_DIGITS]) if _INTEGER.fullmatch(text) else None
 
 
 def _real(value: Value) -> float:
-    """The number that a value means; NaN if it means none."""
+    """Return the number of a value; NaN for anything else."""
     try:
         return float(str(value).lower().replace(".inf", "inf"))
     except ValueError:
@@ -237,15 +237,15 @@ def _nearest(name: str, keys: Collection[str]) -> str:
 
 
 def _plain(value: Value) -> Any:
-    """A value as JSON has it; what JSON has not, such as a date, is text."""
+    """Return a value as JSON has it; others, such as dates, become text."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
-    if not isinstance(value, Whole | Real):
+    if not isinstance(value, Integer | Real):
         return str(value) if isinstance(value, str) else value
     try:
-        kind = "int" if isinstance(value, Whole) else "float"
+        kind = "int" if isinstance(value, Integer) else "float"
         number = yaml.SafeLoader("").construct_object(yaml.ScalarNode(f"tag:yaml.org,2002:{kind}", str(value)))
         return number if math.isfinite(number) else str(value)
     except (ValueError, OverflowError):  # thousands of digits
@@ -253,7 +253,7 @@ def _plain(value: Value) -> Any:
 
 
 def flow(value: object) -> str:
-    """A value in YAML's flow style; JSON as well, unless text is not printable or a number is not finite."""
+    """Return a value in YAML's flow style; JSON as well, unless text is not printable or a number is not finite."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(str(k))}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):

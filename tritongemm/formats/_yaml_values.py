@@ -2,7 +2,7 @@
 
 A file whose every row is one line, as in the files that we write, is read line by line: what is wrong in a line costs
 that row alone. A line that is JSON, as we write it, is read by `json`. Every other line, and every other file as a
-whole, is read from libyaml's events. Both give the same values.
+is read from libyaml's events. Both give the same values.
 
 No value is nested so deeply, or repeated so often by aliases, that reading it takes the stack or the memory.
 """
@@ -18,23 +18,23 @@ import yaml
 
 from tritongemm.formats._rows import EXAMPLE
 
-_DEEPEST = 100  # Levels of lists and maps in a row; ours have two.
+_DEEPEST = 100  # levels of lists and maps in a row; ours have two
 _TOO_DEEP = f"has lists and maps nested more than {_DEEPEST} deep"
-_MOST_VALUES = 10_000  # Values of a row, where one that an alias repeats counts each time; ours have some fifty.
-_LONGEST_KEY = 500  # Characters of a key; libyaml reads no key of more than 1024 that is written as ours are.
-_LONGEST_SHOWN = 100  # Characters of a file's text that a message repeats.
+_MOST_VALUES = 10_000  # values of a row, where one that an alias repeats counts each time; ours have some fifty
+_LONGEST_KEY = 500  # characters of a key; libyaml reads no key of more than 1024 that is written as ours are
+_LONGEST_SHOWN = 100  # characters of a file's text that a message repeats
 
 # libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 
 
-class Whole(str):
+class Integer(str):
     """A whole number, as it is written."""
 
 
 class Real(str):
-    """A number that is not whole, as it is written."""
+    """A number that is not an integer, as it is written."""
 
 
 class Other(str):
@@ -64,7 +64,7 @@ class YamlRow(NamedTuple):
 
 
 class YamlFault(Exception):
-    """Text can't be read as a list of rows; says why in words that go on from the name of the file or row.
+    """Text can't be read as a list of rows; the message continues the name of the file or row.
 
     Attributes:
         what: is wrong.
@@ -77,10 +77,10 @@ class YamlFault(Exception):
 
 
 def read_rows(text: str) -> Iterator[YamlRow]:
-    """The rows of a YAML list.
+    """Yield the rows of a YAML list.
 
     Raises:
-        YamlFault: the text as a whole can't be read.
+        YamlFault: the text can't be read.
     """
     lines = text.splitlines()
     if not _has_a_row_a_line(text, lines):
@@ -93,12 +93,12 @@ def read_rows(text: str) -> Iterator[YamlRow]:
 
 
 def shown(text: str) -> str:
-    """A text of a file as a message repeats it: quoted, and cut to a length that can be read."""
+    """Return a file's text for messages: quoted, and cut to a readable length."""
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
 
 
 def describe(value: Value) -> str:
-    """A value in the words of a message."""
+    """Return a value's kind for messages."""
     if isinstance(value, bool):
         return repr(str(value).lower())
     if isinstance(value, str):
@@ -107,7 +107,7 @@ def describe(value: Value) -> str:
 
 
 def _has_a_row_a_line(text: str, lines: list[str]) -> bool:
-    """Whether every line is a remark, empty, or begins a map in flow style as a row.
+    """Return whether every line is a remark, empty, or begins a map in flow style as a row.
 
     Such a line that is YAML by itself means the same in the file: it ends its map, and the next line begins a row. One
     that is none, as its text in quotes goes on in lines that look like rows and remarks, is taken for damaged.
@@ -133,7 +133,7 @@ def _real(text: str) -> Real:
 
 
 def _refuse(text: str) -> NoReturn:
-    """NaN and Infinity, which are text in YAML."""
+    """Refuse NaN and Infinity, which are text in YAML."""
     raise ValueError(text)
 
 
@@ -144,11 +144,11 @@ def _map_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_map_of, parse_int=Whole, parse_float=_real, parse_constant=_refuse)
+_JSON = json.JSONDecoder(object_pairs_hook=_map_of, parse_int=Integer, parse_float=_real, parse_constant=_refuse)
 
 
 def _read_json(number: int, line: str) -> YamlRow | None:
-    """The row of a line that begins with ``- {``, if it is JSON that means the same in YAML; else None."""
+    """Return the row of a line that begins with ``- {``, if it is JSON that means the same in YAML; else None."""
     if not line.isprintable() or _OTHER_ESCAPE.search(line):
         return None
     if len(line) > 2 * _MOST_VALUES or line.count("[") + line.count("{") > _DEEPEST:  # a value takes two characters
@@ -163,11 +163,11 @@ def _read_json(number: int, line: str) -> YamlRow | None:
 # --- all other YAML ---------------------------------------------------------------------------------------------------
 
 _RESOLVER: Any = yaml.resolver.Resolver()
-_KINDS = {f"{_TAG}{name}": kind for name, kind in (("str", str), ("int", Whole), ("float", Real))}
+_KINDS = {f"{_TAG}{name}": kind for name, kind in (("str", str), ("int", Integer), ("float", Real))}
 
 
 def _read_line(number: int, line: str, anchors: _Anchors) -> YamlRow:
-    """The row of one line; `anchors` are those of the lines before it, and get its own."""
+    """Return the row of one line; `anchors` are those of the lines before it, and get its own."""
     try:
         (row,) = _read_events(line, [line], anchors)
     except YamlFault as fault:
@@ -179,7 +179,7 @@ def _read_line(number: int, line: str, anchors: _Anchors) -> YamlRow:
 
 
 def _read_events(text: str, lines: list[str], anchors: _Anchors) -> Iterator[YamlRow]:
-    """The rows of a list in any style; arguments as those of `read_rows` and `_read_line`."""
+    """Yield the rows of a list in any style; arguments as those of `read_rows` and `_read_line`."""
     events = _Events(text, anchors)
     while not isinstance(root := events.take(), yaml.StreamEndEvent | yaml.DocumentStartEvent):
         pass
@@ -197,7 +197,7 @@ def _read_events(text: str, lines: list[str], anchors: _Anchors) -> Iterator[Yam
 
 
 def _read_row(first: _Event, events: _Events, lines: list[str]) -> YamlRow:
-    """The row that begins with an event; takes its other events."""
+    """Return the row that begins with an event, and take its other events."""
     value, fault = None, ""
     try:
         value, _ = events.build(first)
@@ -212,7 +212,7 @@ def _read_row(first: _Event, events: _Events, lines: list[str]) -> YamlRow:
 
 
 class _RowFault(Exception):
-    """A row can't be used, though it is YAML; its text says why."""
+    """A row can't be used, though it is YAML; the message says why."""
 
 
 class _Events:
@@ -233,7 +233,7 @@ class _Events:
         self._events, self._anchors = yaml.parse(text, Loader=_LOADER), anchors
 
     def take(self) -> _Event:
-        """The next event.
+        """Return the next event.
 
         Raises:
             YamlFault: the text is not YAML, or nested too deeply, where libyaml takes time as the square of the depth.
@@ -242,7 +242,7 @@ class _Events:
             self.last = next(self._events)
         except yaml.YAMLError as error:
             problem = getattr(error, "problem", None) or " ".join(str(error).split())
-            # PyYAML 6.0.4's libyaml has a limit of its own, 1000, and reads ahead to it before it tells of any level.
+            # PyYAML 6.0.4's libyaml has a limit of its own, 1000, and reads ahead to it before it reports any level.
             what = _TOO_DEEP if "nesting depth" in problem else f"is not YAML: {problem}"
             raise YamlFault(what, getattr(error, "problem_mark", None)) from None
         self.depth += isinstance(self.last, yaml.CollectionStartEvent) - isinstance(self.last, yaml.CollectionEndEvent)
@@ -251,7 +251,7 @@ class _Events:
         return self.last
 
     def build(self, event: _Event, path: str = "") -> tuple[Value, int]:
-        """The value that begins with an event, and how many values are in it, itself included.
+        """Return the value that begins with an event, and how many values are in it, itself included.
 
         Args:
             event: was taken last.

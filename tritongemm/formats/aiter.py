@@ -1,7 +1,7 @@
 """Format: AITER's CSVs of sizes (``bf16_untuned_gemm.csv``) and of tuned configs (``bf16_tuned_gemm.csv``).
 
 `_aiter_families` has the columns of each family, `_aiter_rows` what their cells mean. Columns are known by their names,
-in the order of any generation. What is written changes only the lines of results that are told.
+in the order of any generation. What is written changes only the lines of these results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AiterCsv(TunerFormat):
     families = tuple(family.name for family in FAMILIES)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether the first line has AITER's columns; of a file yet to be written, whether it is called as AITER's."""
+        """Return whether the first line has AITER's columns; of a new file, whether it has AITER's name."""
         if not text:
             words = (word for family in FAMILIES for word in family.words)
             return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
@@ -56,13 +56,13 @@ class AiterCsv(TunerFormat):
         return columns is not None and is_header(columns)
 
     def why_unrecognised(self, path: Path, text: str) -> str:
-        """What is wrong with the names of columns, of a file that has sizes in columns."""
+        """Return what is wrong with the names of columns, of a file that has sizes in columns."""
         return header.fault_of(path, text)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """The rows of a file, in its order, those that are wrong or that nothing here computes apart.
+        """Return the rows of a file, in its order; those that are wrong or not computed here are kept apart.
 
-        Of rows that tell of one thing the fastest is used, or the first; a warning says how many others there are.
+        Of rows of one product the fastest is used, or the first; a warning says how many others there are.
 
         Raises:
             InputError: nothing says which family it is, or nothing here computes that.
@@ -93,14 +93,14 @@ class AiterCsv(TunerFormat):
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
-        """As `translate`; of layers with experts both products stand in the row that asked for them."""
+        """Translate results; of layers with experts both products are in the row that asked for them."""
         if not any(row.subject for row in rows):
             return self.translate(records, before)
         family = next(family for family in FAMILIES if not family.ours)
         return moe.translate(rows, records, before.get("", ""), family)
 
     def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
-        """A file is of one family: a result of another one is none of its rows, though its columns may be the same."""
+        """Return why a result of another family is not a row of the file, though its columns may be the same; or ""."""
         columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
         possible = families_of_output(path, columns, family)
         fits = any(is_of(record.problem, found) if found.ours else record.problem.groups > 1 for found in possible)
@@ -109,10 +109,10 @@ class AiterCsv(TunerFormat):
         return f"the file is of AITER's family {' or '.join(found.name for found in possible)}"
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Send the results whose kernels AITER has; other lines stay as they are.
+        """Write the results whose kernels AITER has; other lines stay as they are.
 
-        On a GPU that AITER does not run on, every kernel is told by our own name: AITER never looks such rows up.
-        A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
+        On a GPU that AITER does not run on, every kernel has our own name: AITER never looks such rows up.
+        A result whose kernel AITER lacks is written with the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
         written, omitted = 0, list[tuple[Record, str]]()
@@ -124,20 +124,20 @@ class AiterCsv(TunerFormat):
         table = CsvTable.parse(_OUTPUT, before.get("") or ",".join(family.header) + "\n")
         lines = merging.Lines(table, family)
         for group in groups:
-            reason = _untellable(group[0], family)
+            reason = _why_unwritable(group[0], family)
             if not reason:
-                is_told, reason = _write_group(group, family, lines)
-                written += is_told
+                is_written, reason = _write_group(group, family, lines)
+                written += is_written
             if reason:
                 omitted.append((group[0], reason))
         return Translation({"": lines.text() if written else before.get("", "")}, written, tuple(omitted))
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
-        """Files of one family as one, in the columns of all; only lines that lost are left out."""
+        """Return the files of one family as one, in the columns of all; only lines that lost are left out."""
         return merging.merge(sources, family)
 
     def arrange(self, text: str) -> str:
-        """The file sorted by device, N, M, K and the other keys, as AITER's tuners leave it."""
+        """Return the file sorted by device, N, M, K and the other keys, as AITER's tuners leave it."""
         table = CsvTable.parse(_OUTPUT, text)
         found = fitting(table.columns)
         if not found:
@@ -146,7 +146,7 @@ class AiterCsv(TunerFormat):
 
 
 def _remark(path: Path, family: CsvFamily, table: CsvTable) -> None:
-    """Say what of a file does not count, and where its products are not quite ours."""
+    """Warn of what does not count in a file, and where its products differ from ours."""
     ignored = [] if has_results(table.columns) else family.ignores(table.columns)
     if ignored:
         names = printable(", ".join(ignored), _SHOWN)
@@ -160,13 +160,13 @@ def _remark(path: Path, family: CsvFamily, table: CsvTable) -> None:
 
 
 def _thing(record: Record) -> tuple[object, ...]:
-    """What a row of a file is of; sorts as AITER sorts."""
+    """Return what a row of a file is of; it sorts as AITER sorts."""
     p = record.problem
     return record.target, record.compute_units, p.n, p.m, p.k, p.key
 
 
 def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> list[FormatRow]:
-    """The rows without those that tell of what a better one tells of."""
+    """Return the rows without those that a better one repeats."""
     times = {line.row: seconds_of(cells) for line, cells in table.rows}
     best: dict[tuple[object, ...], FormatRow] = {}
     for row in rows:
@@ -178,8 +178,7 @@ def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> 
         used = {row.number for row in best.values()}
         first = next(row for row in rows if row.number not in used)
         warnings.warn(
-            f"{path}: {len(rows) - len(best)} rows tell of what others tell of, and are not used; the first is in line "
-            f"{first.line}",
+            f"{path}: {len(rows) - len(best)} rows repeat others, and are not used; the first is in line {first.line}",
             DamagedFileWarning,
             stacklevel=4,
         )
@@ -197,8 +196,8 @@ def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
     return best if counts[best] else None
 
 
-def _untellable(record: Record, family: CsvFamily) -> str:
-    """Why no kernel of a problem can be told, or ""."""
+def _why_unwritable(record: Record, family: CsvFamily) -> str:
+    """Return why no kernel of a problem can be written, or ""."""
     rules: tuple[tuple[Callable[[], bool], str], ...] = (
         (lambda: not is_of(record.problem, family), f"the file is of AITER's family {family.name}"),
         (lambda: not record.target, "it does not say which GPU it was tuned on"),
@@ -213,7 +212,7 @@ def _untellable(record: Record, family: CsvFamily) -> str:
 
 
 def _write_group(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
-    """Put the best result of a problem that can be told into the file.
+    """Put the best result of a problem that can be written into the file.
 
     Returns:
         Whether it was, and what was lost; "" for nothing.
@@ -242,21 +241,21 @@ def _write_group(group: Sequence[Record], family: CsvFamily, lines: merging.Line
     except InputError:
         same = False
     if not same:
-        return False, f"the columns of the file can't tell it ({','.join(lines.table.columns)})"
+        return False, f"the columns of the file can't hold it ({','.join(lines.table.columns)})"
     if not _is_unchanged(lines.there(cells), line):
         lines.put(line, cells)
     return True, lost
 
 
 def _kept_numbers(there: Mapping[str, str], cells: Mapping[str, str]) -> dict[str, str]:
-    """AITER's own number of a kernel, where the line that is there names the same one."""
+    """Return AITER's own number of a kernel, where the existing line names the same one."""
     number = next((name for name in ("solidx", "kernelId") if name in there), "")
     same = number and there.get("kernelName") == cells["kernelName"] and cells[number] == "0"
     return {number: there[number]} if same else {}
 
 
 def _is_unchanged(there: Mapping[str, str], line: CsvLine) -> bool:
-    """Whether the line that is there says the same of what runs and how fast; the rest of it is nobody's to change."""
+    """Return whether the existing line names the same kernel and time; the rest of it is left as it is."""
     names = ("libtype", "solidx", "kernelId", "splitK", "kernelName")
     held = line.cells or {}
     same = bool(there) and all(there.get(name) == held.get(name) for name in names)
@@ -264,7 +263,7 @@ def _is_unchanged(there: Mapping[str, str], line: CsvLine) -> bool:
 
 
 def _ways(record: Record) -> list[tuple[NamedKernel | None, float]]:
-    """The kernels that a result tells the times of, the winner first, by the names that AITER knows, or by ours."""
+    """Return the timed kernels of a result, the winner first, by AITER's names or ours."""
     name = _aiters_kernel if _is_aiters(record) else _own_kernel
     ways = [(name(registry.get(Backend, record.config.backend), record.config), record.seconds)]
     if record.library and record.library_seconds is not None and record.library in registry.names(Backend):
@@ -275,7 +274,7 @@ def _ways(record: Record) -> list[tuple[NamedKernel | None, float]]:
 
 
 def _is_aiters(record: Record) -> bool:
-    """Whether a result is of a GPU that AITER runs on, where a row makes it launch what the row names."""
+    """Return whether a result is of a GPU that AITER runs on, where a row makes it launch what the row names."""
     return record.target.startswith(TARGETS)
 
 
@@ -284,7 +283,7 @@ def _aiters_kernel(backend: Backend, config: Config | None) -> NamedKernel | Non
 
 
 def _own_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
-    """A kernel by the name of its config; None for a library's own choice where that is no config."""
+    """Return a kernel by the name of its config; None for a library's own choice without one."""
     if config is None:
         choice = backend.named_kernel(None)
         config = None if choice is None else backend.config_of(choice)

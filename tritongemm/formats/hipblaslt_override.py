@@ -39,9 +39,9 @@ _NAMES = ("solution_name", "kernel_name")
 _TYPES = {theirs: ours for theirs, ours in LIBRARY_TYPES.items() if DTYPES[ours].packed == 1}
 _TYPE_OF = {ours: theirs for theirs, ours in _TYPES.items()}
 _SUMS = ("f32_r", "i32_r")
-_WHOLE = re.compile(r"[0-9]{1,10}", re.ASCII)
+_INTEGER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _UNREAD = f"the file does not begin with {_VERSION!r} and a build, so that hipBLASLt drops it; begin another one"
-_REVISION_DIGITS = 8  # of the library's revision are in the version of a config
+_REVISION_DIGITS = 8  # digits of the library's revision in the version of a config
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class HipblasltOverride(WritableFormat):
     suffixes = (".txt",)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether its first lines are the library's build, or the columns of a product."""
+        """Return whether its first lines are the library's build, or the columns of a product."""
         first = next((line for line in text.split("\n") if line.strip()), "")
         return first.startswith(_VERSION) or _is_head(first)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """A size for each product, with its solution where the file names it."""
+        """Return a size for each product, with its solution where the file names it."""
         rows, faults = dict[Problem, FormatRow](), RowFaults(path)
         for pair in _pairs(text):
             with faults.of_row(pair.number, pair.line):
@@ -84,7 +84,7 @@ class HipblasltOverride(WritableFormat):
         return faults.beside(rows.values())
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """A file with the solutions that won; rows of other products stay byte for byte."""
+        """Return a file with the solutions that won; rows of other products stay byte for byte."""
         text = before.get("", "")
         if text.strip() and not self.recognises(Path(), text):
             raise InputError(f"the file that is there is not {self.title}; choose another file with -o")
@@ -112,7 +112,7 @@ def _is_head(line: str) -> bool:
 
 
 def _pairs(text: str) -> Iterator[_Pair]:
-    """The products of a file."""
+    """Yield the products of a file."""
     head: list[str] | None = None
     number = 0
     for place, line in enumerate(text.split("\n"), start=1):
@@ -141,7 +141,7 @@ def _product(pair: _Pair) -> ColumnMajor:
         if values[name] not in ("N", "T"):
             raise InputError(f"{name} must be N or T, not {printable(repr(values[name]), 40)}")
     for name in ("batch_count", "m", "n", "k", *(name for name in _INDEX if name in values)):
-        if not _WHOLE.fullmatch(values[name]):
+        if not _INTEGER.fullmatch(values[name]):
             raise InputError(f"{name} must be a whole number, not {printable(repr(values[name]), 40)}")
     types = [values[name] for name in ("a_type", "b_type", "c_type")]
     unknown = [one for one in types if one not in _TYPES]
@@ -156,7 +156,7 @@ def _product(pair: _Pair) -> ColumnMajor:
 
 
 def _config(pair: _Pair) -> Config | None:
-    """The solution of a row by its name; a number alone means another one in another build."""
+    """Return the solution of a row by its name; a number alone means another one in another build."""
     name = next((pair.values[column].strip() for column in _NAMES if pair.values.get(column)), "")
     index = next(int(pair.values[column]) for column in _INDEX if column in pair.values)
     kernel = NamedKernel(LIBRARY, name, index)
@@ -164,13 +164,13 @@ def _config(pair: _Pair) -> Config | None:
 
 
 def _revision(text: str) -> str:
-    """The build that a file names; "" where there is none."""
+    """Return the build in a file's first line; "" where there is none."""
     first = text.split("\n", 1)[0].strip()
     return first.removeprefix(_VERSION).strip() if first.startswith(_VERSION) else ""
 
 
 def _row_of(record: Record, revision: str) -> tuple[ColumnMajor, int, str] | Support:
-    """The product of a result, its solution's number and the build that this is of, or why it can't be told."""
+    """Return the product of a result, its solution's number and its build, or why it can't be written."""
     kernel, product = winning_solution(record), column_major(record.problem)
     if isinstance(kernel, Support):
         return kernel
@@ -188,13 +188,13 @@ def _row_of(record: Record, revision: str) -> tuple[ColumnMajor, int, str] | Sup
 
 
 def _is_revision(revision: str, own: str) -> bool:
-    """Whether a build is the one whose first digits are in the version of a config."""
+    """Return whether a build is the one whose first digits are in the version of a config."""
     digits = "".join(c for c in revision[:_REVISION_DIGITS] if c in "0123456789abcdef")
     return bool(digits) and digits.zfill(_REVISION_DIGITS) == own
 
 
 def _with_rows(text: str, written: Mapping[ColumnMajor, int], revision: str) -> str:
-    """A file's text with these rows, in the place of other rows of the same products."""
+    """Return a file's text with these rows, in the place of other rows of the same products."""
     lines = text.split("\n") if text else []
     same = set[ColumnMajor]()
     for pair in reversed(list(_pairs(text))):
@@ -221,7 +221,7 @@ def _index(pair: _Pair) -> int:
 
 
 def _lines_of(product: ColumnMajor, index: int) -> tuple[str, str]:
-    """The two lines of a product."""
+    """Return the two lines of a product."""
     types = ",".join(_TYPE_OF[one] for one in (product.a, product.b, product.c))
     sums = "i32_r" if product.a == "int8" else "f32_r"
     transposes = ",".join(product.transposes)

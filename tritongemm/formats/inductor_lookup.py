@@ -56,7 +56,7 @@ class InductorLookup(WritableFormat):
     suffixes = (".json",)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether the first key of a JSON object is one of Inductor's."""
+        """Return whether the first key of a JSON object is one of Inductor's."""
         first = re.match(r'\s*\{\s*"([^"]{0,1000})"', text)
         return first is not None and _KEY.fullmatch(first[1]) is not None
 
@@ -75,7 +75,7 @@ class InductorLookup(WritableFormat):
         return faults.beside(rows)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """A table with these results; its other rows stay byte for byte."""
+        """Return a table with these results; its other rows stay byte for byte."""
         text = before.get("", "")
         members = read_members(Path("the table"), text) if text else []
         values, written, omitted = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
@@ -88,7 +88,7 @@ class InductorLookup(WritableFormat):
             elif isinstance(config, Support):
                 reason = str(config)
             elif key in values:
-                reason = "a result of another device of the same target is told"
+                reason = "a result of another device of the same target is written"
             else:
                 written.append(record)
                 values[key] = [config]
@@ -100,7 +100,7 @@ class InductorLookup(WritableFormat):
 
 
 def key_of(problem: Problem) -> str:
-    """Inductor's key of a product, without a device; "" where it looks none up.
+    """Return Inductor's key of a product, without a device; "" where it looks none up.
 
     A bias is one for each column; Inductor sees it stretched over the rows.
     """
@@ -149,12 +149,12 @@ def _read_configs(value: Any) -> Config | None:
     ours = next((one for one in value if one["template_id"] == _THEIR_TEMPLATE), None)
     if ours is None:
         return None
-    numbers: dict[str, Any] = {name: _whole(ours, key, 1) for key, name in _FIELDS.items()}
-    options = {name: _whole(ours, name, 0) for name in _OPTIONS if name in ours}
+    numbers: dict[str, Any] = {name: _integer(ours, key, 1) for key, name in _FIELDS.items()}
+    options = {name: _integer(ours, name, 0) for name in _OPTIONS if name in ours}
     return Config(_TEMPLATE, **numbers, options=tuple(options.items()))
 
 
-def _whole(values: Mapping[str, Any], key: str, least: int) -> int:
+def _integer(values: Mapping[str, Any], key: str, least: int) -> int:
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
@@ -162,7 +162,7 @@ def _whole(values: Mapping[str, Any], key: str, least: int) -> int:
 
 
 def _config_of(record: Record) -> dict[str, Any] | Support:
-    """What a table says of a result, or why it can't."""
+    """Return a result's entry in a table, or why it has none."""
     config, problem = record.config, record.problem
     if record.predicted:
         return Support("its time is a prediction, which no timer measured")
@@ -174,12 +174,12 @@ def _config_of(record: Record) -> dict[str, Any] | Support:
     row |= {key: getattr(config, name) for key, name in _FIELDS.items()}
     row |= {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
     if not config.is_generated or _read_configs([row]) != config:
-        return Support(f"{config.short_name} won, which is not Inductor's template, or more than a row tells")
-    # Inductor would take it from a config of its own, whose BLOCK_K is another.
+        return Support(f"{config.short_name} won, which is not Inductor's template, or more than a row holds")
+    # Inductor would use a config of its own, with another BLOCK_K.
     return {**row, "EVEN_K": problem.k % config.block_k == 0}
 
 
 def _means(members: Iterable[Member], key: str, value: list[dict[str, Any]]) -> bool:
-    """Whether a row that is there begins with the same config."""
+    """Return whether an existing row begins with the same config."""
     now = next((member.value for member in members if member.key == key), None)
     return isinstance(now, list) and now[:1] == value

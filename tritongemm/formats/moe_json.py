@@ -1,7 +1,7 @@
-"""Format: other tables of tiles for mixtures of experts than are written here, recognised and left as they are.
+"""Format: tables of tiles for mixtures of experts other than those written here, recognised and left as they are.
 
 ``E=128,N=768,device_name=NVIDIA_H200.json``: E experts, each N wide, without scales or with others than those of
-blocks. No row tells K or how many experts a token goes to, so none is a size to tune.
+blocks. No row has K or how many experts a token goes to, so none is a size to tune.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class MoeJson(Format):
     suffixes = (".json",)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file has the name of such a table, and holds a JSON object."""
+        """Return whether a file has the name of such a table, and holds a JSON object."""
         written = any(claims(path.name, shape) for shape in (",block_shape=[{},{}]", ",block_shape=[{}, {}]"))
         return not written and _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
-        """None of its rows is a size.
+        """Refuse the table, as none of its rows is a size.
 
         Raises:
             InputError: always; says what is wrong with a damaged file.

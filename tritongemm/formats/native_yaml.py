@@ -25,17 +25,17 @@ _HEAD = (
 
 
 class NativeYaml(ResultsFormat):
-    """Our results file, and lists of sizes that have keys of ours."""
+    """This project's results file, and lists of sizes with its keys."""
 
     title = "the YAML of our results, a list of maps"
     suffixes = (".yaml", ".yml")
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file is a YAML list that has our first line or a key of ours."""
+        """Return whether a file is a YAML list that has this project's first line or keys."""
         return is_row_list(path, text) and has_our_keys(text)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """The rows of a file, in its order; a warning names ranges of M that overlap."""
+        """Return the rows of a file, in its order; a warning names ranges of M that overlap."""
         results = read_rows(path, text, defaults)
         if not (results.rows or results.damaged):
             raise InputError(f"{path} holds an empty list")
@@ -51,20 +51,20 @@ class NativeYaml(ResultsFormat):
         return results
 
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """The rows of a file, none of which is damaged."""
+        """Return the rows of a file, none of which is damaged."""
         return read_rows(path, text, defaults or Defaults()).require_undamaged()
 
     def write(self, records: Iterable[Record]) -> str:
-        """The records as a file, one line each, in the order given."""
+        """Return the records as a file, one line each, in the order given."""
         return _HEAD + "".join(f"- {flow(make_row(r))}\n" for r in records)
 
     def write_sizes(self, rows: Iterable[FormatRow]) -> str:
-        """Sizes, one line each, in the order given."""
+        """Return sizes, one line each, in the order given."""
         return "".join(f"- {flow(make_size(row))}\n" for row in rows)
 
 
 def _overlaps(rows: Iterable[FormatRow]) -> Iterator[tuple[FormatRow, FormatRow]]:
-    """Rows of one product and device whose ranges of M overlap, the one with the smaller largest M first."""
+    """Yield the rows of one product and device whose ranges of M overlap, the one with the smaller largest M first."""
     ranges: dict[object, list[FormatRow]] = {}
     for row in rows:
         if (record := row.record) is not None and record.m_from:

@@ -2,7 +2,7 @@
 
 Each file has the solutions of one problem type and architecture, and the sizes that take them. Merged, the sizes of
 later files are added with the solutions that they need, which is what `TensileMergeLibrary` does to a folder; here the
-file that is written is another one, or replaced whole. hipBLASLt must be built anew with it.
+file that is written is another one, or replaced completely. hipBLASLt must be built anew with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritongemm.system.printable import printable
 
 # Numbers of types, as far as all versions of Tensile agree on them.
 _TYPES = {0: "fp32", 4: "fp16", 6: "int32", 7: "bf16", 8: "int8"}
-_UNMEASURED = 0.0  # the efficiency of a size that we tell, as TensileMergeLibrary's --no_eff writes it
+_UNMEASURED = 0.0  # the efficiency of a written size, as TensileMergeLibrary's --no_eff has it
 _MOST_NAMED = 20  # sizes in a note
 
 
@@ -34,11 +34,11 @@ class TensileLogic(WritableFormat):
     title = "Tensile's library logic of exact sizes (Equality)"
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether it begins as a logic file; of a folder's, whether it is called as one."""
+        """Return whether it begins as a logic file; in a folder, whether it has the name of one."""
         return begins_logic(text) if text else "_Cijk_" in path.name and path.suffix == ".yaml"
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """A size for each row of the table that lies densely, with its solution; a warning tells of others."""
+        """Return a size for each dense row of the table, with its solution; a warning names others."""
         logic, faults = read_logic(path, text), RowFaults(path)
         target, units = logic.target
         rows = []
@@ -52,9 +52,9 @@ class TensileLogic(WritableFormat):
         return faults.beside(rows)
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
-        """The first file with the sizes of the later ones, and the solutions that those need.
+        """Return the first file with the sizes of the later ones, and the solutions that those need.
 
-        Of a size that several have, the more efficient solution is kept where both tell an efficiency, else the later
+        Of a size that several have, the more efficient solution is kept where both have an efficiency, else the later
         file's.
         """
         merged, *others = (read_logic(path, text) for path, text in sources)
@@ -70,7 +70,7 @@ class TensileLogic(WritableFormat):
         return Merged(merged.text(), tuple(notes)) if others else Merged(sources[0][1])
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """Files with the sizes of these results, each told where its solution is."""
+        """Return the files with the sizes of these results, each in the file of its solution."""
         files = {name: read_logic(Path(name or "the file"), text) for name, text in before.items() if text.strip()}
         indices = {name: _by_template(logic) for name, logic in files.items()}
         written, omitted = set[str](), list[tuple[Record, str]]()
@@ -93,7 +93,7 @@ class TensileLogic(WritableFormat):
 def _place(
     record: Record, files: Mapping[str, Logic], indices: Mapping[str, Mapping[str, int]]
 ) -> tuple[str, Size, int] | Support:
-    """Where a result is told: the file, its size there, and the solution's number; or why it can't be."""
+    """Return the place of a result: the file, its size there, and the solution's number; or why there is none."""
     kernel, product = winning_solution(record), column_major(record.problem)
     if isinstance(kernel, Support):
         return kernel
@@ -110,14 +110,14 @@ def _place(
 
 
 def _by_template(logic: Logic) -> dict[str, int]:
-    """Numbers of a file's solutions, by the templates of their configs."""
+    """Return the numbers of a file's solutions, by the templates of their configs."""
     library = registry.get(Backend, registry.resolve(Backend, LIBRARY))
     configs = {i: library.config_of(NamedKernel(LIBRARY, s.name)) for i, s in logic.solutions.items()}
     return {config.template: index for index, config in configs.items() if config is not None}
 
 
 def _fits(logic: Logic, product: ColumnMajor, record: Record) -> bool:
-    """Whether a file is of a result's transposes and device."""
+    """Return whether a file is of a result's transposes and device."""
     target, units = logic.target
     device = target in ("", record.target) and units in (0, record.compute_units)
     return device and _transposes(logic) == product.transposes
@@ -137,14 +137,14 @@ def _product(logic: Logic, size: Size) -> ColumnMajor:
     if "fp32" in types[:2] and not kind.get("F32XdlMathOp"):
         raise KeptError(FULL_FLOAT32)
     if len(size) > 4:
-        raise KeptError(f"the rows of {shown(size)} lie apart as it says, which a size can't tell")
+        raise KeptError(f"the rows of {shown(size)} are apart, which a size can't hold")
     m, n, batch, k = size
     a, b, c = types
     return ColumnMajor(_transposes(logic), m, n, batch, k, a, b, c)
 
 
 def _merge(merged: Logic, other: Logic) -> list[str]:
-    """Add the sizes of another file; what was decided between the two, in words."""
+    """Add the sizes of another file; return a line for each decision between the two."""
     stayed, replaced = list[str](), list[str]()
     for size, (index, efficiency) in other.sizes.items():
         solution, known = other.solutions[index], merged.sizes.get(size)

@@ -6,7 +6,7 @@ libraries, column-major, see them: the first is our N, the second our M, and the
 
     GemmTunableOp_BFloat16_TN,tn_6144_16_4096_ld_4096_4096_6144,Gemm_Hipblaslt_1219,0.031
 
-TunableOp chooses among PyTorch's own algorithms. Of our results a file can tell where PyTorch's choice won (Default),
+TunableOp chooses among PyTorch's own algorithms. A file can hold results that PyTorch's choice won (Default),
 and algorithms of the hipBLASLt whose version the file names.
 """
 
@@ -43,8 +43,8 @@ _DTYPES = {
     "Float8_e5m2": "fp8e5m2", "Float8_e4m3fnuz": "fp8e4m3fnuz", "Float8_e5m2fnuz": "fp8e5m2fnuz",
 }  # fmt: skip
 _TYPE = re.compile("_(" + "|".join(sorted(_DTYPES, key=len, reverse=True)) + ")(?=_|$)")
-_TELLABLE = {"bf16": "BFloat16", "fp16": "Half"}
-_FULL = "float"  # float32 that is multiplied as it is, where C is called so too
+_WRITABLE = {"bf16": "BFloat16", "fp16": "Half"}
+_FULL = "float"  # float32 products without rounding, where C has that name too
 _DEFAULT = "Default"
 _PARAMETERS_OF_BLAS = "- {"  # PYTORCH_TUNABLEOP_BLAS_LOG adds them to a recorded product
 _VERSION = re.compile(
@@ -67,12 +67,12 @@ class _Line:
 
     @property
     def fields(self) -> list[str]:
-        """What stands between its commas."""
+        """The text between its commas."""
         return self.text.split(",")
 
     @property
     def is_validator(self) -> bool:
-        """Whether it names a version."""
+        """Whether it is a version's line."""
         return self.text.startswith(f"{_VALIDATOR},")
 
 
@@ -83,12 +83,12 @@ class TunableOpCsv(WritableFormat):
     suffixes = (".csv",)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether the first line that is not blank is one of TunableOp's."""
+        """Return whether the first line that is not blank is one of TunableOp's."""
         first = next(_lines(text), _Line(0, ""))
         return first.is_validator or _OPERATION.fullmatch(first.fields[0]) is not None
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """A size for each product, in the order of the file; one that is recorded twice counts twice."""
+        """Return a size for each product, in the order of the file; one that is recorded twice counts twice."""
         rows, faults = dict[Problem, FormatRow](), RowFaults(path)
         target = target_of_device(_validators(text).get("GCN_ARCH_NAME", ""))
         for number, line in enumerate(_lines(text), start=1):
@@ -104,7 +104,7 @@ class TunableOpCsv(WritableFormat):
         return faults.beside(rows.values())
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
-        """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
+        """Return a file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
         places, written, omitted = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
@@ -130,7 +130,7 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _validators(text: str) -> dict[str, str]:
-    """Versions by their names."""
+    """Return the versions by their names."""
     pairs = (line.text.split(",", 2)[1:] for line in _lines(text) if line.is_validator)
     return {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
 
@@ -189,7 +189,7 @@ def _types(words: str) -> list[str]:
     """Our dtypes that an operation names."""
     found = _TYPE.findall(f"_{words}")
     if "_".join(found) != words:
-        raise KeptError(f"{_shown(words)} has a dtype that is none of ours")
+        raise KeptError(f"{_shown(words)} has a dtype that is not supported")
     return [_DTYPES[word] for word in found]
 
 
@@ -219,7 +219,7 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
 
 
 def _places(text: str) -> dict[Problem, list[int]]:
-    """Indices of the lines of each product."""
+    """Return the indices of the lines of each product."""
     found: dict[Problem, list[int]] = {}
     for line in _lines(text):
         try:
@@ -232,7 +232,7 @@ def _places(text: str) -> dict[Problem, list[int]]:
 
 
 def _solution(record: Record, validators: Mapping[str, str]) -> tuple[str, float] | Support:
-    """TunableOp's name of what won and its time in milliseconds, or why it has none."""
+    """Return TunableOp's name of the winner and its time in milliseconds, or why it has none."""
     config = record.config
     if "PT_VERSION" not in validators:
         return Support("the file lacks the versions that TunableOp checks; let TunableOp write it first")
@@ -252,7 +252,7 @@ def _solution(record: Record, validators: Mapping[str, str]) -> tuple[str, float
 
 
 def _number(version: str) -> int | None:
-    """Our number of a version of hipBLASLt, which TunableOp writes as 0.8.0-bf2c3184 or 800-bf2c3184."""
+    """Return our number of a version of hipBLASLt, which TunableOp writes as 0.8.0-bf2c3184 or 800-bf2c3184."""
     match = _VERSION.fullmatch(version)
     if not match:
         return None
@@ -263,9 +263,9 @@ def _number(version: str) -> int | None:
 
 
 def _names(problem: Problem) -> list[str]:
-    """Operation and parameters of a dense product; none where TunableOp's are not known."""
+    """Return the operation and parameters of a dense product; none where TunableOp's are not known."""
     m, n, k = problem.m, problem.n, problem.k
-    dtype = _TELLABLE.get(problem.dtype_a)
+    dtype = _WRITABLE.get(problem.dtype_a)
     kind = "GemmStridedBatched" if problem.batch > 1 else "GemmAndBias" if problem.bias == "n" else "Gemm"
     layout = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
     batch = f"_B_{problem.batch}" if problem.batch > 1 else ""
@@ -278,7 +278,7 @@ def _names(problem: Problem) -> list[str]:
 def _with_solutions(
     text: str, places: Mapping[Problem, Sequence[int]], written: Mapping[Problem, tuple[str, float]]
 ) -> str:
-    """The text of a file with solutions and their milliseconds; what has them already is not touched."""
+    """Return the text of a file with solutions and their milliseconds; lines that have them stay."""
     lines = text.split("\n")
     ending, end = lines.pop() if not lines[-1] else None, "\r" if lines[0].endswith("\r") else ""
     for problem, (solution, milliseconds) in written.items():

@@ -22,11 +22,11 @@ class TuneGemmYaml(Format):
     suffixes = (".yaml", ".yml")
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file is a YAML list by its name or its first character, and not ours."""
+        """Return whether a file is a YAML list by its name or first character, and not of this project."""
         return is_row_list(path, text) and not has_our_keys(text) and not begins_logic(text)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """The rows of a file, in its order; the keys that a user may add to a row are known here too."""
+        """Return the rows of a file, in its order, with the keys that a user may add to a row."""
         found = read_rows(path, text, defaults)
         if not (found.rows or found.damaged):
             raise InputError(f"{path} holds an empty list")

@@ -1,1 +1,1 @@
-"""What to tune: sizes from a command line or a file."""
+"""Reads what to tune: sizes from a command line, a file, a model or a capture."""

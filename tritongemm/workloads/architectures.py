@@ -1,4 +1,4 @@
-"""What is known of the commonest architectures without transformers, by class: biases, experts, attention.
+"""Describes the commonest architectures without transformers, by class: biases, experts, attention.
 
 Keys are those of a model's config.json. `known_weights` lists the weights that follow.
 """
@@ -37,7 +37,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is known of an architecture. A bias is there always, never, or where the flag of that name says so.
+    """The facts of an architecture. A bias is there always, never, or where the flag of that name says so.
 
     Attributes:
         qkv_bias: of q, k and v.
@@ -59,23 +59,23 @@ class Architecture:
 
 
 def _qwen_has_experts(config: ModelConfig, layer: int) -> bool:
-    step = config.whole("decoder_sparse_step")
+    step = config.integer("decoder_sparse_step")
     return layer not in config.counts("mlp_only_layers") and (layer + 1) % step == 0
 
 
 def _deepseek_has_experts(config: ModelConfig, layer: int) -> bool:
-    return layer >= config.count("first_k_dense_replace") and layer % config.whole("moe_layer_freq") == 0
+    return layer >= config.count("first_k_dense_replace") and layer % config.integer("moe_layer_freq") == 0
 
 
 def _deepseek_shared_width(config: ModelConfig) -> int:
-    return config.count("n_shared_experts") * config.whole("moe_intermediate_size")
+    return config.count("n_shared_experts") * config.integer("moe_intermediate_size")
 
 
 _LLAMA = Architecture("attention_bias", "attention_bias", "mlp_bias")
 _QWEN2 = Architecture(qkv_bias=True)
 _MISTRAL = Architecture(nested="mistral")
 _GEMMA = Architecture("attention_bias", "attention_bias", usual={"head_dim": 256})
-# Files of Gemma 3 that reads images leave out what is so in all the code's classes.
+# Files of Gemma 3 that reads images leave out the defaults of the code's classes.
 _GEMMA3 = Architecture(
     "attention_bias",
     "attention_bias",

@@ -1,4 +1,4 @@
-"""The weights of models of known architectures, by the values of their config.json alone."""
+"""Lists the weights of models of known architectures, from the values of their config.json alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritongemm.workloads.model_config import CAPTURE, ModelConfig
 
 
 def list_known_weights(config: ModelConfig, known: Architecture) -> Weights:
-    """The weights of a model of a known architecture.
+    """Return the weights of a model of a known architecture.
 
     Raises:
         InputError: a value is missing or wrong, or a key that changes shapes has no use in this architecture.
@@ -31,9 +31,9 @@ def list_known_weights(config: ModelConfig, known: Architecture) -> Weights:
             weights += _sparse_mlp(config, experts, number, f"{name}.mlp")
         else:
             bias = _bias(config, known.mlp_bias)
-            weights += _mlp(config, f"{name}.mlp", config.whole("intermediate_size"), bias)
+            weights += _mlp(config, f"{name}.mlp", config.integer("intermediate_size"), bias)
     weights.append(
-        LayerWeight("lm_head", (Columns(config.whole("vocab_size")),), config.whole("hidden_size"), kept=True)
+        LayerWeight("lm_head", (Columns(config.integer("vocab_size")),), config.integer("hidden_size"), kept=True)
     )
     config.require_used(set())
     return Weights(tuple(weights), tuple(config.describe_other_parts()))
@@ -44,19 +44,19 @@ def _bias(config: ModelConfig, given: bool | str) -> bool:
 
 
 def _head_dim(config: ModelConfig, heads: int) -> int:
-    """Columns of one head; the file's own number goes before the width of the model divided by its heads."""
+    """Return the columns of one head: the file's own number, else the width of the model divided by its heads."""
     if config.has("head_dim"):
-        return config.whole("head_dim")
-    hidden = config.whole("hidden_size")
+        return config.integer("head_dim")
+    hidden = config.integer("hidden_size")
     if hidden % heads:
         raise InputError(f"{config.path}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
     return hidden // heads
 
 
 def _grouped_attention(config: ModelConfig, known: Architecture, name: str) -> Iterator[LayerWeight]:
-    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     width = _head_dim(config, heads)
-    of_keys = config.whole("num_key_value_heads") if config.has("num_key_value_heads") else heads
+    of_keys = config.integer("num_key_value_heads") if config.has("num_key_value_heads") else heads
     bias, shared = _bias(config, known.qkv_bias), Columns(of_keys * width, of_keys, copied=True)
     yield LayerWeight(f"{name}.q_proj", (Columns(heads * width, heads),), hidden, bias)
     yield LayerWeight(f"{name}.k_proj", (shared,), hidden, bias)
@@ -65,12 +65,12 @@ def _grouped_attention(config: ModelConfig, known: Architecture, name: str) -> I
 
 
 def _latent_attention(config: ModelConfig, known: Architecture, name: str) -> Iterator[LayerWeight]:
-    """Attention whose q, k and v are made from compressed ones, which every GPU computes."""
-    hidden, rank, heads = (config.whole(key) for key in ("hidden_size", "kv_lora_rank", "num_attention_heads"))
-    plain, rotated, value = (config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    """Yield the weights of attention whose q, k and v are made from compressed ones, which every GPU computes."""
+    hidden, rank, heads = (config.integer(key) for key in ("hidden_size", "kv_lora_rank", "num_attention_heads"))
+    plain, rotated, value = (config.integer(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     bias, q = _bias(config, known.qkv_bias), (Columns(heads * (plain + rotated), heads),)
     if config.has("q_lora_rank"):
-        q_rank = config.whole("q_lora_rank")
+        q_rank = config.integer("q_lora_rank")
         yield LayerWeight(f"{name}.q_a_proj", (Columns(q_rank),), hidden, bias)
         yield LayerWeight(f"{name}.q_b_proj", q, q_rank)
     else:
@@ -81,16 +81,16 @@ def _latent_attention(config: ModelConfig, known: Architecture, name: str) -> It
 
 
 def _mlp(config: ModelConfig, name: str, width: int, bias: bool = False) -> Iterator[LayerWeight]:
-    """The weights of a gated MLP with a hidden part of `width` columns."""
-    hidden = config.whole("hidden_size")
+    """Yield the weights of a gated MLP with a hidden part of `width` columns."""
+    hidden = config.integer("hidden_size")
     yield LayerWeight(f"{name}.gate_proj", (Columns(width),), hidden, bias)
     yield LayerWeight(f"{name}.up_proj", (Columns(width),), hidden, bias)
     yield LayerWeight(f"{name}.down_proj", (Columns(hidden),), width, bias)
 
 
 def _sparse_mlp(config: ModelConfig, experts: Experts, number: int, name: str) -> Iterator[LayerWeight]:
-    """The router, the expert that every token passes, and the gated MLPs of the others."""
-    hidden, width = config.whole("hidden_size"), config.whole(experts.width)
+    """Yield the router, the expert that every token passes, and the gated MLPs of the others."""
+    hidden, width = config.integer("hidden_size"), config.integer(experts.width)
     chosen = config.count("num_experts_per_tok")
     yield LayerWeight(f"{name}.{experts.router}", (Columns(number),), hidden, experts.bias, kept=True)
     if shared := experts.shared_width(config):

@@ -1,4 +1,4 @@
-"""The weights of a model's linear layers, one for each module, and what servers make of them on one of `tp` GPUs.
+"""Models the weights of a model's linear layers, one for each module, as servers run them on one of `tp` GPUs.
 
 Servers join what reads the same activations: q, k and v into one product, the MLP's gate and up into another. Columns
 of the first product of a pair (qkv, gate_up) and rows of the second (o, down) are shared by the GPUs; a GPU has at
@@ -53,7 +53,7 @@ class Columns:
 
     Attributes:
         n: how many there are.
-        heads: parts that a GPU has whole; 0 where any number of columns can be one GPU's.
+        heads: parts that a GPU must have complete; 0 where any number of columns can be one GPU's.
         copied: whether GPUs hold copies of heads where there are more GPUs.
     """
 
@@ -71,7 +71,7 @@ class LayerWeight:
         columns: of the result, those of joined layers one after another.
         k: columns of the activations.
         bias: whether a bias is added.
-        heads: parts of k that a GPU has whole, where the GPUs share k; 0 where any number can be one GPU's.
+        heads: parts of k that a GPU must have complete, where the GPUs share k; 0 where any number can be one GPU's.
         groups: experts that have such a weight each; 1 for what every token passes.
         chosen: experts that a token goes to.
         cut: ``columns``, ``rows`` or ``none`` by which the GPUs share it; "" where the name decides.
@@ -108,7 +108,7 @@ class Weights:
 
 
 def join_weights(weights: Iterable[LayerWeight]) -> list[LayerWeight]:
-    """The weights, with those that servers join as one; quantised ones are not joined with others."""
+    """Return the weights, with those that servers join as one; quantised ones are not joined with others."""
     named = {weight.name: weight for weight in weights}
     product_of: dict[str, LayerWeight] = {}
     for name in named:
@@ -125,10 +125,10 @@ def join_weights(weights: Iterable[LayerWeight]) -> list[LayerWeight]:
 
 
 def share_weight(weight: LayerWeight, tp: int) -> tuple[int, int]:
-    """N and K of a weight's product on one of `tp` GPUs.
+    """Return N and K of a weight's product on one of `tp` GPUs.
 
     Raises:
-        InputError: so many GPUs can't share it.
+        InputError: `tp` GPUs can't share it.
     """
     cut = find_cut(weight)
     if cut == "rows":
@@ -139,7 +139,7 @@ def share_weight(weight: LayerWeight, tp: int) -> tuple[int, int]:
 
 
 def find_cut(weight: LayerWeight) -> str:
-    """How GPUs share a weight: by ``columns``, ``rows``, or ``none`` where each has all of it; "" where unknown."""
+    """Return how GPUs share a weight: by ``columns``, ``rows``, or ``none`` where each has all; "" where unknown."""
     path = weight.name.split(".")
     names = {path[-1], ".".join(path[-2:])}
     if names & _ON_EVERY_GPU or _PARTS_ON_EVERY_GPU & set(path):

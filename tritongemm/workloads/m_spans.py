@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 
-LEAST_SHARE = 0.002  # A product that takes less of a workload's time has no table.
-_OPERATIONS_A_BYTE = 200  # What a GPU computes while it reads a byte, in 16-bit floats, roughly.
-MOST_WANTED = 8  # M of a span that are searched as a size of their own is, beside powers of two.
+LEAST_SHARE = 0.002  # a product with a smaller share of a workload's time has no table
+_OPERATIONS_A_BYTE = 200  # what a GPU computes while it reads a byte, in 16-bit floats, roughly
+MOST_WANTED = 8  # M of a span that are searched as sizes of their own, beside powers of two
 # Powers of two whose winners are among those of their neighbours.
 _NOT_SEARCHED = (2, 4, 8, 128, 512, 1024, 4096)
-SEARCH_BUDGET = 64  # Configs that are tried at a searched M which no call is known to have.
+SEARCH_BUDGET = 64  # configs that are tried at a searched M which no call is known to have
 _FEW = (1, 2, 4)
-_FINE, _FINE_UP_TO = 8, 64  # Every so many M are measured up to there: the tiles of few rows are as high.
+_FINE, _FINE_UP_TO = 8, 64  # the step and end of the M that are all measured: the tiles of few rows are as high
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class MSpan:
     captured: tuple[Problem, ...] = ()
 
     def at(self, m: int) -> Problem:
-        """The product at an M; with rows spread as at the next larger M where that was captured, else the largest."""
+        """Return the product at an M, with rows spread as at the next larger captured M, else the largest."""
         problem = self.problem.at(m)
         if not self.captured:
             return problem
         return problem.spread_as(next((known for known in self.captured if known.m >= m), self.captured[-1]))
 
     def searched(self) -> list[int]:
-        """The M that are tuned as any size is: the ends, powers of two, and those that calls are known to have most."""
+        """Return the M that are tuned as sizes: the ends, powers of two, and those of most known calls."""
         inside = {m for m in _searched_up_to(self.high) if self.low <= m}
         return sorted(inside | {self.low, self.high} | set(self.wanted[:MOST_WANTED]))
 
     def ladder(self) -> list[int]:
-        """The M that are measured whatever is found: those searched, those wanted, and steps between them."""
+        """Return the M that are always measured: those searched, those wanted, and steps between them."""
         rungs = {m for m in (*_FEW, *range(_FINE, _FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
         return sorted(rungs | set(self.searched()) | set(self.wanted))
 
@@ -60,7 +60,7 @@ def _searched_up_to(high: int) -> list[int]:
 
 
 def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:
-    """The rows of products that take a share of a workload's time worth tuning, and the shares of the others.
+    """Return the rows of products that take a share of a workload's time worth tuning, and the shares of the others.
 
     The least time of a product is estimated from its bytes and operations, whatever the device.
 
@@ -81,7 +81,7 @@ def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem
 
 
 def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:
-    """The spans of M of a workload's products, in the order of their first rows.
+    """Return the spans of M of a workload's products, in the order of their first rows.
 
     Args:
         rows: sizes, with how often each is called.

@@ -1,4 +1,4 @@
-"""The weights of a model as the package transformers builds it, on PyTorch's meta device: without any memory.
+"""Lists the weights of a model as transformers builds it, on PyTorch's meta device, without any memory.
 
 The file's values choose among transformers' own classes. Nothing is downloaded, and no code beside the file is run.
 """
@@ -23,8 +23,8 @@ _NOT_SHAPES = re.compile(
     r".*_implementation.*|auto_map|quantization_config|(torch_)?dtype|_?name_or_path|num_labels|id2label|label2id"
 )
 _COUNTED = re.compile(r"layers|n_layer|experts|depth|blocks")
-_ERRORS = 40  # the level of logging at which transformers still speaks
-_MOST_COUNTED = 20_000  # Each is a Python object.
+_ERRORS = 40  # the level of logging at which transformers still prints
+_MOST_COUNTED = 20_000  # each is a Python object
 _CHOSEN = ("top_k", "topk", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
 _EXPERTS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _IN_A_LIST = re.compile(r"(experts)\.\d+(?=\.)")
@@ -37,17 +37,17 @@ _UNQUANTISED = (
     "shared_expert_gate",
     "classifier",
     "lm_head",
-)  # Quantised models have these as they were.
+)  # quantised models keep these unquantised
 _LEAST_UNLISTED = 2**14  # elements of a parameter
 
 
 def has_transformers() -> bool:
-    """Whether the package is installed."""
+    """Return whether the package is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 
 def find_class(config: ModelConfig) -> Any:
-    """The first class named in a file that transformers has, or its class for the file's type; None without one."""
+    """Return the first class named in a file that transformers has, or its class for the file's type; or None."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -67,7 +67,7 @@ def find_class(config: ModelConfig) -> Any:
 
 
 def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
-    """The weights of a model of a class of transformers.
+    """Return the weights of a model of a class of transformers.
 
     Raises:
         InputError: transformers can't build it, or does not use a key of the file that changes shapes.
@@ -76,10 +76,10 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
     _require_few(config, values)
     try:
         with _offline():
-            model, whole = _build(class_, values)
+            model, is_complete = _build(class_, values)
             text = model.config.get_text_config(decoder=True)
             found, known = _WeightReader(model, text).read(), _known_keys(text) | _known_keys(model.config)
-    except Exception as error:  # whatever the classes of 300 models may raise
+    except Exception as error:  # the classes of 300 models may raise anything
         import transformers
 
         first = str(error).strip().partition("\n")[0][:300]
@@ -90,7 +90,7 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
     config.require_used(known)
     if config.values is config.top_level and text is not model.config:
         _require_read(config, text, class_)
-    return found if whole else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
+    return found if is_complete else replace(found, left_out=(*found.left_out, *config.describe_other_parts()))
 
 
 def _require_read(config: ModelConfig, text: Any, class_: Any) -> None:
@@ -106,7 +106,7 @@ def _require_read(config: ModelConfig, text: Any, class_: Any) -> None:
 
 
 def _keep_shapes(values: Any) -> Any:
-    """The values but for those that select code, at every level."""
+    """Return the values without those that select code, at every level."""
     if isinstance(values, Mapping):
         return {key: _keep_shapes(value) for key, value in values.items() if not _NOT_SHAPES.fullmatch(key)}
     return [_keep_shapes(value) for value in values] if isinstance(values, list) else values
@@ -140,7 +140,7 @@ def _offline() -> Iterator[None]:
 
 
 def _build(class_: Any, values: dict[str, Any]) -> tuple[Any, bool]:
-    """The model, and whether it is all of it: parts for images may need packages that its language model does not."""
+    """Return the model, and whether it is complete: parts for images may need packages that its text part does not."""
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -157,7 +157,7 @@ def _build(class_: Any, values: dict[str, Any]) -> tuple[Any, bool]:
 
 
 def _known_keys(config: Any) -> set[str]:
-    """Keys that a class of configs reads, under all their names."""
+    """Return the keys that a class of configs reads, under all their names."""
     kind = type(config)
     return {*vars(kind()), *kind.attribute_map, *kind.attribute_map.values()}
 
@@ -175,7 +175,7 @@ class _WeightReader:
     text: Any
 
     def read(self) -> Weights:
-        """Its weights, and remarks on what else it multiplies."""
+        """Return its weights, and remarks on its other products."""
         decoder, head = self._language_model()
         weights, outside, unlisted = dict[str, LayerWeight](), Counter[str](), Counter[str]()
         for name, module in self.model.named_modules(remove_duplicate=False):
@@ -194,14 +194,14 @@ class _WeightReader:
         return Weights(tuple(self._gather_lists(weights)), tuple(left_out))
 
     def _language_model(self) -> tuple[str, Any]:
-        """The path of the part that reads text, with a dot, "" for all of the model; and the module behind it."""
+        """Return the path of the part that reads text, with a dot, or "" for all; and the module behind it."""
         decoder = self.model.get_decoder() if self.text is not self.model.config else self.model
         head = self.model.get_output_embeddings() or (decoder is not self.model and decoder.get_output_embeddings())
         path = next(name for name, module in self.model.named_modules() if module is decoder)
         return f"{path}." if path else "", head
 
     def _list_weights(self, name: str, module: Any) -> Iterator[LayerWeight]:
-        """The weights that a module holds itself."""
+        """Yield the weights that a module holds itself."""
         import torch
         from transformers.pytorch_utils import Conv1D
 
@@ -252,8 +252,8 @@ class _WeightReader:
     def _list_experts(
         self, name: str, module: Any, shapes: Mapping[str, tuple[int, ...]], bias: bool
     ) -> Iterator[LayerWeight]:
-        """Weights of experts that are one parameter of three dimensions each."""
-        groups = min(shape[0] for shape in shapes.values())  # A router may know of experts that have no weights.
+        """Yield the weights of experts that are one parameter of three dimensions each."""
+        groups = min(shape[0] for shape in shapes.values())  # a router may have more experts than there are weights
         first, down = shapes.get("gate_up_proj") or shapes.get("up_proj"), shapes.get("down_proj")
         turned = vars(module).get("is_transposed")
         if turned is None:
@@ -265,7 +265,7 @@ class _WeightReader:
             yield LayerWeight(f"{_inner(name)}.{key}", columns, k, bias, 0, groups, chosen)
 
     def _chosen(self, name: str) -> int:
-        """How many experts a token goes to; 0 where neither the modules around them nor the config say so."""
+        """Return how many experts a token goes to; 0 where neither the modules around them nor the config say so."""
         path = name.split(".")
         for length in range(len(path) - 1, max(len(path) - 4, 0), -1):
             block = self.model.get_submodule(".".join(path[:length]))
@@ -275,7 +275,7 @@ class _WeightReader:
         return max(_number(self.text, key) for key in _CHOSEN)
 
     def _gather_lists(self, weights: Mapping[str, LayerWeight]) -> Iterator[LayerWeight]:
-        """The weights, with those of experts that are modules of a list as one."""
+        """Yield the weights, with those of experts that are modules of a list as one."""
         lists: dict[str, list[LayerWeight]] = {}
         for weight in weights.values():
             lists.setdefault(_IN_A_LIST.sub(r"\1", weight.name), []).append(weight)
@@ -287,12 +287,12 @@ class _WeightReader:
 
 
 def _inner(name: str) -> str:
-    """The path of a module in the language model."""
+    """Return the path of a module in the language model."""
     return OUTER_NAMES.sub("", name)
 
 
 def _number(owner: Any, key: str) -> int:
-    """A positive whole number of a module or a config; 0 where it has none, or one for each layer."""
+    """Return a positive whole number of a module or a config; 0 where it has none, or one for each layer."""
     try:
         value = getattr(owner, key, 0)
     except Exception:  # transformers' own kind, where layers differ
@@ -301,7 +301,7 @@ def _number(owner: Any, key: str) -> int:
 
 
 def _name_unlisted(name: str, module: Any) -> Iterator[str]:
-    """Large parameters of several dimensions that are no linear layer's."""
+    """Yield the large parameters of several dimensions that are no linear layer's."""
     if not _NO_PRODUCT.search(type(module).__name__):
         for key, each in module.named_parameters(recurse=False):
             if each.dim() > 1 and each.numel() >= _LEAST_UNLISTED and not key.endswith(("bias", "A_log")):

@@ -1,4 +1,4 @@
-"""A model's config.json, as Hugging Face's libraries write it: its values by key, each of the type that it must have.
+"""Reads a model's config.json, as Hugging Face's libraries write it: values by key, each of its required type.
 
 What a model multiplies follows from its text part. Where a model has others beside it, as one that reads images, the
 text part's values are nested under ``text_config``.
@@ -25,7 +25,7 @@ FILE = "config.json"
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}")
 NESTED = "text_config"
-MOST_LAYERS = 10_000  # They are looked at one by one.
+MOST_LAYERS = 10_000  # they are looked at one by one
 CAPTURE = "tritongemm capture records the sizes of such a model as it runs"
 _OTHER_PARTS = ("vision_config", "audio_config")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -36,13 +36,13 @@ _CHANGES_SHAPES = re.compile(
 )
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layer_types of one shape
 
-_POSITIVE = FieldKind(f"a whole number from 1 to {MOST}", lambda v: _is_whole(v) and 1 <= v <= MOST)
-_COUNT = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v) and 0 <= v <= MOST)
-_COUNTS = FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_whole, v)))
+_POSITIVE = FieldKind(f"a whole number from 1 to {MOST}", lambda v: _is_integer(v) and 1 <= v <= MOST)
+_COUNT = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_integer(v) and 0 <= v <= MOST)
+_COUNTS = FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_integer, v)))
 NAMES = FieldKind("a list of names", lambda v: isinstance(v, list) and all(map(TEXT.holds, v)))
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -65,19 +65,19 @@ class ModelConfig:
     read: set[str] = field(default_factory=set, compare=False)
 
     def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
-        """The config with other values for keys that the file leaves out."""
+        """Return the config with other values for keys that the file leaves out."""
         return replace(self, usual=usual)
 
     @property
     def architectures(self) -> Sequence[str]:
-        """Names of the classes that can run the model."""
+        """The names of the classes that can run the model."""
         names = self.top_level.get("architectures")
         self.require(NAMES, "architectures", names if names is not None else [])
         return names or []
 
     @property
     def dtype(self) -> str:
-        """Name of the type in which the model computes, as torch has it; "" where the file does not say."""
+        """The name of the type in which the model computes, as torch has it; "" where the file has none."""
         for values in (self.top_level, self.values):
             for key in ("torch_dtype", "dtype"):
                 if values.get(key) is not None:
@@ -87,22 +87,22 @@ class ModelConfig:
 
     @property
     def nested_type(self) -> str:
-        """The model_type of a text part that is nested; "" where there is none, or the file does not say."""
+        """The model_type of a nested text part; "" where there is none, or it is not given."""
         return str(self.values.get("model_type") or "") if self.values is not self.top_level else ""
 
     @property
     def quantisation(self) -> Mapping[str, Any]:
-        """What the file says of quantised weights; empty where they are not."""
+        """The file's values on quantised weights; empty where they are not quantised."""
         found = self.top_level.get("quantization_config")
         return dict(self.require(MAP, "quantization_config", {} if found is None else found))
 
     def describe_other_parts(self) -> list[str]:
-        """A remark for each part beside the text's."""
+        """Return a remark for each part beside the text's."""
         parts = [key.removesuffix("_config") for key in _OTHER_PARTS if self.top_level.get(key)]
         return [f"the {part} part of the model is not listed" for part in parts]
 
     def experts(self, some: bool) -> int:
-        """How many experts a layer has, by any of the names of that number; 0 for none.
+        """Return how many experts a layer has, by any of the names of that number; 0 for none.
 
         Args:
             some: whether the architecture has experts.
@@ -140,11 +140,11 @@ class ModelConfig:
                 )
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """Return whether there is a value."""
         return self._find(key) is not None
 
-    def whole(self, key: str) -> int:
-        """A number that is at least 1.
+    def integer(self, key: str) -> int:
+        """Return a number that is at least 1.
 
         Raises:
             InputError: it is missing, or no such number.
@@ -152,7 +152,7 @@ class ModelConfig:
         return int(self._typed(_POSITIVE, key))
 
     def count(self, key: str) -> int:
-        """A number that may be 0, as it is where the key is missing.
+        """Return a number that may be 0, as it is where the key is missing.
 
         Raises:
             InputError: it is no such number.
@@ -160,7 +160,7 @@ class ModelConfig:
         return int(self._typed(_COUNT, key)) if self.has(key) else 0
 
     def flag(self, key: str) -> bool:
-        """A value that is true or false, as it is where the key is missing.
+        """Return a flag, false where the key is missing.
 
         Raises:
             InputError: it is neither.
@@ -168,7 +168,7 @@ class ModelConfig:
         return bool(self._typed(FLAG, key)) if self.has(key) else False
 
     def counts(self, key: str) -> list[int]:
-        """A list of numbers, empty where the key is missing.
+        """Return a list of numbers, empty where the key is missing.
 
         Raises:
             InputError: it is no such list.
@@ -177,8 +177,8 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has."""
-        number = self.whole("num_hidden_layers")
+        """The number of the model's layers."""
+        number = self.integer("num_hidden_layers")
         if number > MOST_LAYERS:
             raise InputError(f"{self.path}: num_hidden_layers must be at most {MOST_LAYERS}, not {number}")
         return number
@@ -200,7 +200,7 @@ class ModelConfig:
         return ", ".join(self.architectures)
 
     def require(self, kind: FieldKind, key: str, value: Any) -> Any:
-        """The value, where it is of a kind.
+        """Return the value, if it is of a kind.
 
         Raises:
             InputError: it is not.
@@ -213,7 +213,7 @@ class ModelConfig:
 
 
 def read_config(place: Path) -> ModelConfig:
-    """The values of a model's config.json.
+    """Return the values of a model's config.json.
 
     Args:
         place: the model's folder, the file itself, or the name of a model that Hugging Face's client has downloaded.
@@ -232,7 +232,7 @@ def read_config(place: Path) -> ModelConfig:
 
 
 def _find_downloaded(name: str) -> Path:
-    """The config.json of a model by the hub's name, in the revision that was downloaded last as its main one.
+    """Return the config.json of a model by the hub's name, in the revision last downloaded as its main one.
 
     Raises:
         InputError: there is none.

@@ -1,4 +1,4 @@
-"""What a language model multiplies: its linear layers and experts, as servers run them on one of `tp` GPUs."""
+"""Lists what a language model multiplies: its linear layers and experts, as servers run them on one of `tp` GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelLayers:
 
     Attributes:
         layers: what a token passes, and how often.
-        left_out: products that are none of these, each with its sizes and the reason.
+        left_out: other products, each with its sizes and the reason.
     """
 
     layers: dict[ModelLayer, int]
@@ -55,7 +55,7 @@ class ModelLayers:
 
 
 def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) -> ModelLayers:
-    """The linear layers of a model on one of `tp` GPUs.
+    """Return the linear layers of a model on one of `tp` GPUs.
 
     Args:
         config: of the model.
@@ -63,7 +63,7 @@ def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) ->
         is_kept: whether the weight of a module, by its path in the language model, is not quantised.
 
     Raises:
-        InputError: its architecture is not known, a value is missing or wrong, or so many GPUs can't share it.
+        InputError: its architecture is not known, a value is missing or wrong, or `tp` GPUs can't share it.
     """
     found = _read_weights(config)
     weights = join_weights(replace(each, kept=each.kept or is_kept(each.name)) for each in found.weights)
@@ -82,7 +82,7 @@ def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) ->
             experts[layer] += 1
             continue
         layers[layer] += 1
-        if weight.bias and tp > 1 and cut == "rows":  # Results are added up, so one GPU alone adds the bias.
+        if weight.bias and tp > 1 and cut == "rows":  # results are added up, so only one GPU adds the bias
             layers[replace(layer, bias=False)] += 1
     left_out = _describe_experts(experts)
     if uncut:
@@ -98,7 +98,7 @@ def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) ->
 
 
 def _read_weights(config: ModelConfig) -> Weights:
-    """The weights as transformers has them where it is installed and knows the class, and else as our table does."""
+    """Return the weights as transformers has them if it is installed and has the class, else as our table has them."""
     with_package = meta_model.has_transformers()
     if with_package and (class_ := meta_model.find_class(config)) is not None:
         return meta_model.read_meta_model(config, class_)
@@ -126,7 +126,7 @@ def _check_size(config: ModelConfig, layer: ModelLayer) -> None:
 
 
 def _describe_experts(experts: Mapping[ModelLayer, int]) -> list[str]:
-    """A remark for the products of each kind of experts."""
+    """Return a remark for the products of each kind of experts."""
     kinds: dict[tuple[str, int, int, bool], list[str]] = {}
     for layer, count in experts.items():
         sizes = kinds.setdefault((layer.name.rpartition(".")[0], layer.groups, count, layer.bias), [])

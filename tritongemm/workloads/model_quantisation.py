@@ -1,4 +1,4 @@
-"""How a model's weights are quantised: the family of products that its config.json's quantization_config means."""
+"""Reads how a model's weights are quantised: the family of products of its config.json's quantization_config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Quantisation:
 
     Attributes:
         method: the file's name of it, "" where they are not.
-        family: of products with such weights; "" where it is not one of ours.
+        family: of products with such weights; "" where it is not supported.
         scales: granularity of that family's scale factors; "" for its usual one.
         dtype: of the weights.
         ignored: what names of modules whose weights are not quantised match.
@@ -48,12 +48,12 @@ class Quantisation:
     ignored: tuple[re.Pattern[str], ...] = ()
 
     def keeps(self, name: str) -> bool:
-        """Whether the weight of a module, by its path in the language model, is not quantised."""
+        """Return whether the weight of a module, by its path in the language model, is not quantised."""
         return any(pattern.match(prefix + name) for pattern in self.ignored for prefix in _PREFIXES)
 
 
 def read_quantisation(config: ModelConfig) -> Quantisation:
-    """How a model's weights are quantised.
+    """Return how a model's weights are quantised.
 
     Raises:
         InputError: a value is no text, map or list of names where it must be.
@@ -74,7 +74,7 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
 
 
 def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str]:
-    """Family and granularity, "" where there is none, and the type of the weights."""
+    """Return the family and granularity, "" where there is none, and the type of the weights."""
     none = ("", ""), ""
     if method == "fp8":
         if found.get("weight_block_size") == _BLOCKS:
@@ -106,7 +106,7 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
 
 
 def _compile(config: ModelConfig, pattern: str) -> re.Pattern[str]:
-    """What the names of ignored modules match: an expression after ``re:``, a pattern with ``*``, a name or its end."""
+    """Return the pattern of ignored modules' names: an expression after ``re:``, one with ``*``, a name or its end."""
     inner = re.escape(OUTER_NAMES.sub("", pattern))
     text = (
         pattern[3:] if pattern.startswith("re:")

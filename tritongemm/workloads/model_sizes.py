@@ -32,7 +32,7 @@ class ModelSizes:
 
 
 def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, every_bias: bool = False) -> ModelSizes:
-    """The sizes of a model's linear layers, M being the tokens and N the columns of the result.
+    """Return the sizes of a model's linear layers, M being the tokens and N the columns of the result.
 
     Args:
         place: the model's folder, or its config.json.
@@ -47,11 +47,11 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     config = read_config(place)
     quantised = read_quantisation(config)
     found = list_layers(config, tp, quantised.keeps)
-    # What the user says goes before what the file says.
-    is_ours = quantised.family and defaults.family == Defaults.family and defaults.dtype_a is None
+    # The user's values go before the file's.
+    is_quantised = quantised.family and defaults.family == Defaults.family and defaults.dtype_a is None
     plain = _in_dtypes_of(config, defaults)
     scaled = plain
-    if is_ours:
+    if is_quantised:
         as_file = replace(defaults, family=quantised.family, scales=quantised.scales, dtype_a=quantised.dtype)
         scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
@@ -64,7 +64,7 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
                 row = _make_row(config, layer, count, m, own)
                 rows[row.problem] = _joined(rows.get(row.problem), row)
     remarks = list(found.left_out)
-    if is_ours:
+    if is_quantised:
         kept = ", ".join(dict.fromkeys(layer.name for layer in found.layers if layer.kept))
         scales = f" --scales {quantised.scales}" if quantised.scales else ""
         remarks.append(
@@ -79,7 +79,7 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
 
 
 def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
-    """The defaults with the model's dtype: of all operands, or, in a family of scaled operands, of the result."""
+    """Return the defaults with the model's dtype: of all operands or, in a scaled family, of the result."""
     family, typical = registry.family_of(defaults.family)
     a = defaults.dtype(defaults.dtype_a or typical.dtype_a)
     scaled = family.scaling(a, defaults.dtype(defaults.dtype_b or typical.dtype_b or a)) != (None, None)
@@ -106,7 +106,7 @@ def _make_row(config: ModelConfig, layer: ModelLayer, count: int, m: int, defaul
 
 
 def _joined(first: FormatRow | None, second: FormatRow) -> FormatRow:
-    """Two layers of equal sizes as one row."""
+    """Return two layers of equal sizes as one row."""
     if first is None:
         return second
     callers = tuple(dict.fromkeys((*first.callers, *second.callers)))

@@ -1,4 +1,4 @@
-"""Linear layers of a model that read one input, and the one product that computes all of them.
+"""Finds linear layers of a model that read one input, and the one product that computes all of them.
 
 Servers pack the weights of such layers when they load a model. Tuning lists the joined products beside the layers' own,
 and `tritongemm.patch` computes them where the tuned tables say that this is faster.
@@ -31,7 +31,7 @@ SIBLINGS: Final = (
 _MOST_PART_BYTES: Final = 64_000_000  # of the least layer's product, with an M of 1
 _MOST_RESULT_BYTES: Final = 8 * 2**20
 _LEAST_GAIN: Final = 1.02
-# Operations element by element read some columns of a result of many rows more slowly than dense rows, by so much as
+# Operations element by element read some columns of a result of many rows more slowly than dense rows, by as much as
 # was seen on an H200 with SiLU, its product and rotary embeddings of PyTorch at 16 to 2048 rows.
 _COLUMNS_SECONDS: Final = 1e-6
 _COLUMNS_SECONDS_A_BYTE: Final = 0.8e-12
@@ -51,7 +51,7 @@ class JoinedRow:
 
 
 def find_siblings(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The groups of layers that read one input, by the layers' paths in a model."""
+    """Return the groups of layers that read one input, by the layers' paths in a model."""
     known = dict.fromkeys(names)
     parents = dict.fromkeys(name[: name.rfind(".") + 1] for name in known)
     groups = [tuple(parent + name for name in siblings) for parent in parents for siblings in SIBLINGS]
@@ -59,7 +59,7 @@ def find_siblings(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
-    """The joined products of a workload's sibling layers, which have N alone to tell them apart.
+    """Return the joined products of a workload's sibling layers, which differ in N alone.
 
     A row that several layers called counts in equal shares for each. A layer of several sizes is left out, as nothing
     says which of them are one module's.
@@ -86,7 +86,7 @@ def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
 
 
 def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = None) -> dict[MSpan, tuple[str, ...]]:
-    """The spans of M of a workload's joined products for which a table is worth tuning, and the layers of each.
+    """Return the spans of M of a workload's joined products for which a table is worth tuning, and the layers of each.
 
     Args:
         rows: sizes with their callers.
@@ -111,7 +111,7 @@ def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = No
 
 
 def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> float:
-    """What one product for all saves beside a product for each layer; 0 where it is hardly faster or slower.
+    """Return what one product for all saves over a product for each layer; 0 where it is hardly faster or slower.
 
     Args:
         product: the joined one. Where it has more than one row, its parts are columns, which are slower to read.
@@ -125,7 +125,7 @@ def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> fl
 
 
 def saved_by_joining(joined: Sequence[JoinedRow], records: Mapping[Problem, Record]) -> float:
-    """Seconds that a workload's calls save where layers are joined, of those that have records."""
+    """Return the seconds that a workload's calls save where layers are joined, of those that have records."""
     saved = 0.0
     for one in joined:
         found = [records.get(problem) for problem in (one.row.problem, *one.parts)]

@@ -22,7 +22,7 @@ __all__ = ["Defaults", "FormatRow", "from_file", "from_options", "from_results",
 
 
 def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
-    """The one size of the command line.
+    """Return the one size of the command line.
 
     Raises:
         InputError: a size or dtype that can't be.
@@ -31,7 +31,7 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
 
 
 def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
-    """The rows of sizes that are values: problems first, then (m, n, k) and mappings in the words of a size file.
+    """Return the rows of sizes that are values: problems first, then (m, n, k) and mappings with a size file's keys.
 
     Raises:
         InputError: a size or a field can't be; names the place among those that are no problems.
@@ -48,12 +48,12 @@ def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
 
 
 def _plain(value: Any) -> int | str:
-    """A number of another package as an int, or anything else as its name, such as ``torch.bfloat16``."""
+    """Return a number of another package as an int, or anything else as its name, such as ``torch.bfloat16``."""
     return int(value) if isinstance(value, SupportsIndex) else str(value)
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
-    """The rows of a file in any format of formats/, in its order.
+    """Return the rows of a file in any format of formats/, in its order.
 
     Raises:
         InputError: no such file, no format claims it, or a row is wrong; names file, row, line and field.
@@ -62,10 +62,10 @@ def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
 
 
 def from_results(path: Path, defaults: Defaults) -> ResultsFile:
-    """What a file in any format holds, its damaged rows apart from those that can be used.
+    """Return the rows of a file in any format, its damaged rows apart.
 
     Raises:
-        InputError: no such file, no format claims it, or it can't be read as a whole.
+        InputError: no such file, no format claims it, or it can't be read.
         UnavailableError: the backend of one of its configs needs a package that is missing.
     """
     text = read_text(path)

@@ -134,7 +134,7 @@ def test_modules_that_another_run_kept_stay(tuned: Tuned, tmp_path: Path, monkey
 
 
 def journal_of(folder: Path) -> list[dict[str, Any]]:
-    """Whole lines of a journal."""
+    """Complete lines of a journal."""
     path = folder / "out.yaml.journal"
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]

@@ -200,7 +200,7 @@ def test_doubles_are_dropped_with_a_note() -> None:
     text = TUNED["bf16_tuned_gemm.csv"]
     line = text.splitlines()[1]
     slower, placeholder = line.replace("7.9191", "9.5"), line.replace("7.9191", "0")
-    with pytest.warns(DamagedFileWarning, match="2 rows tell of what others tell of, .* the first is in line 2"):
+    with pytest.warns(DamagedFileWarning, match="2 rows repeat others, .* the first is in line 2"):
         rows = read("bf16_tuned_gemm.csv", f"{BF16}\n{placeholder}\n{slower}\n{line}\n")
     assert [row.line for row in rows] == [4]
 
@@ -290,8 +290,8 @@ def test_a_faster_line_that_is_there_stays() -> None:
         ({"target": ""}, "it does not say which GPU it was tuned on"),
         ({"compute_units": 0}, "it does not say how many compute units"),
         ({"library_seconds": None}, "AITER has no kernel for tile"),
-        ({"problem": replace(BEST.problem, row_major_b=True)}, "the columns of the file can't tell it"),
-        ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't tell it"),
+        ({"problem": replace(BEST.problem, row_major_b=True)}, "the columns of the file can't express it"),
+        ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't express it"),
     ],
 )
 def test_what_can_not_be_expressed_is_named(other: dict[str, object], reason: str) -> None:

@@ -63,7 +63,7 @@ def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
     ("given", "other", "reason"),
     [
         ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
-        ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not tell"),
+        ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not say"),
         (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.float4_e2m1fn_x2,QuantType.per_1x32", "multiplied by no"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
 def test_types_that_are_not_supported_are_kept() -> None:
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
     entire = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
-    with pytest.warns(UntunableRowsWarning, match="multiplies whole float32"):
+    with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):
         assert not FORMAT.read(PATH, entire, Defaults())
     with pytest.warns(UntunableRowsWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())

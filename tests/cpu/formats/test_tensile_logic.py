@@ -89,7 +89,7 @@ def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
 
 
 def test_sizes_and_their_solutions() -> None:
-    with pytest.warns(UntunableRowsWarning, match="lie apart"):
+    with pytest.warns(UntunableRowsWarning, match="are apart"):
         first, second = FORMAT.read(PATH, BASE, Defaults("int8"))
     assert first.problem == problem() and (first.target, first.compute_units) == ("gfx942", 304)
     assert second.problem == problem(8, 64, 32) and second.config is not None
@@ -98,7 +98,7 @@ def test_sizes_and_their_solutions() -> None:
     single = {**KIND, "DataType": 0, "DataTypeA": 0, "DataTypeB": 0, "DestDataType": 0}
     rounded = logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 9})
     assert [row.problem.dtype_a for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
-    with pytest.warns(UntunableRowsWarning, match="multiplies whole float32"):
+    with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):
         assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
 
 

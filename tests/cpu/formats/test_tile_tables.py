@@ -96,7 +96,7 @@ def test_one_format_claims_a_table(name: str, claimed: str | None) -> None:
     claims = [f.name for f in registry.every(Format) if f.recognises(Path("configs") / name, table())]
     assert claims == ([claimed] if claimed else [])
     assert not any(f.recognises(Path(name), "M,N,K\n1,2,3\n") for f in (VLLM, SGLANG, MOE, EXPERTS_TABLE)), (
-        "a name that lies"
+        "a name that does not match"
     )
 
 
@@ -113,7 +113,7 @@ def test_null_is_another_kernel_of_the_server() -> None:
         (table()[:-40], "line 143, column 9: Unterminated string"),
         (table()[:-2], "the file ends too early"),
         ("[1, 2]", "{ is expected"),
-        ("{}", "tells no M"),
+        ("{}", "states no M"),
         (table() + "{}", "nothing is expected after the object"),
         ('{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_M": 32}}', "line 1, column 7: the key 'BLOCK_SIZE_M' stands twice"),
         ('{"1": ' + "[" * 100000, "nested too deep|ends too early"),
@@ -200,7 +200,7 @@ def test_only_retuned_rows_change(text: str) -> None:
     assert json.loads(new) == expected and list(json.loads(new)) == list(expected)
     indent = 2 if '\n  "' in text else 4 if "\n" in text else None
     assert new == json.dumps(expected, indent=indent).replace("\n", "\r\n" if "\r" in text else "\n")
-    assert not VLLM.translate([result(64), result(80)], {NAME: new}).files, "told already"
+    assert not VLLM.translate([result(64), result(80)], {NAME: new}).files, "written already"
 
 
 def test_a_row_that_says_the_same_in_other_words_stays() -> None:
@@ -224,8 +224,8 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
     [
         (result(64, winner="torch"), "torch won, which is not the server's kernel; vLLM runs what it runs today"),
         (result(64, Config("stream_k", 64, 64, 64)), "stream_k 64x64x64 .* is not the server's kernel"),
-        (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row tells"),
-        (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row tells"),
+        (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row states"),
+        (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row states"),
         (result(64, Config("tile", 64, 64, 256)), "takes 16, 32, 64, 128 of K at once"),
     ],
 )

@@ -80,7 +80,7 @@ def test_scaled_products() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("GemmTunableOp_float_TN,tn_8_16_32_ld_32_32_8", "it multiplies whole float32"),
+        ("GemmTunableOp_float_TN,tn_8_16_32_ld_32_32_8", "it multiplies full float32"),
         ("GemmTunableOp_BFloat16_TN,tn_8_16_32_ld_64_32_8", "columns of A are 64 elements apart, of which it has 32"),
         ("GemmTunableOp_BFloat16_NN,nn_8_16_32_ld_9_32_8", "the columns of A are 9 elements apart, of which it has 8"),
         ("GemmTunableOp_BFloat16_NT,nt_8_16_32_ld_8_24_8", "columns of B are 24 elements apart, of which it has 16"),

@@ -38,7 +38,7 @@ def test_every_form_of_a_result() -> None:
     assert remark.record and remark.record.seconds == pytest.approx(3e-6)
     assert (remark.record.timer, remark.record.cold, remark.record.target) == ("tune_gemm", False, "")
     assert stream.config and (stream.config.template, stream.config.options) == ("stream_k", (("num_sms", 304),))
-    assert stream.record and stream.record.seconds == pytest.approx(2e-6), "a rate alone tells the time"
+    assert stream.record and stream.record.seconds == pytest.approx(2e-6), "a rate alone gives the time"
     assert keys.record and keys.record.seconds == 3.5e-6, "keys go before a remark"
     assert block.record and block.record.seconds == 7e-6
     assert (bare.problem, bare.config, bare.record) == (Problem(1, 2, 3), None, None)

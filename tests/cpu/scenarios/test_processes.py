@@ -1,4 +1,4 @@
-"""Whole commands and their processes: what they import, how they are stopped, and what they leave behind."""
+"""Complete commands and their processes: what they import, how they are stopped, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_st
 def test_scales_of_fp8_compile_without_spills_in_loops(
     family: str, scales: str, configs: tuple[Config, ...], session_cache: Path
 ) -> None:
-    """Whole tiles, splits, and columns of two powers of two, whose factors are beside them."""
+    """Complete tiles, splits, and columns of two powers of two, whose factors are beside them."""
     fp8 = "fp8e4m3fn"
     problem = registry.get(Family, family).problem(
         1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales

@@ -58,7 +58,7 @@ class AiterUntuned:
 
 
 def _row(product: Product) -> str:
-    """A product's row; "" where AITER has no word for it."""
+    """Return a product's row; "" where AITER has no word for it."""
     p = product
     is_tunable = not p.left_out and p.dtype_a in _MULTIPLIED
     if not p.is_layer or not (is_tunable or p.one_scale) or p.dtype_c not in DTYPES:

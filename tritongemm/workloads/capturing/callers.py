@@ -27,7 +27,7 @@ class Callers:
 
         Returns:
             The module that was called last, by its path in the outermost one that has it, where layers of one kind are
-            told together: ``model.layers.*.mlp.up_proj``. The name of its class, where it is the outermost. The
+            reported together: ``model.layers.*.mlp.up_proj``. The name of its class, where it is the outermost. The
             function with its module of Python, where no module of a model is under way.
         """
         frame: FrameType | None = sys._getframe(1)
@@ -56,7 +56,7 @@ class Callers:
 
 
 def _self(frame: FrameType) -> Module | None:
-    """The module whose method a frame runs."""
+    """Return the module whose method a frame runs."""
     code = frame.f_code
     if not code.co_argcount or code.co_varnames[0] != "self":
         return None

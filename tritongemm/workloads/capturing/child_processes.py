@@ -27,7 +27,7 @@ _ends: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in ("_e
 
 
 def start_text() -> str:
-    """What a new Python runs so that it captures if it is asked to, before its program."""
+    """Return what a new Python runs so that it captures if it is asked to, before its program."""
     return _START.format(home=[import_path.HOME])
 
 

@@ -88,7 +88,7 @@ static PyObject *counter_read(Counter *self, PyObject *number) {
     return PyLong_FromUnsignedLongLong(self->counts[slot]);
 }
 
-/* Put the entries into a table of so many places, without those of one weight. */
+/* Put the entries into a table of this many places, without those of one weight. */
 static int rebuild(Counter *self, size_t places, uintptr_t without) {
     Entry *before = self->entries, *fresh = PyMem_Calloc(places, sizeof *fresh);
     size_t count = self->places;

@@ -42,7 +42,7 @@ class Counter(Protocol):
         """Add a count that begins at 0; its number."""
 
     def read(self, slot: int) -> int:
-        """The number of calls that a count has."""
+        """Return the number of calls that a count has."""
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
         """Count calls from now on.
@@ -127,7 +127,7 @@ class PythonCounter:
         return len(self._counts) - 1
 
     def read(self, slot: int) -> int:
-        """The number of calls that a count has."""
+        """Return the number of calls that a count has."""
         return self._counts[slot][0]
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:

@@ -39,7 +39,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[misc]
 
 
 def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Product]:
-    """The products that a call becomes.
+    """Return the products that a call becomes.
 
     Args:
         operation: what the called function is named.

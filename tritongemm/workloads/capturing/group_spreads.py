@@ -1,6 +1,6 @@
 """How the rows of a program's grouped products are spread over their groups, averaged by ranges of M.
 
-Nobody waits for a GPU. A call has the ends of its groups copied into pinned memory, in order of its stream; the thread
+No one waits for a GPU. A call has the ends of its groups copied into pinned memory, in order of its stream; the thread
 that writes the capture reads what has arrived. A graph that is captured meanwhile copies anew each time it is launched.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 _SLOTS = 32  # calls of a range of M that are kept until they are read
 _RANGES = 32  # of M, up to each power of two
-_MOST_KINDS = 8  # numbers of groups that are told apart; each has memory of its own
+_MOST_KINDS = 8  # numbers of groups that are distinguished; each has memory of its own
 _ARRIVE_SECONDS = 2.0  # that the end of a capture gives the last copies
 _LOOK_SECONDS = 0.001
 Range: TypeAlias = tuple[int, int]  # number of groups, and the power of two that M is at most
@@ -37,7 +37,7 @@ class Spread:
     samples: int
 
     def joined(self, other: Spread | None) -> Spread:
-        """The spread of these calls and others; of these alone where the others had another number of groups."""
+        """Return the spread of these calls and others; of these alone where the others had another number of groups."""
         if other is None or len(other.shares) != len(self.shares):
             return self
         both = self.samples + other.samples
@@ -46,12 +46,12 @@ class Spread:
 
 
 def range_of(groups: int, rows: int) -> Range:
-    """The range that calls of so many rows belong to."""
+    """Return the range that calls of this many rows belong to."""
     return groups, min((rows - 1).bit_length(), _RANGES - 1)
 
 
 class GroupSpreads:
-    """The spreads of one process that nobody has written yet."""
+    """The spreads of one process that no one has written yet."""
 
     def __init__(self) -> None:
         self.in_graph = False  # a graph is captured that will be given the memory that it writes to
@@ -73,7 +73,7 @@ class GroupSpreads:
             kwargs: those given by name.
             where: its range.
         """
-        if torch._C._len_torch_dispatch_stack():  # somebody watches what is run, and this is none of the program's
+        if torch._C._len_torch_dispatch_stack():  # someone watches what is run, and this is none of the program's
             return
         # The program's call went well, whatever becomes of this.
         with suppress(RuntimeError, AttributeError, TypeError, LookupError):
@@ -89,7 +89,7 @@ class GroupSpreads:
                 self._devices.add(assigned.get_device())
 
     def read(self) -> dict[Range, Spread]:
-        """What was found since `clear`, with what has arrived by now."""
+        """Return what was found since `clear`, with what has arrived by now."""
         for (groups, _), samples in list(self._samples.items()):
             for power, spread in samples.read():
                 self._unwritten[groups, power] = spread.joined(self._unwritten.get((groups, power)))
@@ -113,7 +113,7 @@ class GroupSpreads:
                     time.sleep(_LOOK_SECONDS)
 
     def _of(self, groups: int, on_gpu: bool, in_graph: bool) -> _Samples | None:
-        """The memory of a number of groups; None where it is not there, and can't be had now."""
+        """Return the memory of a number of groups; None where it is not there, and can't be had now."""
         found = self._samples.get((groups, on_gpu))
         if found is None and not in_graph and len(self._samples) < _MOST_KINDS:
             found = self._samples.setdefault((groups, on_gpu), _Samples(groups, on_gpu))
@@ -137,7 +137,7 @@ class _Samples:
         self._waiting, self._next = [0] * _RANGES, [0] * _RANGES
 
     def next_slot(self, power: int, in_graph: bool) -> Tensor | None:
-        """Where the ends of a call of a range go; None where all slots wait to be read. Graphs share slots."""
+        """Return where the ends of a call of a range go; None where all slots wait to be read. Graphs share slots."""
         if not in_graph and self._waiting[power] >= _SLOTS:
             return None
         self._waiting[power] += not in_graph
@@ -145,7 +145,7 @@ class _Samples:
         return self._slots[power][self._next[power]]
 
     def read(self) -> Iterable[tuple[int, Spread]]:
-        """The spread of what is new, of each range that has anything new.
+        """Yield the spread of what is new, of each range that has anything new.
 
         A copy may be under way, which mixes the ends of two calls; what can't be ends is passed over.
         """
@@ -162,7 +162,7 @@ class _Samples:
 
 
 def _assignment_of(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The argument that says which rows are whose."""
+    """Return the argument that says which rows are whose."""
     name, place = {"tritongemm.fused_moe": ("topk_ids", 4), "_scaled_grouped_mm": ("offs", 4)}.get(
         operation, ("offs", 2)
     )

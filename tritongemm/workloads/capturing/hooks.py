@@ -121,7 +121,7 @@ class Hooks:
         setattr(owner, name, self._wrappers[id(original)])
 
     def _layer(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that counts the calls of a linear layer, to stand in its place."""
+        """Return a function that counts the calls of a linear layer, to stand in its place."""
         note = self._recorder.guarded(self._recorder.note_layer)
 
         def first(*args: Any, **named: Any) -> Any:
@@ -142,7 +142,7 @@ class Hooks:
         return function
 
     def _call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for a function that multiplies."""
+        """Return what stands for a function that multiplies."""
         note = self._recorder.guarded(self._recorder.note_call)
 
         @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
@@ -177,7 +177,7 @@ class Hooks:
         return call
 
     def _asked(self, args: Sequence[Any], hook: Any, original: Any) -> Any:
-        """The function that a class of tensors is asked for which computes PyTorch's itself, or None."""
+        """Return the function that a class of tensors is asked for which computes PyTorch's itself, or None."""
         if not (self._active and has_torch_function(args)):
             return None
         if original is self._operator:  # PyTorch asks for `matmul` where @ stands
@@ -185,7 +185,7 @@ class Hooks:
         return self._overriding.choose(args, hook, original)
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that stands in the place of torch.compile."""
+        """Return a function that stands in the place of torch.compile."""
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
@@ -201,13 +201,13 @@ class Hooks:
 
 
 def _scripted_functions() -> dict[int, str]:
-    """The table by which torch.jit.script knows PyTorch's functions."""
+    """Return the table by which torch.jit.script knows PyTorch's functions."""
     table: dict[int, str] = torch.jit._builtins._get_builtin_table()
     return table
 
 
 def _calls() -> Iterator[tuple[Any, str]]:
-    """The places of all functions that multiply, but for linear layers."""
+    """Yield the places of all functions that multiply, but for linear layers."""
     for owner, names in ((torch, _FUNCTIONS), (torch.functional, _FUNCTIONS), (torch.linalg, _LINALG)):
         yield from ((owner, name) for name in names)
     yield from ((torch.Tensor, name) for name in _METHODS)
@@ -216,6 +216,6 @@ def _calls() -> Iterator[tuple[Any, str]]:
 
 
 def _kernels_of_inductor() -> list[Any]:
-    """Where the code that Inductor writes finds PyTorch's products, once it is imported."""
+    """Return where the code that Inductor writes finds PyTorch's products, once it is imported."""
     module = sys.modules.get("torch._inductor.select_algorithm")
     return [module.extern_kernels] if module else []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Overriding:
-    """Tells classes that were made while the hooks stood from older ones."""
+    """Reports classes that were made while the hooks stood from older ones."""
 
     def __init__(self) -> None:
         self._before = WeakSet(_subclasses(Tensor))
@@ -31,7 +31,7 @@ class Overriding:
 
 
 def _computes(kind: Any) -> bool:
-    """Whether a class has a function of its own; a parameter has switched it off."""
+    """Return whether a class has a function of its own; a parameter has switched it off."""
     method = kind.__torch_function__
     return isinstance(method, MethodType) and method.__func__ is not Tensor.__torch_function__.__func__
 

@@ -70,7 +70,7 @@ class Product:
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
-    """The product of a linear layer; None where an operand is empty.
+    """Return the product of a linear layer; None where an operand is empty.
 
     Args:
         operation: the function that was called.
@@ -87,7 +87,7 @@ def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: 
     cast = torch.is_autocast_enabled(x.device.type)
     a, b = (result.dtype, result.dtype) if cast else (x.dtype, w.dtype)
     rows = x.reshape(-1, k) if x.dim() > 2 and x.is_contiguous() else x
-    return _judged(
+    return _checked(
         Product(
             operation,
             x.numel() // k,
@@ -104,7 +104,7 @@ def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: 
 
 
 def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """The product of one of PyTorch's basic operations; None where an operand is empty.
+    """Return the product of one of PyTorch's basic operations; None where an operand is empty.
 
     Args:
         operation: the function that the program called.
@@ -164,7 +164,7 @@ def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
 
 
 def of_nothing(operation: str, reason: str) -> Product:
-    """A call of which only is known that it can't be tuned, and why."""
+    """Return a call of which only is known that it can't be tuned, and why."""
     return Product(operation, 0, 0, 0, "", "", "", left_out=reason)
 
 
@@ -296,11 +296,11 @@ def of_matrices(
     product = Product(
         operation, m, b.shape[-1], k, of_a, of_b, _name(out or a.dtype), *layouts, bias, products, shared=one
     )
-    return _judged(product, {*_TUNABLE, "fp4e2m1"} if has_factors else _TUNABLE)
+    return _checked(product, {*_TUNABLE, "fp4e2m1"} if has_factors else _TUNABLE)
 
 
 def _is_row_major(t: Tensor) -> bool:
-    """Whether the elements of a row lie side by side; what lies otherwise is copied into rows by PyTorch."""
+    """Whether the elements of a row are side by side; what are stored otherwise is copied into rows by PyTorch."""
     columns = t.stride(-2) == 1 and t.shape[-2] > 1
     return t.stride(-1) == 1 or not columns
 
@@ -309,8 +309,8 @@ def _name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _judged(product: Product, tunable: Set[str] = _TUNABLE) -> Product:
-    """The product, with the reason why it can't be tuned."""
+def _checked(product: Product, tunable: Set[str] = _TUNABLE) -> Product:
+    """Return the product, with the reason why it can't be tuned."""
     unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in tunable]
     unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
     if not unknown:

@@ -15,7 +15,7 @@ _SCRIPT, _MODULE = "script", "module"
 
 
 def command(program: Sequence[str], is_module: bool) -> list[str]:
-    """The command that starts capturing, then runs a program in the same process.
+    """Return the command that starts capturing, then runs a program in the same process.
 
     Args:
         program: name of a script or a module, and its arguments.

@@ -64,7 +64,7 @@ class Recorder:
         self._lock = threading.RLock()  # a weight may be deleted while its own thread is here
 
     def __iter__(self) -> Iterator[tuple[Product, Tally]]:
-        """Every product with its tally."""
+        """Return every product with its tally."""
         return iter(list(self._tallies.items()))
 
     def add_counter(self, counter: Counter) -> None:
@@ -133,11 +133,11 @@ class Recorder:
             kinds = [_kind(x) if isinstance(x, Tensor) else x for x in leaves]
             key = (operation, *kwargs, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), *kinds)
             known = self._known.get(key)
-        except (RuntimeError, TypeError):  # sparse tensors have no strides, symbolic sizes are not told apart
+        except (RuntimeError, TypeError):  # sparse tensors have no strides, symbolic sizes are not distinguished
             key, known = None, None
         if known is None:
             with self._lock:
-                known = self._learn(operation, function, args, kwargs, [x for x in leaves if isinstance(x, Tensor)])
+                known = self._note_new(operation, function, args, kwargs, [x for x in leaves if isinstance(x, Tensor)])
                 if key is not None and known:
                     self._known[key] = known
         for tally in known:
@@ -145,7 +145,7 @@ class Recorder:
         if known and known[0].spread_over:
             self.spreads.note(operation, args, kwargs, known[0].spread_over)
 
-    def _learn(
+    def _note_new(
         self,
         operation: str,
         function: Callable[..., Any],
@@ -153,7 +153,7 @@ class Recorder:
         kwargs: dict[str, Any],
         tensors: list[Tensor],
     ) -> tuple[Tally, ...]:
-        """The tallies of a call that was not known; none where it is a tracer's."""
+        """Return the tallies of a call that was not known; none where it is a tracer's."""
         if not all(map(_has_memory, tensors)):
             self._leave_out(operation, tensors)
             return ()
@@ -191,7 +191,7 @@ class Recorder:
             self.with_gradient = True
 
     def _is_lasting(self, w: Tensor) -> bool:
-        """Whether a weight was seen before; one that is made for each call is not worth learning."""
+        """Return whether a weight was seen before; one that is made for each call is not worth learning."""
         weight = id(w)
         if weight in self._weights:
             return True
@@ -208,12 +208,12 @@ class Recorder:
 
 
 def _kind(t: Tensor) -> tuple[Any, ...]:
-    """All of an operand that decides which product is computed."""
+    """Return all of an operand that decides which product is computed."""
     return type(t), t.shape, t.stride(), t.dtype, t.device
 
 
 def _has_memory(t: Tensor) -> bool:
-    """Whether a tensor is dense memory, of PyTorch's own class or of one that only adds to it."""
+    """Return whether a tensor is dense memory, of PyTorch's own class or of one that only adds to it."""
     kind = type(t)
     if kind is not Tensor and kind is not torch.nn.Parameter and kind.__torch_dispatch__ is not _NO_DISPATCH:
         return False
@@ -221,7 +221,7 @@ def _has_memory(t: Tensor) -> bool:
 
 
 def _is_traced(t: Tensor) -> bool:
-    """Whether a tensor stands for another one while a compiler looks at the program."""
+    """Return whether a tensor stands for another one while a compiler looks at the program."""
     if t.device.type == "meta" or type(t).__name__ in ("FakeTensor", "FunctionalTensor", "ProxyTensor"):
         return True
     return bool(torch._C._len_torch_dispatch_stack()) and type(t).__module__.startswith("torch.")

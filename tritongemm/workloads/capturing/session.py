@@ -132,7 +132,7 @@ class OpenCapture:
         self._recorder = Recorder(self._wake)
         self._hooks, self._replays = Hooks(self._recorder), GraphReplays(self._recorder)
         self._written: dict[Product, tuple[int, frozenset[str]]] = {}
-        self._told = False
+        self._reported = False
         self._make_thread()
 
     def start(self) -> None:
@@ -198,9 +198,9 @@ class OpenCapture:
                 if last:
                     lost = f"calls: {sum(one.calls for one in counted)}, products: {len(counted)}"
                     warnings.warn(f"what was captured is lost ({lost}): {error}", RuntimeWarning, stacklevel=1)
-                elif not self._told:
+                elif not self._reported:
                     warnings.warn(f"what was captured is not written yet: {error}", RuntimeWarning, stacklevel=1)
-                self._told = True
+                self._reported = True
 
     def _make_thread(self) -> None:
         self._new, self._ending, self._writing = threading.Event(), threading.Event(), threading.RLock()

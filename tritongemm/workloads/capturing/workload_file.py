@@ -90,7 +90,7 @@ class WorkloadFile:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file with their ends, the last one's too; none where there is no file.
+    """Return the lines of a file with their ends, the last one's too; none where there is no file.
 
     Raises:
         OutputError: it can't be read.
@@ -125,7 +125,7 @@ def _merged(lines: list[str], counted: Iterable[Counted]) -> list[str]:
 
 
 def _with(line: str, one: Counted) -> str:
-    """A row with more calls."""
+    """Return a row with more calls."""
     row = _ROW.match(line)
     assert row
     try:
@@ -139,7 +139,7 @@ def _with(line: str, one: Counted) -> str:
 
 
 def _read_spread(shares: str | None, samples: str | None) -> Spread | None:
-    """The spread that a row has; None where it has none, or one that can't be."""
+    """Return the spread that a row has; None where it has none, or one that can't be."""
     from tritongemm.workloads.capturing.group_spreads import Spread
 
     try:
@@ -159,7 +159,7 @@ def _line(start: str, spread: Spread | None, calls: int, callers: Iterable[str])
 
 
 def _start(product: Product) -> str:
-    """What a row begins with: all that does not change."""
+    """Return what a row begins with: all that does not change."""
     p = product
     values: dict[str, object] = {"M": p.m, "N": p.n, "K": p.k} if p.m else {}
     if p.m:

@@ -290,8 +290,8 @@ def test_a_faster_line_that_is_there_stays() -> None:
         ({"target": ""}, "it does not say which GPU it was tuned on"),
         ({"compute_units": 0}, "it does not say how many compute units"),
         ({"library_seconds": None}, "AITER has no kernel for tile"),
-        ({"problem": replace(BEST.problem, row_major_b=True)}, "the columns of the file can't express it"),
-        ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't express it"),
+        ({"problem": replace(BEST.problem, row_major_b=True)}, "the columns of the file can't hold it"),
+        ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't hold it"),
     ],
 )
 def test_what_can_not_be_expressed_is_named(other: dict[str, object], reason: str) -> None:

@@ -113,7 +113,7 @@ def test_null_is_another_kernel_of_the_server() -> None:
         (table()[:-40], "line 143, column 9: Unterminated string"),
         (table()[:-2], "the file ends too early"),
         ("[1, 2]", "{ is expected"),
-        ("{}", "states no M"),
+        ("{}", "has no M"),
         (table() + "{}", "nothing is expected after the object"),
         ('{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_M": 32}}', "line 1, column 7: the key 'BLOCK_SIZE_M' stands twice"),
         ('{"1": ' + "[" * 100000, "nested too deep|ends too early"),
@@ -224,8 +224,8 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
     [
         (result(64, winner="torch"), "torch won, which is not the server's kernel; vLLM runs what it runs today"),
         (result(64, Config("stream_k", 64, 64, 64)), "stream_k 64x64x64 .* is not the server's kernel"),
-        (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row states"),
-        (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row states"),
+        (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row holds"),
+        (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row holds"),
         (result(64, Config("tile", 64, 64, 256)), "takes 16, 32, 64, 128 of K at once"),
     ],
 )

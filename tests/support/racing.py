@@ -79,7 +79,7 @@ def race(
     **plan: Any,
 ) -> tuple[Any, Store, str]:
     """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to `Plan`."""
-    compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or FakeEvaluator()
+    compiler, evaluator = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), evaluator or FakeEvaluator()
     others = compiler.build
 
     def built(job: CompileJob) -> Artifact:

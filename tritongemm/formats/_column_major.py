@@ -74,7 +74,7 @@ class ColumnMajor:
 def column_major(problem: Problem) -> ColumnMajor | Support:
     """Return a problem as hipBLASLt's files have it, or why they have no such product."""
     if problem.groups > 1 or problem.order_b != PLAIN or problem.shared:
-        return Support("a row tells single products and batches of dense operands alone")
+        return Support("a row holds single products and batches of dense operands alone")
     return ColumnMajor.of(problem)
 
 

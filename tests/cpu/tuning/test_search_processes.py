@@ -124,9 +124,9 @@ def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypa
     tried = list[dict[Problem, list[str]]]()
     for few in (99, 1):
         monkeypatch.setattr(search_processes, "FEW_PROBLEMS", few)
-        judge = FakeEvaluator(seconds=seconds_of)
+        evaluator = FakeEvaluator(seconds=seconds_of)
         with pool_and_store(tmp_path / str(few)) as (pool, store):
-            assert TuningRun([judge], pool, store, options, Reporter()).tune(sizes) == {}
+            assert TuningRun([evaluator], pool, store, options, Reporter()).tune(sizes) == {}
             tried.append({s: sorted(name for name, stage in store.trials(s) if stage == "screen") for s in sizes})
     assert tried[0] == tried[1] and all(len(names) >= 4 for names in tried[0].values()), "several batches"
 

@@ -31,8 +31,8 @@ CONFIGS |= {"tma": Config("tma", 64, 64, 64, 1, 1, 4, 3)} if TMA else {}
 @pytest.fixture(autouse=True)
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     """That of a process which has read nothing."""
-    fresh = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
+    unloaded = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
     with torch.no_grad():
         yield unloaded
 

@@ -127,7 +127,7 @@ SCALED_KERNELS = [
 def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(
     tmp_path: Path, family: str, dtype: str, symbol: str, facts: Target
 ) -> None:
-    """Each split in which every workgroup has whole steps of K; the rows of AITER's manifests have no subK."""
+    """Each split in which every workgroup has complete steps of K; the rows of AITER's manifests have no subK."""
     path = write(tmp_path, f"tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,1,1,{symbol},k.co\n")
     offered = {
         k: [c.split_k for c in asm.survey(scaled_problem(family, dtype, k), facts, [path])[0]] for k in (512, 1024)
@@ -148,8 +148,8 @@ def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: i
     launch = kernel_launch(built(config, layout, nbytes), problem, facts)
     assert launch.zeroed == (Buffer("c", 100 * 512 * 2),)
     assert launch.grid[0 if layout != "fp4" else 2] % split == 0
-    whole = kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
-    assert whole.zeroed == ()
+    entire = kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
+    assert entire.zeroed == ()
 
 
 def test_a_bf16_kernel_writes_fp32_where_the_object_has_the_type(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
         Problem(16, 32, 64, *BF16, row_major_b=False, batch=4),
     )
     assert dense.moved(dense.problems[0]) == {}
-    # As a model's heads lie: [tokens, heads, K], read head by head, written so too.
+    # As a model's heads are stored: [tokens, heads, K], read head by head, written so too.
     heads, shared = lying((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
     out = empty(16, 4, 32).transpose(0, 1)
     view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=out))

@@ -50,7 +50,7 @@ def test_sources_answer_for_groups(
     gpu: tuple[Dispatcher, GroupedOperands], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     m: int, counts: tuple[int, ...], changes: dict[str, Any], starts: str,
 ) -> None:  # fmt: skip
-    """Who serves a call is asked, told by `explain` and logged as for every other product."""
+    """Who serves a call is asked, reported by `explain` and logged as for every other product."""
     dispatcher, operands = gpu
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
     row = record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)

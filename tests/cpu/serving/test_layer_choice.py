@@ -66,8 +66,8 @@ def operands(m: int, scale: tuple[int, ...] = (N // 128, K // 128)) -> tuple[Ten
 
 
 def explained(m: int, **more: Any) -> str:
-    x, weight, factors, whole = operands(m, **more)
-    return tritongemm.explain("linear_fp8", x, weight, factors, unquantized=whole).splitlines()[0]
+    x, weight, factors, entire = operands(m, **more)
+    return tritongemm.explain("linear_fp8", x, weight, factors, unquantized=entire).splitlines()[0]
 
 
 def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.
     [
         ((scaled(16),), "quantised: .*bf16.* was never tuned"),
         ((plain(16, 1e-6),), "quantised: .*fp8.* was never tuned"),
-        ((scaled(16, quantize_seconds=None), plain(16, 1e-6)), "quantised: .*does not tell how long A is quantised"),
+        ((scaled(16, quantize_seconds=None), plain(16, 1e-6)), "quantised: .*does not say how long A is quantised"),
         ((scaled(16), plain(16, 1e-6, timer="model")), "quantised: .*bf16.* was predicted, not measured"),
         ((scaled(16), plain(16, 8e-6)), "unquantised: .* >= "),
         ((scaled(16), plain(16, 9e-6, winner="torch", library_seconds=7e-6)), "unquantised: .* 7.00 us"),

@@ -269,8 +269,8 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Ma
 
 def test_a_capture_of_a_graph_loads_nothing(gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch) -> None:
     _, empty = gpu
-    fresh = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", fresh)
+    unloaded = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     said = say(empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(16), empty(256))
     assert said.startswith("fallback: not loaded on this device")

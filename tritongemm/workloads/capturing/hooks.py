@@ -159,7 +159,7 @@ class Hooks:
         return call
 
     def _own_call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for a call of ours: what it asks PyTorch for is not counted beside it."""
+        """Return what stands for a call of ours: what it asks PyTorch for is not counted beside it."""
         note = self._recorder.guarded(self._recorder.note_call)
 
         @functools.wraps(original)

@@ -117,7 +117,7 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def of_own(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Product]:
-    """The products of one of our own calls, by its arguments.
+    """Return the products of one of our own calls, by its arguments.
 
     Args:
         call: the function, such as ``tritongemm.mm``.
@@ -133,7 +133,7 @@ def of_own(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Pro
 
 
 def without_memory(t: Tensor, cast: bool = True) -> Tensor:
-    """A tensor of the same shape and strides, and of the dtype that autocast gives it, if it is cast."""
+    """Return a tensor of the same shape and strides, and of the dtype that autocast gives it, if it is cast."""
     device = t.device.type
     cast = cast and t.is_floating_point() and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if cast else t.dtype
@@ -141,7 +141,7 @@ def without_memory(t: Tensor, cast: bool = True) -> Tensor:
 
 
 def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
-    """The product that checked operands are read as, or why there is none that can be tuned.
+    """Return the product that checked operands are read as, or why there is none that can be tuned.
 
     Args:
         call: the function that the program called.

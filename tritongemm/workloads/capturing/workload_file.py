@@ -130,7 +130,7 @@ def _with(line: str, one: Counted) -> str:
     assert row
     try:
         named = json.loads(row["callers"])
-    except (ValueError, RecursionError):  # somebody edited it
+    except (ValueError, RecursionError):  # someone edited it
         named = []
     callers = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
     known = _read_spread(row["shares"], row["samples"])
@@ -144,7 +144,7 @@ def _read_spread(shares: str | None, samples: str | None) -> Spread | None:
 
     try:
         numbers = [float(share) for share in json.loads(shares or "[]")]
-    except (ValueError, TypeError, RecursionError):  # somebody edited it
+    except (ValueError, TypeError, RecursionError):  # someone edited it
         return None
     possible = numbers and all(share >= 0 for share in numbers) and math.isclose(sum(numbers), 1, abs_tol=1e-3)
     return Spread(tuple(numbers), int(samples or 0)) if possible and int(samples or 0) else None

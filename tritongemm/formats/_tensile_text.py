@@ -181,7 +181,7 @@ def read_logic(path: Path, text: str) -> Logic:
 
 
 def _plain_lines(path: Path, text: str) -> tuple[str, str]:
-    """The text with plain ends of lines, and how its own end: as Tensile writes them, or all as on Windows."""
+    """Return the text with plain ends of lines, and how its own end: as Tensile writes them, or all as on Windows."""
     if "\r" not in text:
         return text, "\n"
     plain = text.replace("\r\n", "\n")
@@ -193,7 +193,7 @@ def _plain_lines(path: Path, text: str) -> tuple[str, str]:
 
 
 def _split(path: Path, text: str) -> tuple[str, list[str], str]:
-    """What stands before the elements, each of them, and what stands behind."""
+    """Return what stands before the elements, each of them, and what stands behind."""
     body, tail = (text[:-4], text[-4:]) if text.endswith("\n...\n") else (text, "")
     if not body.endswith("\n"):
         body += "\n"
@@ -205,7 +205,7 @@ def _split(path: Path, text: str) -> tuple[str, list[str], str]:
 
 
 def _read_solutions(path: Path, element: str) -> Iterator[Solution]:
-    """The solutions of a file."""
+    """Yield the solutions of a file."""
     if element.strip() == "- []":
         return
     body = f"  {element[2:]}"
@@ -243,7 +243,7 @@ def _read_sizes(logic: Logic) -> None:
 
 
 def _rows(logic: Logic) -> list[Any]:
-    """The rows of the table of sizes, as they are."""
+    """Return the rows of the table of sizes, as they are."""
     body = f"  {logic.elements[_SIZES][2:]}"
     found = list(_ROW.finditer(body))
     if found and sum(len(match[0]) for match in found) == len(body):  # a hundred times as fast as YAML
@@ -260,7 +260,7 @@ def shown(size: Size) -> str:
 
 
 def _load(text: str, where: str) -> Any:
-    """The value of a piece of YAML."""
+    """Return the value of a piece of YAML."""
     try:
         return yaml.safe_load(text)  # by Python: libyaml nests without a limit
     except (yaml.YAMLError, ValueError, RecursionError) as error:

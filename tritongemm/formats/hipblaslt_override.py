@@ -133,7 +133,7 @@ def _pairs(text: str) -> Iterator[_Pair]:
 
 
 def _product(pair: _Pair) -> ColumnMajor:
-    """The product of a row."""
+    """Return the product of a row."""
     if pair.fault:
         raise InputError(pair.fault)
     values = {name: value.strip() for name, value in pair.values.items()}

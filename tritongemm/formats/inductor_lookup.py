@@ -118,7 +118,7 @@ def key_of(problem: Problem) -> str:
 
 
 def _read_key(key: str) -> tuple[Problem, str]:
-    """The product of a key, and the name of the device."""
+    """Return the product of a key, and the name of the device."""
     match = _KEY.fullmatch(key)
     if not match:
         raise InputError("is no key of Inductor's, such as ((torch.bfloat16, [..], [..]), ...)+mm")
@@ -143,7 +143,7 @@ def _read_key(key: str) -> tuple[Problem, str]:
 
 
 def _read_configs(value: Any) -> Config | None:
-    """The first config of the plain template; None where there are others alone."""
+    """Return the first config of the plain template; None where there are others alone."""
     if not isinstance(value, list) or not all(isinstance(one, dict) and "template_id" in one for one in value):
         raise InputError("must be a list of objects with a template_id")
     ours = next((one for one in value if one["template_id"] == _THEIR_TEMPLATE), None)

@@ -128,7 +128,7 @@ def _transposes(logic: Logic) -> str:
 
 
 def _product(logic: Logic, size: Size) -> ColumnMajor:
-    """The product of a row."""
+    """Return the product of a row."""
     kind: dict[str, Any] = logic.problem_type
     numbers = [kind.get(key, kind.get("DataType")) for key in ("DataTypeA", "DataTypeB", "DestDataType")]
     types = [_TYPES.get(one, "") if type(one) is int else "" for one in numbers]

@@ -136,7 +136,7 @@ def _validators(text: str) -> dict[str, str]:
 
 
 def _read_line(line: _Line) -> tuple[Problem, str] | None:
-    """The product of a line and what is called for it; None for a version."""
+    """Return the product of a line and what is called for it; None for a version."""
     fields = line.fields
     if line.is_validator:
         if len(fields) < 3:
@@ -186,7 +186,7 @@ def _is_time(text: str) -> bool:
 
 
 def _types(words: str) -> list[str]:
-    """Our dtypes that an operation names."""
+    """Return our dtypes that an operation names."""
     found = _TYPE.findall(f"_{words}")
     if "_".join(found) != words:
         raise KeptError(f"{_shown(words)} has a dtype that is not supported")
@@ -194,7 +194,7 @@ def _types(words: str) -> list[str]:
 
 
 def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, Any]:
-    """What a line says of its product beside M, N and K, as fields of `Problem`."""
+    """Return what a line says of its product beside M, N and K, as fields of `Problem`."""
     scaled, biased = kind == "ScaledGemm", kind == "GemmAndBias"
     if len(types) != (3 if scaled else 1) or bool(parameters["rowwise"]) > scaled:
         raise InputError(f"op and params do not belong together: {len(types)} dtypes and {_shown(parameters[0])}")

@@ -89,6 +89,6 @@ def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, enti
     assert batches[0][0] == last and all(foreign not in batch for batch in batches)
 
 
-def test_one_config_is_enough(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
-    only = whole[1][:1]
-    assert play(strategy, SearchPlan(whole[0], only), 0, noisy) == [list(only.configs)]
+def test_one_config_is_enough(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
+    only = entire[1][:1]
+    assert play(strategy, SearchPlan(entire[0], only), 0, noisy) == [list(only.configs)]

@@ -40,7 +40,7 @@ from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 Floats = NDArray[np.float64]
-TABLES = (BENCHMARKS / "data" / "h200_bf16_whole.jsonl.gz",)
+TABLES = (BENCHMARKS / "data" / "h200_bf16_complete.jsonl.gz",)
 STRATEGIES = ("exhaustive", "guided", "genetic")
 # Budgets that are compared, as shares of the table's configs.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)

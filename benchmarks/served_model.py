@@ -168,8 +168,8 @@ def main() -> None:
             compiled_too = shape[1] == 1 and shape[0] in read_numbers(args.compiled)
             for is_compiled in (False, True) if compiled_too else (False,):
                 with patch.paused() if model is plain else nullcontext():
-                    theirs = to_graph(fresh_step(plain, shape, is_compiled))
-                ours = to_graph(fresh_step(model, shape, is_compiled))
+                    theirs = to_graph(new_step(plain, shape, is_compiled))
+                ours = to_graph(new_step(model, shape, is_compiled))
                 saved = predict_saved(model, plain, shape, rows, () if is_compiled else patch.joined)
                 beside = None if is_compiled else third.get(shape)
                 print_step(f"{step_name(*shape)}{' c' if is_compiled else ''}", theirs, ours, beside, saved)
@@ -194,7 +194,7 @@ def keep(files: Sequence[Path], folder: Path) -> None:
             (folder / file.name).write_bytes(file.read_bytes())
 
 
-def fresh_step(model: Any, shape: Shape, is_compiled: bool) -> Callable[[], torch.Tensor]:
+def new_step(model: Any, shape: Shape, is_compiled: bool) -> Callable[[], torch.Tensor]:
     """A step of a model, with nothing left of what torch.compile made before."""
     torch._dynamo.reset()
     step = make_step(model, *shape)

@@ -187,7 +187,7 @@ def _bind_call(api: Api, role: str) -> None:
         return status
 
     try:
-        # indexing makes a fresh function object each time: one with the check, one without
+        # indexing makes a new function object each time: one with the check, one without
         checked, raw = api.library[name], api.library[name]
     except AttributeError:
         api.calls[role] = api.raw[role] = missing

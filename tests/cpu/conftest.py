@@ -156,7 +156,7 @@ def driver_libraries(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def blaslt_libraries(shared_folder: Path) -> Path:
-    """Folder of the stand-ins of cuBLASLt and hipBLASLt; who loads one makes a copy, whose state starts afresh."""
+    """Folder of the stand-ins of cuBLASLt and hipBLASLt; who loads one makes a copy, whose state starts anew."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", str(FAKES / "blaslt.cpp")]
@@ -170,7 +170,7 @@ def stand_in_driver(
     """Starts the stand-in of a vendor: (its own variables, the driver)."""
 
     def start(vendor: str) -> tuple[ctypes.CDLL, driver.Driver]:
-        copy = shutil.copy(driver_libraries / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts afresh
+        copy = shutil.copy(driver_libraries / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts anew
         library = ctypes.CDLL(str(copy))
         monkeypatch.setattr(libraries, "load", lambda *_: library)
         return library, driver.open_driver.__wrapped__(vendor)

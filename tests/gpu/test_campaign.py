@@ -56,7 +56,7 @@ def test_results_are_measured_and_verified(folder: Path) -> None:
 
 
 def test_every_device_worked(folder: Path, gpu_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tuned anew by all devices, each of which says how busy it was."""
+    """Tuned again by all devices, each of which says how busy it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
         for path in folder.glob("tuned.yaml*"):

@@ -202,11 +202,11 @@ def test_a_graph_sees_changed_operands(name: str) -> None:
         out = tritongemm.mm(x, w, bias, dtype)
         twice = tritongemm.mm(x, w, bias, dtype) * 2
     for seed in (1, 2, 3):
-        fresh_x, fresh_w, fresh_bias, _, exact = operands(name, seed)
-        x.copy_(fresh_x)
-        w.copy_(fresh_w)
+        new_x, new_w, new_bias, _, exact = operands(name, seed)
+        x.copy_(new_x)
+        w.copy_(new_w)
         if bias is not None:
-            bias.copy_(fresh_bias)
+            bias.copy_(new_bias)
         for _ in range(3):
             graph.replay()
         torch.cuda.synchronize()

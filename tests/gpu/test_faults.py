@@ -132,7 +132,7 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     assert (status["wrong"], status["silent"]) == ("wrong", "wrong")
     assert (status["illegal"], status["beyond"], status["hang"]) == ("crashed", "crashed", "timeout")
     assert found["wrong"].error > 10 * found["wrong"].tolerance  # type: ignore[operator]
-    assert found["silent"].error == float("inf"), "nobody wrote the poisoned output"
+    assert found["silent"].error == float("inf"), "nothing wrote the poisoned output"
     assert final.samples.keys() == {config(n).name for n in GOOD} | {BASELINE_ENTRY}
     assert NAMES[choose(final.samples).name] in GOOD
     assert all(found[n].error <= found[n].tolerance for n in GOOD)  # type: ignore[operator]
@@ -155,7 +155,7 @@ def test_the_librarys_own_result_is_compared_and_right(crew: Crew, problem: Prob
 
 
 def test_the_next_request_finds_a_device_that_works(crew: Crew) -> None:
-    """Right after a fault a fresh process takes over."""
+    """Right after a fault a new process takes over."""
     bad = [b for b in crew.built if NAMES[b.config.name] == "illegal"]
     good = [b for b in crew.built if NAMES[b.config.name] == "good"]
     (trial,) = crew.gpu.verify(PROBLEM, bad)

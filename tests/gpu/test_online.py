@@ -32,12 +32,12 @@ with torch.no_grad():
         torch.testing.assert_close(y, torch.nn.functional.linear(x, w, b), rtol=2e-2, atol=2e-1)
         print(tritongemm.explain(x, w, b).splitlines()[0])
         results.append((x, w, b))
-    fresh = torch.randn(7, 4096, device="cuda").bfloat16(), torch.randn(1024, 4096, device="cuda").bfloat16()
-    torch.nn.functional.linear(*fresh)
+    new = torch.randn(7, 4096, device="cuda").bfloat16(), torch.randn(1024, 4096, device="cuda").bfloat16()
+    torch.nn.functional.linear(*new)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):  # what was tried serves, and nothing new is tried
         captured = [tritongemm.mm(*given) for given in results]
-        tritongemm.mm(*fresh)
+        tritongemm.mm(*new)
     graph.replay()
     for y, given in zip(captured, results):
         torch.testing.assert_close(y, torch.nn.functional.linear(*given), rtol=2e-2, atol=2e-1)

@@ -140,8 +140,8 @@ def test_rows_decide_whether_a_layer_quantises(
         with torch.cuda.graph(graph):
             out = tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
         graph.replay()
-        whole_product = tritongemm.mm(x, unquantized)
-        assert torch.equal(out, whole_product) == (m == 16)
+        entire_product = tritongemm.mm(x, unquantized)
+        assert torch.equal(out, entire_product) == (m == 16)
         if word == "quantised":
             quantised, factor = tritongemm.quantize(x, scales)
             x = quantised.double() * factor.double().repeat_interleave(k // factor[0].numel(), -1).reshape(m, k)

@@ -63,13 +63,13 @@ class Interpreted:
         apart = struct.unpack_from("=3q", self.params, 8 * len(names) + 24)
         assert (n, k) == (problem.n, problem.k)
         at, problem = dict(zip(names, addresses, strict=True)), problem.at(m)
-        found = {name: _lying(problem, name, at[name], rest, apart) for name in names}
+        found = {name: _placed(problem, name, at[name], rest, apart) for name in names}
         family = registry.get(Family, problem.family)
         exact = family.reference(problem, {name: t for name, t in found.items() if name != "c"})
         found["c"].copy_(exact.to(found["c"].dtype))
 
 
-def _lying(problem: Problem, name: str, address: int, leads: tuple[int, ...], apart: tuple[int, ...]) -> Any:
+def _placed(problem: Problem, name: str, address: int, leads: tuple[int, ...], apart: tuple[int, ...]) -> Any:
     """An operand at an address, as families take it."""
     spec = problem.operands[name]
     if name not in "abc":

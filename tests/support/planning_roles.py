@@ -38,7 +38,7 @@ class WorkerKilledAlways:
 
     def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
         os.kill(os.getpid(), signal.SIGKILL)
-        yield signature("nobody")
+        yield signature("absent")
 
 
 class WorkerKilledLater(SearchWorker):

@@ -66,21 +66,21 @@ def along_k(scales: Any, shape: tuple[int, ...], layout: str) -> Any:
     return np.repeat(scales.reshape(*lead, -1)[..., place], 32, axis=-1)[..., : shape[-2], : shape[-1]]
 
 
-def with_powers(values: dict[str, Any], lie: dict[str, str]) -> dict[str, Any]:
+def with_powers(values: dict[str, Any], layouts: dict[str, str]) -> dict[str, Any]:
     """The same values, A and B multiplied by their powers of two; rows of A are of all groups together."""
     scaled, rows = dict(values), values["a"]
     of_a, of_b = scaled.pop("scale_a"), scaled.pop("scale_b")
     flat = rows if of_a.ndim == rows.ndim else rows.reshape(-1, rows.shape[-1])
-    scaled["a"] = (flat * along_k(of_a, flat.shape, lie["scale_a"])).reshape(rows.shape)
+    scaled["a"] = (flat * along_k(of_a, flat.shape, layouts["scale_a"])).reshape(rows.shape)
     turned = values["b"].swapaxes(-1, -2)
-    scaled["b"] = (turned * along_k(of_b, turned.shape, lie["scale_b"])).swapaxes(-1, -2)
+    scaled["b"] = (turned * along_k(of_b, turned.shape, layouts["scale_b"])).swapaxes(-1, -2)
     return scaled
 
 
 def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
     """One factor for each number of [..., rows, K], of those that `rows` rows and `depth` numbers along K share."""
-    lying = factors.swapaxes(-1, -2) if scaling["layout"] == "groups" else factors
-    return np.repeat(np.repeat(lying, scaling["rows"], -2), scaling["depth"], -1)[..., : shape[-2], : shape[-1]]
+    by_rows = factors.swapaxes(-1, -2) if scaling["layout"] == "groups" else factors
+    return np.repeat(np.repeat(by_rows, scaling["rows"], -2), scaling["depth"], -1)[..., : shape[-2], : shape[-1]]
 
 
 def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
@@ -105,8 +105,8 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
         held[name].upload(raw.ctypes.data)
         struct.pack_into("<Q", block, buffer["offset"], held[name].ptr)
     about = next(b for b in plan["buffers"] if b["role"] == "c")
-    if lie := {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}:
-        values = with_powers(values, lie)
+    if layouts := {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}:
+        values = with_powers(values, layouts)
     for buffer in plan["buffers"]:
         if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
             factors, operand = values.pop(buffer["name"]), buffer["name"][-1]

@@ -34,14 +34,14 @@ def main(name: str) -> int:
             configs.append(Config(template, 32, 128, 64, 2, num_warps=4, num_stages=2, backend=name))
         for config in configs:
             try:
-                print(f"{problem.key} {config.short_name}: {_verdict(backend, problem, config)}")
+                print(f"{problem.key} {config.short_name}: {_result(backend, problem, config)}")
             except UnavailableError as error:
                 print(error)
                 return 1
     return 0
 
 
-def _verdict(backend: LibraryBackend, problem: Problem, config: Config) -> str:
+def _result(backend: LibraryBackend, problem: Problem, config: Config) -> str:
     operands = FAMILY.make_inputs(problem, "cpu")
     exact = FAMILY.reference(problem, operands)
     operands["c"] = exact.new_full(exact.shape, float("nan")).bfloat16()

@@ -95,7 +95,7 @@ def _tried(campaign: Campaign, seed: int, folder: Path) -> Outcome:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _told(campaign: Campaign, seed: int, folder: Path) -> Outcome | str:
+def _outcome(campaign: Campaign, seed: int, folder: Path) -> Outcome | str:
     """The outcome of one try, or what is wrong with it."""
     try:
         return _tried(campaign, seed, folder)
@@ -144,7 +144,7 @@ def _try_batch(campaign: Campaign, seeds: range, folder: Path, outcomes: Connect
     warnings.simplefilter("ignore")
     for seed in seeds:
         signal.alarm(_TRY_SECONDS)
-        outcomes.send(_told(campaign, seed, folder))
+        outcomes.send(_outcome(campaign, seed, folder))
     signal.alarm(0)
 
 
@@ -158,7 +158,7 @@ def _run_commands(
         tries = 0
         while campaigns and goes_on(number := next(numbers)):
             campaign = campaigns[number % len(campaigns)]
-            _count(tallies[campaign.name], _told(campaign, first + number, folder))
+            _count(tallies[campaign.name], _outcome(campaign, first + number, folder))
             tries += 1
         return tries
 

@@ -18,7 +18,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
-_WHOLE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1)}  # what each can hold
+_RANGES = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1)}  # what each can hold
 MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # of one launch along x, y and z, by any driver
 
 
@@ -50,8 +50,8 @@ class Param:
         Raises:
             InputError: names the number and the type.
         """
-        if self.kind in _WHOLE:
-            low, high = _WHOLE[self.kind]
+        if self.kind in _RANGES:
+            low, high = _RANGES[self.kind]
             if not low <= int(self.value) <= high:
                 raise InputError(f"a parameter of type {self.kind} can't be {self.value}: it holds {low} to {high}")
 

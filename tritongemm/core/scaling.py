@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.values import TEXT, WHOLE, FieldKind, one_of, require
+from tritongemm.core.values import NATURAL, TEXT, FieldKind, one_of, require
 
 
 @dataclass(frozen=True, order=True)
@@ -59,12 +59,12 @@ class Scaling:
 
 _KINDS = {
     "dtype": one_of(*DTYPES),
-    "rows": WHOLE,
-    "depth": WHOLE,
+    "rows": NATURAL,
+    "depth": NATURAL,
     "layout": TEXT,
     "pad": FieldKind(
         "two whole numbers from 1 on",
-        lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(WHOLE.holds(n) and n for n in v),
+        lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v),
     ),
 }
 

@@ -113,7 +113,7 @@ def one_of(*choices: str) -> FieldKind:
     return FieldKind(f"one of {', '.join(choices)}", lambda v: isinstance(v, str) and v in choices)
 
 
-WHOLE = integer(0, MOST)
+NATURAL = integer(0, MOST)
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:

@@ -186,7 +186,7 @@ def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> 
 
 
 def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
-    """The family of a file that results are written in: that of most of them, of those that the file can be of."""
+    """Return the family of a file for results: that of most of them, of those that the file can be of."""
     columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
     possible = fitting(columns) if columns else FAMILIES
     if not possible:

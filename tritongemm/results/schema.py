@@ -18,7 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
-from tritongemm.core.values import FLAG, MAP, SECONDS_OR_NONE, TEXT, TEXTS, WHOLE, FieldKind, list_of, one_of, require
+from tritongemm.core.values import FLAG, MAP, NATURAL, SECONDS_OR_NONE, TEXT, TEXTS, FieldKind, list_of, one_of, require
 
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
@@ -38,15 +38,15 @@ _PROBLEM_KINDS = {
     ),
     **dict.fromkeys(("row_major_a", "row_major_b"), FLAG),
     **dict.fromkeys(("scale_a", "scale_b"), _MAP_OR_NONE),
-    "counts": list_of(WHOLE),
-    "room": WHOLE,
+    "counts": list_of(NATURAL),
+    "room": NATURAL,
 }
 _SCALING_KINDS = {
     "dtype": one_of(*DTYPES),
     "layout": TEXT,
-    **dict.fromkeys(("rows", "depth"), WHOLE),
+    **dict.fromkeys(("rows", "depth"), NATURAL),
     "pad": FieldKind(
-        "two whole numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(WHOLE.holds(n) and n for n in v)
+        "two whole numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v)
     ),
 }
 
@@ -119,7 +119,7 @@ def _read_header(path: Path, data: Any) -> dict[str, Any]:
     schema = _require_map(data, "header").get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise NewerFileError(path, schema, SCHEMA)
-    require(data, {**_HEADER_KINDS, "compute_units": WHOLE})
+    require(data, {**_HEADER_KINDS, "compute_units": NATURAL})
     if missing := _HEADER_KINDS.keys() - data.keys():
         raise InputError(f"header has no {', '.join(sorted(missing))}")
     return dict(data)

@@ -31,11 +31,6 @@ CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/system/settings.py"
 README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
-# Words of one author for what the field has a word for.
-PRIVATE_WORDS = (
-    *("evaluator", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
-    *("scratch", "learned", "interop"),
-)
 
 
 def _id(page: Path) -> str:
@@ -76,12 +71,6 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     absent += [m for m in doc_pages.mentioned_options(name, text) if not _is_option(m.text, known)]
     absent += [doc_pages.Mention(name, n, p) for n, p in doc_pages.snippets(text) if not (ROOT / p).is_file()]
     assert not absent, "these are named and not there: " + "; ".join(map(str, absent))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_pages_are_in_plain_words(page: Path) -> None:
-    sentences = " ".join(doc_pages.prose(page.read_text())).lower()
-    assert not [word for word in PRIVATE_WORDS if re.search(rf"\b{word}\b", sentences)]
 
 
 def _all_options() -> set[str]:

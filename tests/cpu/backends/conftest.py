@@ -19,7 +19,7 @@ def library(
     request: pytest.FixtureRequest, blaslt_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[blaslt_library.Library]:
     """The stand-in as cuBLASLt and as hipBLASLt, which the backend takes for this machine's library."""
-    copy = shutil.copy(blaslt_libraries / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
+    copy = shutil.copy(blaslt_libraries / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts anew
     found = blaslt_library.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
     monkeypatch.setattr(blaslt, "library", lambda: found)
     monkeypatch.setattr(blaslt, "vendor", lambda: request.param)

@@ -155,9 +155,9 @@ def test_guided_and_genetic_search_side_by_side(
     monkeypatch.setattr(side_by_side, "held_out", lambda given: [script.Replay.prepare(t) for t in given])
     assert side_by_side.main([str(few), "--population", "40", "--generations", "3", "--budget", "48"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    genetic, guided, verdict = printed[-3:]
+    genetic, guided, outcome = printed[-3:]
     assert genetic.startswith("genetic: 240 configs") and guided.startswith("guided: ")
-    assert int(guided.split()[1]) <= 96 and "in 2 of 2 tables" in verdict
+    assert int(guided.split()[1]) <= 96 and "in 2 of 2 tables" in outcome
     assert [row.split()[0] for row in printed[2:4]] == ["1024x1280x8192_bf16_TN", "1024x4096x4096_bf16_TN"]
 
 

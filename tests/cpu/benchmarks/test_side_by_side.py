@@ -205,6 +205,6 @@ def test_winners_hold(script: ModuleType) -> None:
     won = Record(**base, winner="triton", seconds=1e-6, library_seconds=2e-6, library="torch")
     lost = Record(**base, winner="torch", seconds=3e-6, library_seconds=2e-6, library="torch")
     assert hold.gains([won, lost]) == [won]
-    found = hold.verdict([{"then": 2.0, "now": n} for n in (2.0, 1.97, 2.2)] + [{"then": 2.0, "reason": "gone"}])
+    found = hold.outcome([{"then": 2.0, "now": n} for n in (2.0, 1.97, 2.2)] + [{"then": 2.0, "reason": "gone"}])
     assert found["gains"] == 4 and found["within"] == 0.5 and found["not_lower"] == 0.75
     assert "gone" in hold.line({"key": "k", "then": 2.0, "reason": "gone", "config": "c"})

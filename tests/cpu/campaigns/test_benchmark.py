@@ -215,7 +215,7 @@ def test_results_of_another_device(tmp_path: Path) -> None:
 
 
 @dataclass
-class Told:
+class Reporting:
     """What the stages need of a campaign."""
 
     folder: Path
@@ -244,22 +244,22 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
         def race(self, *args: object, **more: object) -> RaceResult:
             raise TritonGemmError("the GPU is gone")
 
-    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]), device=lambda: Vanished([], 0))
+    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]), device=lambda: Vanished([], 0))
     benchmark_stage.run(reported)
     assert reported.failed == [f"not compared: {PROBLEMS[0].key}: the reference: the GPU is gone"]
     assert benchmark_stage.why_again(reported) == "1 GEMMs could not be compared: done again"
-    benchmark_stage.run(Told(reported.folder))
+    benchmark_stage.run(Reporting(reported.folder))
     assert not benchmark_stage.why_again(reported)
     (reported.folder / RAW).write_text("", encoding="utf-8")
     assert benchmark_stage.why_again(reported).endswith("done again")
-    benchmark_stage.run(Told(reported.folder))
+    benchmark_stage.run(Reporting(reported.folder))
     (reported.folder / RAW).unlink()
     assert "there is no such file: done again" in benchmark_stage.why_again(reported)
 
 
 def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another filter that keeps nothing leaves none."""
-    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(reported)
     run_filter(reported.folder, reported.say)
     (entry,) = open_library(reported.folder / LIBRARY).entries
@@ -275,7 +275,7 @@ def test_a_library_replaces_nothing_of_others(
     least_ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", least_ratio)
-    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(reported)
     theirs = reported.folder / LIBRARY / MANIFEST
     theirs.parent.mkdir()
@@ -286,7 +286,7 @@ def test_a_library_replaces_nothing_of_others(
 
 
 def test_the_stages(tmp_path: Path) -> None:
-    reported = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
         filter_stage.run(reported)
     benchmark_stage.run(reported)

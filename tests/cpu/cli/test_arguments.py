@@ -34,9 +34,9 @@ def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_home_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell does so neither behind = nor in quotes, and there would be a folder called ~."""
-    monkeypatch.setenv("HOME", "/home/nobody")
-    assert options.parse([*SIZE, "--tuning_results_file=~/t.yaml"]).output == "/home/nobody/t.yaml"
-    assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/nobody/s.yaml"
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert options.parse([*SIZE, "--tuning_results_file=~/t.yaml"]).output == "/home/someone/t.yaml"
+    assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/someone/s.yaml"
 
 
 @pytest.mark.parametrize("folder", [".", "./", "/"])

@@ -193,8 +193,8 @@ def test_a_file_is_of_the_family_that_its_name_says(
     assert said.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
     again = tmp_path / "again.yaml"
     again.write_text(results_format().write([record(problems[1], 1e-6, **H200)]), encoding="utf-8")
-    is_told = name == "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
-    assert convert.main([str(again), "-o", str(output), *flags]) == (0 if is_told else 2)
+    is_written = name == "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
+    assert convert.main([str(again), "-o", str(output), *flags]) == (0 if is_written else 2)
     assert len(_lines(output)) == len(lines)
 
 

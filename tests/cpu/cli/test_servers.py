@@ -67,7 +67,7 @@ class ScriptedEvaluator(FakeEvaluator):
         super().__init__("sm90", baseline_seconds=1e-6)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The first contenders."""
+        """The first competitors."""
         library = registry.get(LibraryBackend, backend)
         assert isinstance(library, ServerBackend)
         return library.list_candidates(problem, self.target)[:limit]

@@ -41,7 +41,7 @@ def poke(library: ctypes.CDLL, name: str, value: int) -> None:
     ctypes.c_int.in_dll(library, f"fake_{name}").value = value
 
 
-@pytest.mark.parametrize("offsets", [(), PARTS], ids=["whole", "parameter by parameter"])
+@pytest.mark.parametrize("offsets", [(), PARTS], ids=["block", "parameter by parameter"])
 def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia: Opened, offsets: tuple[int, ...]) -> None:
     library, device, fill = nvidia
 

@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def library(built: Path, tmp_path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(shutil.copy(built, tmp_path / "cupti.so")))  # its state starts afresh
+    return ctypes.CDLL(str(shutil.copy(built, tmp_path / "cupti.so")))  # its state starts anew
 
 
 @pytest.fixture

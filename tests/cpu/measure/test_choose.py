@@ -18,7 +18,7 @@ ROUNDS = 40
 def race(
     seed: int = 0, rounds: int = ROUNDS, noise: float = 0.02, drift: float = 0.0, **truth: float
 ) -> dict[str, list[float]]:
-    """Samples of contenders with these true times; `library` is the library. Drift slows every round a little more."""
+    """Samples of entries with these true times; `library` is the library. Drift slows every round a little more."""
     rng = np.random.default_rng(seed)
     slower = 1 + drift * np.arange(rounds) / rounds
     return {

@@ -126,7 +126,7 @@ class Sundial(Timer):
 
 def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dropped(Timer, "timer_toy", tmp_path, monkeypatch):
-        (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_nobody_has\n")
+        (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_that_is_missing\n")
         (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
         (tmp_path / "Timer" / "toy_empty.py").write_text("")
         (tmp_path / "Timer" / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
@@ -135,8 +135,8 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         assert "_toy_helper" not in registry.names(Timer)
         assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"
         why = registry.available(Timer, "toy_missing").reason
-        assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_nobody" in why
-        with pytest.raises(UnavailableError, match="a_package_nobody_has"):
+        assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_that" in why
+        with pytest.raises(UnavailableError, match="a_package_that_is_missing"):
             registry.get(Timer, "toy_missing")
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
             registry.get(Timer, "toy_empty")

@@ -27,7 +27,7 @@ def reported(*candidates: Tried, library: float | None = None) -> History:
     return History({}, candidates, records, 0.0, 0)
 
 
-def told_as(curve: QualityCurve) -> tuple[Any, Any]:
+def points_of(curve: QualityCurve) -> tuple[Any, Any]:
     """What had passed at each point of a curve, and the quality from then on."""
     return [passed for passed, _ in curve.points], [quality for _, quality in curve.points]
 
@@ -36,7 +36,7 @@ def test_the_library_serves_until_there_is_a_candidate() -> None:
     curve = quality_over_time(
         reported(tried(ONE, 0, 30, 1.0), tried(ONE, 1, 10, 2.0), tried(ONE, 2, 12, 3.0), library=2e-5)
     )
-    assert told_as(curve) == ([0, 2, 3], pytest.approx([0.5, 1, 1]))
+    assert points_of(curve) == ([0, 2, 3], pytest.approx([0.5, 1, 1]))
     assert curve.reached(0.99) == 2.0 and curve.reached(0.4) == 0.0
     assert curve.describe() == "99% of the final speed after 2.0 s"
 
@@ -44,7 +44,7 @@ def test_the_library_serves_until_there_is_a_candidate() -> None:
 def test_sizes_count_by_their_geometric_mean() -> None:
     """Without a library's time a size counts from its first candidate on."""
     curve = quality_over_time(reported(tried(ONE, 0, 40, 1.0), tried(TWO, 1, 5, 2.0), tried(ONE, 2, 10, 3.0)))
-    assert told_as(curve) == ([1, 2, 3, 3], pytest.approx([0.25, 0.5, 1, 1]))
+    assert points_of(curve) == ([1, 2, 3, 3], pytest.approx([0.25, 0.5, 1, 1]))
     assert curve.reached(0.99) == 3.0
 
 
@@ -52,7 +52,7 @@ def test_a_candidate_that_proves_wrong_never_counts() -> None:
     race = tried(ONE, 1, 1, 4.0, status="wrong", stage="final")
     race = dataclasses.replace(race, trial=dataclasses.replace(race.trial, samples=()))
     curve = quality_over_time(reported(tried(ONE, 0, 20, 1.0), tried(ONE, 1, 1, 2.0), tried(ONE, 2, 10, 3.0), race))
-    assert told_as(curve) == ([1, 3, 3], pytest.approx([0.5, 1, 1])) and curve.reached(0.99) == 3.0
+    assert points_of(curve) == ([1, 3, 3], pytest.approx([0.5, 1, 1])) and curve.reached(0.99) == 3.0
 
 
 def test_the_quality_of_a_recorded_run() -> None:

@@ -100,7 +100,7 @@ def test_kill_nine_while_appending(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def entire(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return written(tmp_path_factory.mktemp("whole") / "out.yaml")
+    return written(tmp_path_factory.mktemp("complete") / "out.yaml")
 
 
 @given(share=st.floats(0, 1))

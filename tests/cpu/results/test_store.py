@@ -195,8 +195,8 @@ def test_the_file_is_the_truth_for_what_was_merged(tmp_path: Path) -> None:
             store.add_record(record(problem))
         store.merge()
         store.add_record(record(THREE))
-    whole_file = path.read_text()
-    path.write_text("".join(x for x in whole_file.splitlines(keepends=True) if '"M": 16,' not in x))
+    entire_file = path.read_text()
+    path.write_text("".join(x for x in entire_file.splitlines(keepends=True) if '"M": 16,' not in x))
     with take(path) as store:
         assert store.record(ONE) is None, "taken out by hand: to be measured again"
         assert (store.record(TWO), store.record(THREE)) == (record(TWO), record(THREE))

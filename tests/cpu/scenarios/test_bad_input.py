@@ -175,8 +175,8 @@ def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is empty is not set, and a user without a home gets advice."""
     monkeypatch.setenv("TRITONGEMM_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", "/home/nobody")
-    assert settings.cache_folder() == Path("/home/nobody/.cache/tritongemm")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert settings.cache_folder() == Path("/home/someone/.cache/tritongemm")
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match=r"File name too long; name another fol"):
         patch.setenv("TRITONGEMM_CACHE", "a" * 300)
         settings.cache_folder()
@@ -221,10 +221,10 @@ def test_underscores_and_dashes() -> None:
 
 def test_the_home_folder_is_named_as_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the shell leaves it to the command, as in --tuning_results_file=~/tuned.yaml."""
-    monkeypatch.setenv("HOME", "/home/nobody")
+    monkeypatch.setenv("HOME", "/home/someone")
     one = options.parse(["--gemm_size_file=~/s.yaml", "--tuning_results_file=~/t.yaml", "--profile_file=~/p.csv"])
     assert (one.gemm_size_file, one.output, one.profile_file) == (
-        "/home/nobody/s.yaml", "/home/nobody/t.yaml", "/home/nobody/p.csv",
+        "/home/someone/s.yaml", "/home/someone/t.yaml", "/home/someone/p.csv",
     )  # fmt: skip
     assert options.parse([*SIZE, "-o", "a~b"]).output == "a~b"
 

@@ -122,7 +122,7 @@ EDITS = (
     Edit("one round of tiles", ", tiles, tl.num_programs(0), ", ", tl.num_programs(0), tl.num_programs(0), ",
          EVEN, PERSISTENT, replace(SM90, compute_units=32)),
     Edit("half a tile twice", "right.to(c_desc.dtype)", "left.to(c_desc.dtype)", EVEN, PERSISTENT, SM90),
-    Edit("one round of whole tiles", "(step - parts) * programs + p", "p", NARROW, STREAM_ROUNDS),
+    Edit("one round of full tiles", "(step - parts) * programs + p", "p", NARROW, STREAM_ROUNDS),
     Edit("one slot for two parts", "2 * p + (pid != first_shared).to(tl.int32)", "2 * p", NARROW, STREAM),
     Edit("a slot beyond the last", "slot.to(", "(slot + 2).to(", NARROW, STREAM_UNITS, SM90, "crashed"),
     Edit("one product's B for all", "product * batch_b", "product * 0", replace(EVEN, batch=4), PLAIN),

@@ -81,7 +81,7 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
         factors = [c.factors(example.configs, example.rows) for c in (shipped, again)]
         assert factors[0] == pytest.approx(factors[1], rel=0.05)
     assert means(after)[0] > 0.93 and means(after)[1] > 0.97
-    entire = means([a for e, a in zip(given, after, strict=True) if "whole" in e.name])
+    entire = means([a for e, a in zip(given, after, strict=True) if "complete" in e.name])
     assert entire[0] > 0.92 and entire[1] > 0.97
 
 

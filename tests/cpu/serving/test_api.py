@@ -125,17 +125,17 @@ import os, sys, threading, torch
 def run():
     sys.setswitchinterval(1e-5)
     import tritongemm
-    told, ready = [], threading.Barrier(4)
+    outcomes, ready = [], threading.Barrier(4)
     def first():
         ready.wait()
         try:
-            told.append(int(tritongemm.load({str(tmp_path / "tuned.yaml")!r})))
+            outcomes.append(int(tritongemm.load({str(tmp_path / "tuned.yaml")!r})))
         except BaseException as error:
-            told.append(repr(error))
+            outcomes.append(repr(error))
     threads = [threading.Thread(target=first) for _ in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    print(told, flush=True)
+    print(outcomes, flush=True)
 for _ in range(4):
     child = os.fork()
     if not child:

@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
         yield Dispatcher(), empty
 
 
-def lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="cuda:0")
 
 
@@ -170,7 +170,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
     )
     assert dense.moved(dense.problems[0]) == {}
     # As a model's heads are stored: [tokens, heads, K], read head by head, written so too.
-    heads, shared = lying((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
+    heads, shared = strided((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
     out = empty(16, 4, 32).transpose(0, 1)
     view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=out))
     assert not isinstance(view, Support)
@@ -181,7 +181,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
     single = BATCHED.read(BatchOperands(empty(1, 1, 64), empty(1, 64, 32), empty(32)))
     assert not isinstance(single, Support) and single.problems[0].kind == "one" and not single.moved(single.problems[0])
     for a, why in (
-        (lying((4, 16, 64), (2048, 128, 2)), "a has strides"),
+        (strided((4, 16, 64), (2048, 128, 2)), "a has strides"),
         (empty(1, 1, 64).expand(4, 16, 64), "a has strides"),
         (empty(1, 16, 64).expand(4, 16, 64), "all products are the same one"),
         (empty(4, 16, 64, dtype=torch.complex64), "no kernels for torch.complex64"),
@@ -222,7 +222,7 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
     kernels = attach_device(dispatcher, {tuned: StandInKernel()})
     kernels.binders[tuned, 0] = lambda m: StandInKernel()
 
-    def lies(shape: tuple[int, ...], alone: bool, turned: bool) -> Tensor:
+    def placed(shape: tuple[int, ...], alone: bool, turned: bool) -> Tensor:
         entire = empty(*(shape[::-1] if turned else shape), dtype=torch.float32).expand(4, -1, -1)
         apart = empty(4, *(shape[::-1] if turned else shape), dtype=torch.float32)
         found = entire if alone else apart
@@ -232,9 +232,9 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
         a, b = empty(4, m, 640, dtype=fp8), empty(4, 300, 640, dtype=fp8).mT
         a = a.narrow(0, 0, 1).expand(4, m, 640) if shared == "a" else a
         b = b.narrow(0, 0, 1).expand(4, 640, 300) if shared == "b" else b
-        of_a = lies((m, 5), shared == "a", scales in ("block", "group"))
+        of_a = placed((m, 5), shared == "a", scales in ("block", "group"))
         across = 3 if scales.startswith("block") else 300
-        return BatchOperands(a, b, None, torch.bfloat16, of_a, lies((across, 5), shared == "b", scales == "group").mT)
+        return BatchOperands(a, b, None, torch.bfloat16, of_a, placed((across, 5), shared == "b", scales == "group").mT)
 
     found = BATCHED.read(BATCHED.check(operands(16)))
     assert not isinstance(found, Support)

@@ -251,7 +251,7 @@ def test_who_won_decides_what_is_launched() -> None:
             winners.is_launchable(lost)
         )
     assert "prediction" in str(winners.is_launchable(record(p, timer=PREDICTED)))
-    for strange in (record(p, winner="nobody"), record(p, winner=ours.config.backend, config=OTHER)):
+    for strange in (record(p, winner="absent"), record(p, winner=ours.config.backend, config=OTHER)):
         assert str(winners.is_launchable(strange)) == f"{p.key}: its winner {strange.winner} can't be called from here"
 
 

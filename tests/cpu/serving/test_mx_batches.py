@@ -87,8 +87,8 @@ def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pyte
         near = str(dispatcher.ask(BATCHED, BATCHED.check(given(77))))
         assert near.startswith("near: M 16, as no row has 77")
         if dtype == "fp4e2m1" and not shared:  # as a model's heads are stored, two numbers a byte
-            lying = torch.empty_strided((4, 16, 320), (640, 8 * 640, 1), dtype=torch.uint8, device="cuda:0")
-            moved = BATCHED.read(BATCHED.check(given(16)._replace(a=lying)))
+            moved_from = torch.empty_strided((4, 16, 320), (640, 8 * 640, 1), dtype=torch.uint8, device="cuda:0")
+            moved = BATCHED.read(BATCHED.check(given(16)._replace(a=moved_from)))
             assert not isinstance(moved, Support) and moved.moved(own) == {"a": Strides(8 * 640, 640)}
 
 

@@ -165,7 +165,7 @@ def test_a_capture_sees_the_products_of_served_experts_and_fp8_layers(tmp_path: 
         tritongemm.linear_fp8(torch.randn(2, 3, 256, dtype=torch.bfloat16), weight, torch.rand(3, 2))
         tritongemm.linear_fp8(torch.randn(3, 256, dtype=torch.bfloat16), weight, torch.rand(300))
     captured = [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())]
-    assert all(sum(p.counts) == p.m for p in captured if p.groups > 1), "how rows are spread is told with them"
+    assert all(sum(p.counts) == p.m for p in captured if p.groups > 1), "how rows are spread comes with them"
     found = {replace(p, spread=Problem(1, 1, 1).spread, counts=()) for p in captured}
     layers = {
         registry.get(Family, family).problem(m, 300, 256, OCP, OCP, "bf16", row_major_b=False)

@@ -133,7 +133,7 @@ def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
     with pytest.raises(WorkerDied, match="exit status 1: RuntimeError: no coffee"):
         list(WorkerProcess("tests.support.child_roles:Stillborn").ask(1, 60))
     with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
-        list(WorkerProcess("a_module_nobody_has:Role").ask(1, 60))
+        list(WorkerProcess("a_module_that_is_missing:Role").ask(1, 60))
     late = WorkerProcess(ROLE, startup_s=0.0)
     with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
         list(late.ask(("count", 1), 60))

@@ -90,11 +90,11 @@ static PyObject *counter_read(Counter *self, PyObject *number) {
 
 /* Put the entries into a table of this many places, without those of one weight. */
 static int rebuild(Counter *self, size_t places, uintptr_t without) {
-    Entry *before = self->entries, *fresh = PyMem_Calloc(places, sizeof *fresh);
+    Entry *before = self->entries, *larger = PyMem_Calloc(places, sizeof *larger);
     size_t count = self->places;
-    if (!fresh)
+    if (!larger)
         return 0;
-    self->entries = fresh;
+    self->entries = larger;
     self->places = places;
     self->used = 0;
     for (size_t i = 0; i < count; i++) {

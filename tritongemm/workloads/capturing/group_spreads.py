@@ -100,7 +100,7 @@ class GroupSpreads:
         self._unwritten.clear()
 
     def wait(self) -> None:
-        """Wait, but not for long, until what was asked of the GPUs' current streams is done."""
+        """Wait, but not for long, until the GPUs' current streams are done."""
         late = time.monotonic() + _ARRIVE_SECONDS
         with suppress(RuntimeError):  # a GPU that failed answers nothing more
             for device in self._devices:

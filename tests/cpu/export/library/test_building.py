@@ -65,12 +65,12 @@ def test_a_file_of_results_becomes_a_library(
 
 
 def test_what_no_library_can_hold_is_left_out_with_the_reason() -> None:
-    named = replace(RANGE, target=""), replace(RANGE, winner="nobody", config=replace(TILE, backend="nobody"))
+    named = replace(RANGE, target=""), replace(RANGE, winner="absent", config=replace(TILE, backend="absent"))
     refused = replace(RANGE, target="sm1"), replace(RANGE, config=replace(TILE, block_m=24))
     built = building.build([*named, *refused, LOST], HERE)
     assert [entry.record for entry in built.entries] == [LOST]
     reasons = [reason for _, reason in built.left_out]
-    assert [any(word in reason for reason in reasons) for word in ("names no target", "nobody", "sm1", "power of two")]
+    assert [any(word in reason for reason in reasons) for word in ("names no target", "absent", "sm1", "power of two")]
     assert len(reasons) == 4
 
 

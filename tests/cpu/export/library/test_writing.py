@@ -99,12 +99,12 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
     """Refused by name, until something complete takes their place."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16, 24)]
     out, other = tmp_path / name, tmp_path / "other"
-    first = libraries.write(tmp_path / "whole", *records[:2])
+    first = libraries.write(tmp_path / "complete", *records[:2])
     libraries.write(out, *records[:2])
     lost = first[0].kernel
     assert lost is not None
     contents = Contents({entry.key: entry for entry in first}, {})
-    codes = writing.readers(open_library(tmp_path / "whole"), ())
+    codes = writing.readers(open_library(tmp_path / "complete"), ())
     contents.codes = {sha256: read for sha256, read in codes.items() if sha256 != lost.sha256}
     writing.write(out, contents)
     if out.is_dir():
@@ -114,7 +114,7 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
     said = capsys.readouterr()
     assert f"damaged: {out}: {first[0].name}" in said.err and "3 results" in said.out
     assert [one.name for one in open_library(out).damaged] == [first[0].name] and len(open_library(out).entries) == 2
-    assert command.main(["merge", str(tmp_path / "whole"), "-o", str(out)]) == 1
+    assert command.main(["merge", str(tmp_path / "complete"), "-o", str(out)]) == 1
     assert not open_library(out).faults() and len(open_library(out).entries) == 3
 
 
@@ -124,7 +124,7 @@ def test_a_complete_copy_of_damaged_code_is_taken(
 ) -> None:
     """Code is known by its hash, so that one library's damage could stand for another one's complete copy."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16)]
-    damaged, entire = tmp_path / "damaged", tmp_path / "whole"
+    damaged, entire = tmp_path / "damaged", tmp_path / "complete"
     first = libraries.write(damaged, *records)[0]
     libraries.write(entire, *records)
     assert first.kernel is not None

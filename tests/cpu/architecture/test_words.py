@@ -1,0 +1,70 @@
+"""Code, templates, tests and pages are in the field's words: a word of one author has a plain one in its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cpu.architecture.offenders import check
+from tests.support import ROOT
+
+# Private words, as regular expressions, with those to use in their places.
+PLAIN = {
+    "tells?|telling|told|untold": "report, say, distinguish",
+    "lies?|lying": "is stored, is",
+    "so many": "a number, n",
+    "none of ours": "unsupported",
+    "nobody|somebody|anybody": "no user, no process, another one",
+    "whole(?! numb)|wholly": "complete, entire, full; an integer",
+    "judges?|judged|judging|verdicts?": "decide, decision",
+    "opponents?|contenders?": "competitor",
+    "learned": "fitted",
+    "strangers?": "another user",
+    "doors?|houses?|roads?": "command, package, path",
+    "fresh|freshly|afresh": "new",
+    "asks? of|asked of": "request",
+    "workbench|sideline": "cache, set of operands",
+}
+PLAIN_IN_PAGES = {"lane": "device", "scratch": "temporary memory", "interop": "integration"}  # terms of compilers too
+PARTS = ("tritongemm", "hip_ext", "codegen", "search_spaces", "templates", "benchmarks", "scripts", "tests", "docs")
+NOT_YET = {"tritongemm/serving", "tritongemm/operations", "templates", "tests/cpu/serving", "tests/cpu/scenarios"}
+TEXTS = (".py", ".j2", ".md", ".yaml", ".c", ".cpp", ".css", ".js", "")
+
+
+def _files(part: str) -> list[Path]:
+    folder = ROOT / part
+    found = [path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file() and path != Path(__file__)]
+    return [path for path in found if "__pycache__" not in path.parts and "tests/data" not in str(path)]
+
+
+def _words(text: str) -> str:
+    """A text in small letters, with the words of identifiers apart."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", " ", text).lower()
+
+
+def _offences(path: Path, words: dict[str, str]) -> list[str]:
+    wanted = re.compile("|".join(rf"\b({pattern})\b" for pattern in words))
+    found = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+        for match in wanted.finditer(_words(line)):
+            plain = list(words.values())[(match.lastindex or 1) - 1]
+            found.append(f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: write {plain}")
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_words_are_plain(part: str) -> None:
+    words = PLAIN | (PLAIN_IN_PAGES if part == "docs" else {})
+    files = [path for path in _files(part) if not any(str(path).startswith(str(ROOT / one)) for one in NOT_YET)]
+    assert files
+    if part == "docs":
+        files += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    check("words are plain", (offence for path in files for offence in _offences(path, words)), "others say the same")
+
+
+def test_the_check_sees_words_of_identifiers(tmp_path: Path) -> None:
+    path = ROOT / "tests/cpu/architecture/source_tree.py"
+    assert _words("ToldFile so_many whole_numbers") == "told file so many whole numbers"
+    assert not _offences(path, PLAIN)

@@ -318,7 +318,7 @@ def test_an_algorithm_of_the_library_serves(bias: str) -> None:
         unloaded.load([record(p, config, winner="blaslt", library="torch")])
         assert unloaded.explain(x, w, given).resolution.kind == "exact"
         for scale in (1, 2):  # other addresses
-            moved = fresh.run(x * scale, w.clone(), None if given is None else given * scale, None)
+            moved = unloaded.run(x * scale, w.clone(), None if given is None else given * scale, None)
             assert verify.deviation(moved, exact * scale) <= DENSE.tolerance(p)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -16,7 +16,7 @@ from tritongemm.plugins import contracts
 
 PACKAGE = "tritongemm"
 HOME = Path(tritongemm.__file__).parent
-_ROLE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")  # what a child process is told to run
+_ROLE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")  # what a child process is asked to run
 
 
 def _files() -> Iterator[tuple[str, Path]]:

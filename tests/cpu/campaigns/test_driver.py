@@ -60,7 +60,7 @@ def test_all_stages_are_done_once(rig: Rig) -> None:
     assert {path.name: path.read_bytes() for path in rig.folder.iterdir() if path.is_file()} == before
 
 
-def test_a_stage_that_is_missing_is_told_and_what_is_done_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_is_missing_is_reported_and_what_is_done_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "STAGES", ("configs", "tune", "merge", "polish"))
     with pytest.raises(UnavailableError, match=r"the stage polish is not part of this installation; .*tunings"):
         run_campaign(rig.campaign(LOG))

@@ -218,7 +218,7 @@ def test_a_family_that_there_is_not_is_the_complaint(
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.filterwarnings("ignore:.*repeat others")
-def test_a_run_keeps_other_rows_and_skips_what_is_told(untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_other_rows_and_skips_those_of_the_file(untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A prediction is no time to write: our own file has it, and the CSV stays as it was, sorted as asked."""
     there = [
         TUNED,

@@ -127,8 +127,8 @@ def test_scales_along_k_of_each_product(
     out = torch.empty(batch, m, n)
     one = of_a[:1].expand(batch, m, groups)
     assert tritongemm.scaled_bmm(a, w.mT, one, of_w.mT, None, torch.float32, out=out) is out
-    whole = (a.double() * wide_a[:1]) @ (w.double() * wide_w).mT
-    assert verify.deviation(out, whole) < 1e-5
+    entire = (a.double() * wide_a[:1]) @ (w.double() * wide_w).mT
+    assert verify.deviation(out, entire) < 1e-5
 
 
 def test_batches_of_nothing_have_empty_results() -> None:

@@ -80,9 +80,9 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.
 
     monkeypatch.setattr(layer, "mm", multiply)
     for m in (16, 64, 64, 16, 3):
-        x, weight, factors, whole = operands(m)
-        found = layer.linear_fp8(x, weight, factors, None, None, whole)
-        assert verify.deviation(found, x.double() @ whole.double().T) < (0.01 if m == 16 else 0.2)
+        x, weight, factors, entire = operands(m)
+        found = layer.linear_fp8(x, weight, factors, None, None, entire)
+        assert verify.deviation(found, x.double() @ entire.double().T) < (0.01 if m == 16 else 0.2)
         assert verify.deviation(layer.linear_fp8(x, weight, factors), found.double()) < 0.2
     assert calls == [16, 16]
     times = "fp8e4m3fn-fp8e4m3fn-bf16 5.00 us and quantising A 3.00 us"
@@ -158,8 +158,8 @@ def test_patched_layers_keep_their_weight_where_that_pays(dispatcher: Dispatcher
     hold(dispatcher, plain(16, 7e-6))
     patched = tritongemm.patch(model, keep_unquantized=True)
     assert kept(model) == ["0.weight_unquantized"] and model.state_dict().keys() == state.keys()
-    assert torch.equal(model(x), nn.functional.linear(x, whole))
-    assert verify.deviation(model(x.float()), x.double() @ whole.double().T) < 0.2  # of another type
+    assert torch.equal(model(x), nn.functional.linear(x, entire))
+    assert verify.deviation(model(x.float()), x.double() @ entire.double().T) < 0.2  # of another type
     model.load_state_dict(state)
     assert not kept(model)
     patched.undo()

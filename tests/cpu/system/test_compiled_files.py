@@ -185,7 +185,7 @@ def test_users_of_a_shared_folder_use_those_of_whom_they_trust(shared: Path, mon
         CompiledFiles(shared).find(KEY)
 
 
-def test_a_folder_of_ones_own_that_somebody_else_made_is_not_written(tmp_path: Path, shared: Path) -> None:
+def test_a_folder_of_ones_own_that_another_program_made_is_not_written(tmp_path: Path, shared: Path) -> None:
     (tmp_path / "trap").mkdir()
     (shared / "user-1000").symlink_to(tmp_path / "trap")
     with pytest.raises(OutputError, match="user-1000 is not this user's folder alone: remove it"):

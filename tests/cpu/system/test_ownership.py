@@ -55,11 +55,11 @@ def test_who_writes_beside_the_owner(found: os.stat_result, others: bool) -> Non
     assert compiled_files.others_write(found) == others
 
 
-def test_files_of_trusted_users_are_used_where_nobody_else_writes() -> None:
+def test_files_of_trusted_users_are_used_where_no_other_user_writes() -> None:
     some = compiled_files.Owners(frozenset([0, ME]))
     assert some.may_use(status(ME, 0o644)) and some.may_use(status(0, 0o644))
-    assert not some.may_use(status(STRANGER, 0o600)) and not some.may_use(status(ME, 0o664))
-    assert compiled_files.Owners(frozenset(), group=STAFF).may_use(status(STRANGER, 0o644))
+    assert not some.may_use(status(OTHER_USER, 0o600)) and not some.may_use(status(ME, 0o664))
+    assert compiled_files.Owners(frozenset(), group=STAFF).may_use(status(OTHER_USER, 0o644))
     assert not compiled_files.Owners(frozenset(), group=STAFF).may_use(status(4000, 0o644)), "no member, or unknown"
 
 
@@ -90,15 +90,15 @@ def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeyp
     link.symlink_to(folder)
     owned = {Path("/"): (0, 0o755), folder: (OTHER_USER, 0o755), link.parent: (0, 0o1777)}
     pretend(monkeypatch, owned)
-    assert STRANGER in compiled_files.owners(folder, os.stat(folder), ())
-    assert STRANGER not in compiled_files.owners(link, os.stat(link), ())
+    assert OTHER_USER in compiled_files.owners(folder, os.stat(folder), ())
+    assert OTHER_USER not in compiled_files.owners(link, os.stat(link), ())
 
 
 def test_trusted_users_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {Path("/"): (0, 0o755), tmp_path: (0, 0o1777)}, gid=STAFF)
     found = compiled_files.owners(tmp_path, os.stat(tmp_path), ["admin", "4000"])
-    assert {ADMIN, 4000} <= found.uids and STRANGER not in found
-    assert STRANGER in compiled_files.owners(tmp_path, os.stat(tmp_path), ["group"])
+    assert {ADMIN, 4000} <= found.uids and OTHER_USER not in found
+    assert OTHER_USER in compiled_files.owners(tmp_path, os.stat(tmp_path), ["group"])
     monkeypatch.undo()
     with pytest.raises(InputError, match="TRITONGEMM_CACHE_TRUST names 'no such user', which is no user here"):
         compiled_files.owners(tmp_path, os.stat(tmp_path), ["no such user"])

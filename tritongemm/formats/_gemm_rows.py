@@ -59,10 +59,10 @@ def read_several(entry: Entry, m: int) -> dict[str, Any]:
     Raises:
         InputError: it is wrong; names file, row, line and field.
     """
-    said: dict[str, Any] = {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
+    said: dict[str, Any] = {"batch": entry.integer("batch", 1, 1)} if "batch" in entry.values else {}
     if "shared" in entry.values:
         said["shared"] = entry.text("shared", choices=("a", "b"))
-    groups = entry.whole("groups", 1, 1)
+    groups = entry.integer("groups", 1, 1)
     return said | {"groups": groups} | _read_groups(entry) | _read_shares(entry, m, groups)
 
 
@@ -76,7 +76,7 @@ def _read_groups(entry: Entry) -> dict[str, Any]:
     if "group_counts" in entry.values:
         said["counts"] = entry.whole_numbers("group_counts")
     if "group_room" in entry.values:
-        said["room"] = entry.whole("group_room", 1, 0)
+        said["room"] = entry.integer("group_room", 1, 0)
     if said and "groups" not in entry.values:
         entry.fail(f"has {next(k for k in GROUP_KEYS if k in entry.values)} but no groups; name both or neither")
     return said
@@ -84,7 +84,7 @@ def _read_groups(entry: Entry) -> dict[str, Any]:
 
 def _read_shares(entry: Entry, m: int, groups: int) -> dict[str, Any]:
     """The rows of each group of a size, by the shares that groups had when they were captured; nothing without."""
-    entry.whole("group_samples", 1, 1)
+    entry.integer("group_samples", 1, 1)
     if "group_shares" not in entry.values:
         return {}
     if groups == 1 or "group_counts" in entry.values:

@@ -58,7 +58,6 @@ def _offences(path: Path, words: dict[str, str]) -> list[str]:
 def test_words_are_plain(part: str) -> None:
     words = PLAIN | (PLAIN_IN_PAGES if part == "docs" else {})
     files = [path for path in _files(part) if not any(str(path).startswith(str(ROOT / one)) for one in NOT_YET)]
-    assert files
     if part == "docs":
         files += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     check("words are plain", (offence for path in files for offence in _offences(path, words)), "others say the same")

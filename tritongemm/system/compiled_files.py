@@ -4,7 +4,7 @@ A folder that only its owner can write holds everybody's entries. In one that ot
 sticky bit, each user has a folder of its own, `user-<number>`, and reads those of trusted users. Entries that a user
 can't write to the folder, e.g. because an administrator filled it for others to read, go to the user's default folder.
 
-Permissions alone decide who is trusted: a file is used if nobody but trusted users can have written it.
+Permissions alone decide who is trusted: a file is used if only trusted users can have written it.
 """
 
 from __future__ import annotations

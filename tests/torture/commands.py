@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.torture.outcome import TortureFailure
 
 LIMIT_SECONDS = 120.0  # a command that takes longer waits for something that never comes
-STATUSES = (0, 1, 2, 130)  # those that docs/reference/commands.md tells
+STATUSES = (0, 1, 2, 130)  # those that docs/reference/commands.md states
 
 
 @dataclass(frozen=True)

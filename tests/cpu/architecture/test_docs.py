@@ -101,7 +101,7 @@ def _variables() -> set[str]:
     return {n for n in names if re.fullmatch(r"[A-Z][A-Z_]+", n)}
 
 
-def test_every_option_and_variable_is_told() -> None:
+def test_every_option_and_variable_is_reported() -> None:
     text = (DOCS / "reference/commands.md").read_text()
     reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
     second_names = {f"--{name}" for name in ("col-a", "col-b", "row-b", "dtype-a", "dtype-b", "dtype-c", *"omnk")}
@@ -110,7 +110,7 @@ def test_every_option_and_variable_is_told() -> None:
     assert _variables() <= variables
 
 
-def test_every_key_of_a_result_is_told() -> None:
+def test_every_key_of_a_result_is_reported() -> None:
     text = (DOCS / "reference/results.md").read_text()
     reported = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
     kept = {f.name for f in fields(Record)}

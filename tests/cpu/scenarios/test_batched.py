@@ -179,4 +179,4 @@ def test_what_is_refused_is_named() -> None:
         "tma",
     }
     shuffled = replace(ODD, order_b="shuffled_16x16")
-    assert "of a batch lie in rows or columns" in registry.get(Family, "dense").supports(shuffled, GFX942).reason
+    assert "of a batch are in rows or columns" in registry.get(Family, "dense").supports(shuffled, GFX942).reason

@@ -8,7 +8,7 @@ PyTorch is imported on first use of one of them, so the command line starts with
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.system import settings
@@ -66,7 +66,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name.startswith("_") or importlib.util.find_spec(f"{__name__}.operations.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.serving.added_operations").function_of(name)
     globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return globals()[name]
 

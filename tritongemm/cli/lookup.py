@@ -16,8 +16,7 @@ from tritongemm.formats import Defaults
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import winners
-from tritongemm.serving.config_files import merge
-from tritongemm.serving.loaded_tables import read_table
+from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.system.printable import printable

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations.process import serves_blocks
-from tritongemm.serving.tuned_blocks import BlockOperands, compute_or
+from tritongemm.serving.layer_choice import BlockOperands, compute_or
 
 TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations.process import LOG, serves_blocks
-from tritongemm.serving.tuned_blocks import BlockOperands, compute_or
+from tritongemm.serving.layer_choice import BlockOperands, compute_or
 
 _METHOD = "apply_block_scaled_mm"
 _NAME = "vllm_fp8_block"

@@ -14,6 +14,7 @@ from tritongemm.operations.dense import DenseOperands
 from tritongemm.operations.torch_products import linear, torch_linear
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
+NOT_TUNED = ("fallback", "library")  # kinds of resolutions that no kernel of a record is of
 _MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.
 
 # What decides who serves a call: shapes, dtypes, devices, and whatever else an operation depends on.

@@ -30,13 +30,13 @@ from tritongemm.operations.served_problems import ExpertWeights
 from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, LearnAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
-from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.launching import FastCall, prepare_call, prepare_layer
 from tritongemm.serving.loaded_tables import (
     LoadedTable,
     LoadReport,
     announce,
     combined_digest,
+    read_configured,
     read_table,
     why_weight_is_idle,
 )

@@ -23,7 +23,7 @@ from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
-from tritongemm.serving import load_check, winners
+from tritongemm.serving import stored_kernels, winners
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice, open_device
@@ -104,7 +104,7 @@ def load_kernels(
     for record in records:
         kernel = kernels[record.problem]
         if not isinstance(kernel, Support) and _needs_check(record, kernel):
-            support = or_refusal(partial(load_check.check_kernel, kernel, record, device))
+            support = or_refusal(partial(stored_kernels.check_kernel, kernel, record, device))
             if not support:
                 kernels[record.problem] = support
     _warn_of_refused(kernels)
@@ -217,5 +217,5 @@ def _load_algorithm_at(device: ServingDevice, record: Record, m: int) -> LoadedK
     kernel = or_refusal(partial(_load_algorithm, device, here))
     if isinstance(kernel, Support):
         return kernel
-    checked = or_refusal(partial(load_check.check_kernel, kernel, here, device))
+    checked = or_refusal(partial(stored_kernels.check_kernel, kernel, here, device))
     return kernel if checked else checked

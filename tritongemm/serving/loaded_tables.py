@@ -1,4 +1,8 @@
-"""The tables of tuned records that a process has loaded, and the one line that it logs of them for each GPU."""
+"""Tables of tuned records: what `load` and the environment name, and what is reported of it.
+
+Of rows of one problem on one kind of device in several files that the environment names the fastest counts, of
+equally fast ones the first file's, and a measured row before a predicted one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import (
@@ -25,9 +30,11 @@ from tritongemm.operations.served_problems import (
 )
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.record_source import read_source
+from tritongemm.serving.record_table import RowKey, row_key
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
+from tritongemm.system.settings import AiterConfig
 
 if TYPE_CHECKING:
     from tritongemm.export.library.storage import KernelLibrary
@@ -225,3 +232,61 @@ def why_idle(record: Record, device: DeviceKernels | None) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGEST_DIGITS]
+
+
+def read_configured() -> tuple[LoadedTable, ...]:
+    """The tables that TRITONGEMM_CONFIG names, then those of AITER's variables, each without rows that another shadows.
+
+    Each of AITER's variables is for one of its families, which tells files apart whose columns are the same.
+
+    Raises:
+        InputError: a file can't be read, or one of TRITONGEMM_CONFIG is missing or holds no tuned result.
+    """
+    named = settings.tuned_configs()
+    tables = [read_table(path) for path in named]
+    known = {os.path.realpath(path) for path in named}
+    for config in settings.aiter_configs():
+        if os.path.realpath(config.path) not in known and (table := _read_aiters(config)) is not None:
+            tables.append(table)
+            known.add(os.path.realpath(config.path))
+    return merge(tables)
+
+
+def _read_aiters(config: AiterConfig) -> LoadedTable | None:
+    """A table of one of AITER's variables; as AITER does, one that is missing is passed over."""
+    if not os.path.exists(config.path):
+        _LOG.warning("%s: there is no such file; %s names it", printable(str(config.path)), config.variable)
+        return None
+    try:
+        return read_table(config.path, config.family)
+    except InputError as error:
+        _LOG.warning("%s; none of its rows is served", error)
+        return None
+
+
+def merge(tables: Sequence[LoadedTable]) -> tuple[LoadedTable, ...]:
+    """The tables without the rows that a better one shadows; one line is logged for all of those.
+
+    Args:
+        tables: in the order in which they are preferred where rows are equally fast.
+    """
+    best: dict[RowKey, SourceRow] = {}
+    rows = [row for table in tables for row in table.rows]
+    for row in rows:
+        kept = best.setdefault(row_key(row), row)
+        if _rank(row) < _rank(kept):
+            best[row_key(row)] = row
+    if shadowed := [row for row in rows if best[row_key(row)] is not row]:
+        first = shadowed[0]
+        _LOG.info(
+            "%d of %d rows are shadowed by faster ones of the same problem and device; the first is %s, by %s",
+            len(shadowed),
+            len(rows),
+            printable(first.where),
+            printable(best[row_key(first)].where),
+        )
+    return tuple(replace(table, rows=tuple(row for row in table.rows if best[row_key(row)] is row)) for table in tables)
+
+
+def _rank(row: SourceRow) -> tuple[bool, float]:
+    return row.record.predicted, row.record.seconds

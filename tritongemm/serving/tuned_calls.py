@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -13,27 +12,18 @@ from torch import Tensor
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision, output_dtype
-from tritongemm.serving.calls import CallTable, keep
+from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import FastCall, prepare_layer
 
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
-_NOT_TUNED = ("fallback", "library")  # kinds of resolutions that leave a call to the function itself
 _UNKNOWN: Final = object()
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _tracing = torch._C._get_tracing_state
 _modes = torch._C._len_torch_dispatch_stack
 _forward = torch.autograd.forward_ad
-
-
-class _FoundCalls(threading.local):
-    """What one thread has found: a kernel, or None where none serves, by shapes, dtypes, device and precision."""
-
-    def __init__(self) -> None:
-        self.table: dict[tuple[Any, ...], ReadyCall | None] = {}
-        self.valid_with: CallTable | None = None  # The dispatcher replaces its table when records are added.
 
 
 class TunedCalls:
@@ -47,7 +37,6 @@ class TunedCalls:
 
     def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
         self._dispatcher, self._otherwise = dispatcher, otherwise
-        self._found = _FoundCalls()
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ w.T (+ bias) by a tuned kernel, or by the function itself."""
@@ -62,7 +51,7 @@ class TunedCalls:
         if w.shape not in self._dispatcher.weights or not x.is_cuda or _is_pytorchs(x, w, bias):
             return None
         precision = float32_precision() if x.dtype is torch.float32 else None
-        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
+        key: tuple[Any, ...] = (self, x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
         if bias is not None:
             key = (*key, bias.shape, bias.dtype)
         by_layout = self._dispatcher.weights_by_layout
@@ -70,21 +59,18 @@ class TunedCalls:
             if not x.layout == w.layout == torch.strided:
                 return None
             key = (*key, x.is_contiguous(), w.is_contiguous())
-        found = self._found
-        if found.valid_with is not self._dispatcher.calls:
-            found.table, found.valid_with = {}, self._dispatcher.calls
-        call = found.table.get(key, _UNKNOWN)
+        call = self._dispatcher.calls.table.get(key, _UNKNOWN)
         return self._resolve(key, DenseOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
 
     def _resolve(self, key: tuple[Any, ...], operands: DenseOperands) -> ReadyCall | None:
         """Ask the sources of kernels, and keep the answer where an equal call will have the same."""
-        table = self._found.table
+        table: dict[Any, Any] = self._dispatcher.calls.table
         x, w = operands.x, operands.w
         if any(are_transposed(x, w)) and w.shape not in self._dispatcher.weights_by_layout:
             return None  # The key is also that of dense operands, which a row may be for.
         answers = self._dispatcher.explain(*operands, frequent=False)
         resolution, call = answers.resolution, None
-        if resolution.kind not in _NOT_TUNED and resolution.kernel is not None and answers.device is not None:
+        if resolution.kind not in NOT_TUNED and resolution.kernel is not None and answers.device is not None:
             shape = (*x.shape[:-1], w.shape[0])
             dtype = output_dtype(x, None)
             prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)

@@ -24,6 +24,7 @@ from tritongemm.codegen.template_facts import KernelTemplate, SearchFacts
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import STATUSES, Trial
+from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.plugins import contracts
 from tritongemm.tuning.task import NEXT_STATES
 
@@ -119,14 +120,14 @@ def test_every_key_of_a_result_is_reported() -> None:
     assert keys <= reported, sorted(keys - reported)
 
 
+def _contracts() -> list[type[contracts.Plugin]]:
+    classes = (cls for _, cls in inspect.getmembers(contracts, inspect.isclass) if issubclass(cls, contracts.Plugin))
+    return [*classes, Operation, ProductOperation]
+
+
 def test_every_kind_of_plugin_has_a_page() -> None:
     pages = {page.stem for page in (DOCS / "plugins").glob("*.md")}
-    kinds = [
-        cls
-        for _, cls in inspect.getmembers(contracts, inspect.isclass)
-        if issubclass(cls, contracts.Plugin) and contracts.Plugin in cls.__bases__
-    ]
-    assert kinds
+    kinds = [cls for cls in _contracts() if contracts.Plugin in cls.__bases__]
     wanted = {cls.kind.replace(" ", "_") for cls in kinds} | {"evaluator", "target", "template", "index"}
     assert pages == wanted
     table = (DOCS / "plugins/index.md").read_text()
@@ -138,7 +139,7 @@ def test_every_kind_of_plugin_has_a_page() -> None:
 
 def test_every_method_to_fill_is_reported() -> None:
     """A page names each method that its kind's contract leaves open."""
-    for cls in (c for _, c in inspect.getmembers(contracts, inspect.isclass) if issubclass(c, contracts.Plugin)):
+    for cls in _contracts():
         if cls.kind:
             text = (DOCS / "plugins" / f"{cls.kind.replace(' ', '_')}.md").read_text()
             assert not [name for name in cls.__abstractmethods__ if f"{name}(" not in text], cls.__name__

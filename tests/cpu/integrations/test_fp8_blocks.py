@@ -19,7 +19,7 @@ from tritongemm.integrations import process, sglang, vllm
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.tuned_blocks import BlockOperands
+from tritongemm.serving.layer_choice import BlockOperands
 
 M, N, K = 16, 256, 512
 FP8 = torch.float8_e4m3fn

@@ -15,7 +15,7 @@ from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.serving import config_files, record_table
+from tritongemm.serving import loaded_tables, record_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
 
@@ -47,7 +47,7 @@ def write_aiters(path: Path, *lines: str, header: str = HEADER) -> Path:
 
 
 def configured() -> list[Record]:
-    return [r for table in config_files.read_configured() for r in table.records]
+    return [r for table in loaded_tables.read_configured() for r in table.records]
 
 
 def test_the_fastest_row_of_all_files_counts_and_the_first_on_ties(
@@ -161,7 +161,7 @@ def test_each_of_aiters_variables_says_what_its_files_are_of(
     monkeypatch.setenv(variable, str(path))
     (found,) = record_table.read_rows(path, family=settings.aiter_configs()[0].family)
     assert found.record.problem.key == key and found.padded
-    assert len(config_files.read_configured()) == 1
+    assert len(loaded_tables.read_configured()) == 1
 
 
 def test_a_file_of_another_family_than_its_variables_is_passed_over(

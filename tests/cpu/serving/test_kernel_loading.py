@@ -31,7 +31,7 @@ from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving import kernel_loading, load_check, winners
+from tritongemm.serving import kernel_loading, stored_kernels, winners
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
@@ -181,7 +181,7 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
         checked.append(record)
         return SUPPORTED if right else Support("wrong")
 
-    monkeypatch.setattr(load_check, "check_kernel", check)
+    monkeypatch.setattr(stored_kernels, "check_kernel", check)
     gone, here = (record(problem(m, 8, 16), OTHER, winner="library") for m in (2, 4))
     loaded, _ = kernel_loading.load_kernels(stand_in_device(), [gone, here])
     assert loaded[gone.problem] == Support("gone from this version of the library") and checked == [here]
@@ -200,7 +200,7 @@ def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
         return Support(str(1 // (record.problem.m - 2)) and "")
 
     monkeypatch.setattr(Library, "load", load)
-    monkeypatch.setattr(load_check, "check_kernel", check)
+    monkeypatch.setattr(stored_kernels, "check_kernel", check)
     records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
     with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as reported:
         loaded, _ = kernel_loading.load_kernels(stand_in_device(), records)

@@ -19,9 +19,8 @@ from tritongemm.formats import results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import loaded_tables, rank_agreement
-from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.loaded_tables import read_table
+from tritongemm.serving.loaded_tables import read_configured, read_table
 from tritongemm.serving.record_table import RecordTable
 
 

@@ -29,8 +29,8 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.layer_choice import BlockOperands, compute_or, find_layout
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.tuned_blocks import BlockOperands, compute_or, find_layout
 
 FP8 = torch.float8_e4m3fn
 SM90 = loader.load_target("sm90", compute_units=132)

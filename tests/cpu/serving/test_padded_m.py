@@ -18,7 +18,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
-from tritongemm.serving import kernel_loading, load_check, winners
+from tritongemm.serving import kernel_loading, stored_kernels, winners
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of, padded_ms
@@ -119,7 +119,7 @@ def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatc
         return SUPPORTED
 
     monkeypatch.setattr(winners, "find_winner", lambda record: Library())
-    monkeypatch.setattr(load_check, "check_kernel", check)
+    monkeypatch.setattr(stored_kernels, "check_kernel", check)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     row = aiters(16, config=Config("one", 0, 0, 0, backend="library"), winner="library").record
     none, without = kernel_loading.load_kernels(stand_in_device(), [row])

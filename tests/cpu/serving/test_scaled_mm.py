@@ -27,7 +27,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import ScaledCall
-from tritongemm.serving.load_check import check_kernel
+from tritongemm.serving.stored_kernels import check_kernel
 
 Make: TypeAlias = Callable[..., Tensor]
 FP8, INT8 = torch.float8_e4m3fn, torch.int8

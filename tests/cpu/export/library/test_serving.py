@@ -16,7 +16,7 @@ from tests.support.serve_library import REFUSED, HostDriver
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.support import Support
 from tritongemm.export.library import writing
-from tritongemm.serving import load_check
+from tritongemm.serving import stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import read_table
 
@@ -149,7 +149,7 @@ def test_a_kernel_of_another_triton_than_was_measured_is_checked(
         checked.append("checked")
         return Support("" if right else "wrong with Triton 9")
 
-    monkeypatch.setattr(load_check, "check_kernel", check)
+    monkeypatch.setattr(stored_kernels, "check_kernel", check)
     entry = libraries.entry(RECORDS[1], b"code", toolchain={"triton": "9"})
     with writing.held(tmp_path / "library"):
         writing.write(tmp_path / "library", libraries.contents((entry, b"code")))

@@ -15,7 +15,7 @@ from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import PatchedLaunch
-from tritongemm.serving.load_check import check_kernel
+from tritongemm.serving.stored_kernels import check_kernel
 
 SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)

@@ -1,0 +1,173 @@
+"""The contract of operations: of each of this package, and of a toy, which is one file beside them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tritongemm
+from tests.support.linear_layers import StandInKernel, attach_device, problem, record, run_on_cpu
+from tests.support.plugins import dropped
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.support import Support
+from tritongemm.operations import contract
+from tritongemm.operations.contract import Operation, ProductOperation
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.workloads import sizes
+
+B, M, N, K, G = 2, 5, 48, 256, 3
+FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
+ONE, ENDS = torch.ones, torch.tensor([2, 2, M], dtype=torch.int32)
+CHOSEN = ONE(M, 2), torch.zeros(M, 2, dtype=torch.int64)
+
+
+def q(*shape: int) -> Tensor:
+    return torch.randn(shape).to(FP8)
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "mm": (torch.randn(M, K), torch.randn(N, K), ONE(N)),
+    "scaled_mm": (q(M, K), q(N, K), ONE(M), ONE(N)),
+    "bmm": (torch.randn(B, M, K), torch.randn(B, K, N)),
+    "scaled_bmm": (q(B, M, K), q(B, N, K).mT, ONE(B, M, 2), ONE(B, 2, 1)),
+    "grouped_mm": (q(M, K), q(G, N, K).mT, ENDS, ONE(M), ONE(G, N)),
+    "fused_moe": (torch.randn(M, 128), torch.randn(G, 256, 128), torch.randn(G, 128, 128), *CHOSEN),
+    "linear_fp8": (torch.randn(M, K, dtype=BF16), q(N, K), ONE(1, 2)),
+}
+every_call = pytest.mark.parametrize("call", CALLS)
+
+
+def test_every_operation_has_a_case() -> None:
+    names = {name for one in contract.every() for name in (one.name, *one.calls)}
+    assert names == CALLS.keys()
+
+
+@every_call
+def test_operands_are_those_of_the_schema(call: str) -> None:
+    operation, given = contract.bind(call, CALLS[call], {})
+    listed = [
+        one.split("=")[0].split()[-1] for one in operation.schema.partition("(")[2].rpartition(")")[0].split(", ")
+    ]
+    assert list(given._fields)[: len(listed)] == listed and set(given._fields[len(listed) :]) <= {
+        *given._field_defaults
+    }
+
+
+@every_call
+def test_it_is_inferred_read_and_computed_alike(call: str) -> None:
+    """On a CPU, and of tensors without memory."""
+    operation, given = contract.bind(call, CALLS[call], {})
+    result = operation.fallback(operation.check(given))
+    assert torch.equal(result, operation.fallback(operation.check(given)))
+    torch.testing.assert_close(getattr(tritongemm, call)(*CALLS[call]).float(), result.float(), rtol=2e-2, atol=0.5)
+    with FakeTensorMode() as mode:
+        inferred = operation.infer(type(given)(*(mode.from_tensor(t) if isinstance(t, Tensor) else t for t in given)))
+    assert (inferred.shape, inferred.dtype) == (result.shape, result.dtype)
+    bare = type(given)(*(t.to("meta") if isinstance(t, Tensor) else t for t in given))
+    for (product, checked), (_, without) in zip(operation.products(given), operation.products(bare), strict=True):
+        reading, same = product.read(checked), product.read(without)
+        assert not isinstance(reading, Support) and not isinstance(same, Support)
+        assert reading.problems and reading.problems == same.problems and reading.result == same.result
+        if product is operation:
+            assert reading.result == (tuple(result.shape), result.dtype)
+            wanted = set(reading.problems[0].operands) - {"c"}
+            assert operation.name == "linear_fp8" or reading.tensors.keys() == wanted
+
+
+@every_call
+def test_it_is_captured_as_what_is_looked_up(call: str, tmp_path: Path) -> None:
+    operation, given = contract.bind(call, CALLS[call], {})
+    with torch.no_grad(), tritongemm.capture(tmp_path / "shapes.yaml"):
+        getattr(tritongemm, call)(*CALLS[call])
+    rows = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    read = [product.read(checked) for product, checked in operation.products(given)]
+    wanted = [one.problems for one in read if not isinstance(one, Support)]
+    assert len(rows) == len(wanted) and all(row.operation == f"tritongemm.{call}" for row in rows)
+    for row, problems in zip(rows, wanted, strict=True):
+        problem = row.problem  # whose rows of groups are spread as they were
+        assert problem in [one.spread_as(problem) if problem.counts else one for one in problems]
+
+
+@every_call
+def test_it_is_explained_by_function_and_by_name(call: str) -> None:
+    said = tritongemm.explain(call, *CALLS[call])
+    assert said == tritongemm.explain(getattr(tritongemm, call), *CALLS[call])
+    lines = [line for line in said.splitlines() if not line.startswith("quantised: ")]
+    assert len(lines) == (2 if call == "fused_moe" else 1)
+    assert all(line.startswith("fallback: ") and line.endswith("on cpu; tuned kernels run on a GPU") for line in lines)
+
+
+def test_what_is_no_call_is_refused() -> None:
+    with pytest.raises(InputError, match="no operation is called 'conv'; there are: bmm, fused_moe, grouped_mm"):
+        tritongemm.explain("conv", ONE(2, 2))
+    with pytest.raises(AttributeError, match="has no attribute 'conv'"):
+        tritongemm.conv  # noqa: B018
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductOperation]:
+    with dropped(Operation, "gram", tmp_path, monkeypatch):
+        operation, _ = contract.bind("gram", [ONE(1, 1)], {})
+        assert isinstance(operation, ProductOperation)
+        yield operation
+
+
+class MatrixKernel(StandInKernel):
+    """A kernel of a [m, k] @ b [n, k].T in float32, in the host's memory."""
+
+    def __init__(self, m: int, n: int, k: int) -> None:
+        self.shapes, self.launches = {"a": (m, k), "b": (n, k), "c": (m, n)}, 0
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        held = dict.fromkeys(self.shapes, 0)
+
+        def launch(_: int) -> None:
+            a, b, c = (self._matrix(name, at) for name, at in held.items())
+            c[:] = a @ b.T
+            self.launches += 1
+
+        return PatchedLaunch({n: (lambda at, n=n: held.update({n: at})) for n in held}, launch)  # type: ignore[misc]
+
+    def _matrix(self, name: str, at: int) -> Any:
+        rows, columns = self.shapes[name]
+        return np.ctypeslib.as_array((ctypes.c_float * (rows * columns)).from_address(at)).reshape(rows, columns)
+
+
+def test_an_added_file_is_called_compiled_captured_and_explained(
+    toy: ProductOperation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(6, 20)
+    torch.testing.assert_close(tritongemm.gram(x), x @ x.T)
+    compiled = torch.compile(lambda x: tritongemm.gram(x) + 1, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), x @ x.T + 1)
+    (gradient,) = torch.autograd.grad(tritongemm.gram(x.requires_grad_()).sum(), x)
+    torch.testing.assert_close(gradient, 2 * x.detach().sum(0).expand_as(x))
+    x = x.detach()
+    with pytest.raises(InputError, match=r"x \(6,\) must be \[M, K\]"):
+        tritongemm.gram(x[:, 0])
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        tritongemm.gram(x)
+        torch.ops.tritongemm.gram(x)
+    (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    tuned = problem(6, 6, 20, dtype="fp32")
+    assert (row.problem, row.operation, row.count) == (tuned, "tritongemm.gram", 2)
+    dispatcher, kernel = Dispatcher(), MatrixKernel(6, 6, 20)
+    dispatcher.load([record(row.problem)])
+    dispatcher._devices[-1] = attach_device(dispatcher, {tuned: kernel})
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    run_on_cpu(monkeypatch)
+    assert tritongemm.explain("gram", x).startswith("exact: tile__")
+    for one in (x, torch.randn(6, 20)):
+        torch.testing.assert_close(tritongemm.gram(one), one @ one.T)
+    assert kernel.launches == 2 and len(dispatcher.calls.table) == 1

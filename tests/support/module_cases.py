@@ -45,7 +45,9 @@ _WARP_ROLES = (
     Config("ws_tma", 128, 96, 64, 1, 1, 8, 3, (("pair", 1),)),
     Config("ws_tma", 128, 64, 64, 1, 1, 8, 3, (("alternate", 1), ("ahead", 2))),
 )
-_ONCE = (SPLIT, POINTERS[3], *POINTERS[5:8], *DESCRIBED[1::2], DESCRIBED[4])  # each template, most of its branches
+# Each template, most of its branches.
+_POINTERS_ONCE, _DESCRIBED_ONCE = (SPLIT, POINTERS[3], *POINTERS[5:8]), (*DESCRIBED[1::2], DESCRIBED[4])
+_ONCE = (*_POINTERS_ONCE, *_DESCRIBED_ONCE)
 _DEEP = (
     Config("tile", 16, 32, 32, 4, 3),
     Config("tma", 16, 32, 32, 2, 2),
@@ -72,7 +74,8 @@ _GROUPED_BLOCKS = (
     Config("grouped_ws_tma", 64, 64, 128, 4, num_warps=4, num_stages=3),
 )
 CASES = {
-    "bf16": ModuleCase(_problem("dense", "bf16", bias="n"), (*_ONCE, *_WARP_ROLES[:4]), True),
+    "bf16": ModuleCase(_problem("dense", "bf16", bias="n"), _POINTERS_ONCE, True),
+    "bf16, copy engine": ModuleCase(_problem("dense", "bf16", bias="n"), (*_DESCRIBED_ONCE, *_WARP_ROLES[:4])),
     "bf16, other tiles": ModuleCase(
         _problem("dense", "bf16"), (*(c for c in (*POINTERS, *DESCRIBED) if c not in _ONCE), *_WARP_ROLES[4:]), True
     ),

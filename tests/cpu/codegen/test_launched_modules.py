@@ -23,7 +23,7 @@ from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
 QUICK = {
-    ("sm90", "bf16"),
+    ("sm90", "bf16, copy engine"),  # test_sizes_and_strides_of_one_compile has the others
     ("sm90", "grouped bf16"),
     ("gfx942", "bf16"),
     ("gfx950", "fp4"),
@@ -114,7 +114,8 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool
 def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
     """To the end, a kernel of each template, at the tuned size and at a row."""
     facts, problem = TARGETS[target], CASES["bf16"].problem
-    configs = {c.template: c for c in configs_of("bf16", facts)}.values()
+    cases = ("bf16", "bf16, copy engine") if facts.has("tma") else ("bf16",)
+    configs = {c.template: c for case in cases for c in configs_of(case, facts)}.values()
     with launches_for(facts, tmp_path, binary=True) as made:
         for config in configs:
             # A text of its own: kernels of one that another test has run would not be compiled again.

@@ -21,7 +21,7 @@ _LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)
 _HEADING = re.compile(r"(?m)^#{1,6} +(?P<text>.+?) *#*$")
 _SNIPPET = re.compile(r'(?m)^\s*--8<-- "(?P<path>[^"]+)"\s*$')
 _PATH = re.compile(
-    r"(?<![\w./-])(?P<path>(?:tritongemm|benchmarks|codegen|docs|hip_ext|scripts|search_spaces|templates|tests|\.ci)/[\w./*<>-]*)"
+    r"(?<![\w./-])(?P<path>(?:tritongemm|benchmarks|codegen|docs|examples|hip_ext|scripts|search_spaces|templates|tests|\.ci)/[\w./*<>-]*)"
 )
 _MODULE = re.compile(r"(?<![\w./])tritongemm(?:\.\w+)+")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")

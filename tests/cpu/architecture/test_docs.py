@@ -32,6 +32,7 @@ CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/system/settings.py"
 README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
+FOREIGN = {"--no-deps", "-c"}  # options of pip and Python that pages name
 
 
 def _id(page: Path) -> str:
@@ -68,7 +69,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     absent = [m for m in doc_pages.mentioned_paths(name, text) if not doc_pages.path_exists(m.text)]
     absent += [m for m in doc_pages.mentioned_modules(name, text) if not doc_pages.member_exists(m.text)]
     absent += [m for m in doc_pages.mentioned_variables(name, text) if m.text not in _variables()]
-    known = _all_options()
+    known = _all_options() | FOREIGN
     absent += [m for m in doc_pages.mentioned_options(name, text) if not _is_option(m.text, known)]
     absent += [doc_pages.Mention(name, n, p) for n, p in doc_pages.snippets(text) if not (ROOT / p).is_file()]
     assert not absent, "these are named and not there: " + "; ".join(map(str, absent))
@@ -167,7 +168,7 @@ def test_every_page_is_in_the_menu() -> None:
     menu = list(_nav(yaml.safe_load(CONFIG.read_text())["nav"]))
     assert len(menu) == len(set(menu))
     assert set(menu) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    for folder in ("measurements", "decisions", "plugins"):
+    for folder in ("measurements", "decisions", "plugins", "how-to/coming-from"):
         index = (DOCS / folder / "index.md").read_text()
         others = {p.name for p in (DOCS / folder).glob("*.md")} - {"index.md"}
         assert others <= {target for _, target in doc_pages.links(index)}

@@ -68,7 +68,7 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     from tests.support import libraries
     from tritongemm.build import helpers
     from tritongemm.core.launch import StridePlaces
-    from tritongemm.export.library import building, wider_table, writing
+    from tritongemm.export.library import building, writing
     from tritongemm.export.library.entry import LibraryEntry
     from tritongemm.export.library.launch_table import LaunchTable, tabulate
     from tritongemm.operations.torch_limits import serves_other_m
@@ -80,7 +80,7 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
         others = serves_other_m(problem, "sm90")
         table = tabulate(partial(_launch_at, problem), 1 if record.m_from or others else problem.m, problem.m, 16)
         assert isinstance(table, LaunchTable), table
-        table = wider_table.widen(table, partial(_launch_at, problem), 16, 1000) if others else table
+        table = building.widen(table, partial(_launch_at, problem), 16, 1000) if others else table
         first = len(problem.operands) + 3
         places = {size: (first + index, 8) for index, size in enumerate(_SIZES)} if problem.batch > 1 else {}
         code = json.dumps({"name": name, "problem": problem.to_json()}).encode()

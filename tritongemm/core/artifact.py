@@ -1,4 +1,4 @@
-"""The classes `CompileJob` (a kernel to compile) and `Artifact` (the outcome of compiling it)."""
+"""The classes `CompileJob` (a kernel to compile) and `Artifact` (what came of it); the names of code files."""
 
 from __future__ import annotations
 
@@ -83,3 +83,6 @@ class Artifact:
     def from_json(cls, data: dict[str, Any]) -> Artifact:
         """Read the artifact that `to_json` wrote."""
         return cls(**{**data, "config": Config.parse(data["config"])})
+
+
+CODE_FILES = {"nvidia": "kernel.cubin", "amd": "kernel.hsaco"}  # by the vendor of the target

@@ -17,9 +17,9 @@ from tritongemm.core.support import Support
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
+from tritongemm.tuning.final_race import race_again
 from tritongemm.tuning.free_devices import work_when_free
 from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.race_again import race_again
 
 OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own trials, and winners of the nearest sizes
 

@@ -24,8 +24,7 @@ from itertools import product
 from math import inf
 from queue import Empty, SimpleQueue
 
-from tritongemm.build.background import BackgroundBuilds
-from tritongemm.build.pool import BuildPool
+from tritongemm.build.pool import BackgroundBuilds, BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError

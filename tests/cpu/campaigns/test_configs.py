@@ -16,9 +16,9 @@ import pytest
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
 from tritongemm.campaigns import tables, weights
-from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
+from tritongemm.campaigns.weights import BaselineTimes
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, OutputError, TargetError, TritonGemmError
 from tritongemm.core.problem import Problem

@@ -20,9 +20,8 @@ from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.choose import MARGIN
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving.winners import baseline_won, is_launchable
-from tritongemm.tuning.final_race import RaceWork, decide, run_race
+from tritongemm.tuning.final_race import RaceWork, decide, race_again, run_race
 from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.race_again import race_again
 from tritongemm.tuning.task import Task, make_record
 
 KERNEL = Config("tile", 16, 16, 16)

@@ -15,9 +15,8 @@ import pytest
 from tests.support.evaluators import FakeEvaluator
 from tests.support.racing import CODE, SIZE, Drop, pool_and_store, race
 from tests.support.stores import record, take
-from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
+from tritongemm.build.pool import BackgroundBuilds, BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError

@@ -15,10 +15,9 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import meta_model
 from tritongemm.workloads.architectures import ARCHITECTURES
-from tritongemm.workloads.known_weights import list_known_weights
 from tritongemm.workloads.layer_weights import OUTER_NAMES, join_weights
 from tritongemm.workloads.model_config import ModelConfig
-from tritongemm.workloads.model_layers import ModelLayers, list_layers
+from tritongemm.workloads.model_layers import ModelLayers, list_known_weights, list_layers
 from tritongemm.workloads.model_sizes import from_model
 
 transformers = pytest.importorskip("transformers")

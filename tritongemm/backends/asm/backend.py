@@ -13,13 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.asm import fit as asm_fit
 from tritongemm.backends.asm import manifest, param_layout, scaled
 from tritongemm.backends.asm.fit import COUNTERS, layout_name, splits
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.backends.asm.param_layout import LAYOUTS, Field
-from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import NamedKernel

@@ -11,11 +11,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.backends.triton.front_end import quick_front_end
 from tritongemm.codegen import modules, template_facts
-from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from tritongemm.campaigns import tables
-from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
 from tritongemm.campaigns.csv_rows import read_rows
-from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, weigh
+from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, BaselineTimes, weigh
 from tritongemm.campaigns.workload import LoggedProduct, read_workload
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow

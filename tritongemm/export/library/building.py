@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,15 @@ from tritongemm.build.prepare import PreparedKernel
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
+from tritongemm.core.launch import Buffer, HostLaunch, Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.export.library import wider_table
 from tritongemm.export.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
 from tritongemm.export.library.entry import LibraryEntry, LibraryKernel, record_m
 from tritongemm.export.library.helper import LibraryHelper
-from tritongemm.export.library.launch_table import LaunchTable, tabulate
+from tritongemm.export.library.launch_table import LaunchTable, Run, fixed_of, numbers_of, tabulate
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.operations.torch_limits import serves_other_m
@@ -31,6 +31,88 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
 from tritongemm.system import settings
+
+_LOOKED_AT = 4  # blocks of M that show how numbers go on
+_MOST_PIECES = 8  # which a table has where launches are regular
+
+
+def widen(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> LaunchTable:
+    """Return a table of more M, up to where launches are regular.
+
+    Args:
+        table: of the least M on.
+        launch_at: the launch at an M, or why there is none.
+        block: rows of a tile.
+        most: the largest M that is asked for.
+    """
+    pieces = [table]
+    while True:
+        last = pieces[-1]
+        pieces[-1] = last = replace(last, high=_reach(last, launch_at, block, most))
+        if last.high == most or len(pieces) == _MOST_PIECES:
+            return _joined(pieces)
+        following = tabulate(launch_at, last.high + 1, min(most, last.high + _LOOKED_AT * block), block)
+        if isinstance(following, Support) or fixed_of(following.launch) != fixed_of(table.launch):
+            return _joined(pieces)
+        pieces.append(following)
+
+
+def _reach(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> int:
+    """Return the largest M up to which a table's last runs hold."""
+    wanted = fixed_of(table.launch)
+
+    def differs(m: int) -> bool:
+        launch = launch_at(m)
+        if isinstance(launch, Support) or fixed_of(replace(launch, path="")) != wanted:
+            return True
+        numbers, found = _continued(table, m), numbers_of(launch)
+        return any(numbers.get(name, 0) != found.get(name, 0) for name in numbers.keys() | found.keys())
+
+    reached = table.high
+    for m in _samples(table.high, block, most):
+        if differs(m):
+            between = range(reached + 1, m + 1)
+            return reached + bisect_left(between, True, key=differs)
+        reached = m
+    return reached
+
+
+def _samples(high: int, block: int, most: int) -> Iterator[int]:
+    """Yield some M above one, ascending: those around the beginnings of blocks, ever farther apart."""
+    near, step = high, block
+    seen = {most}
+    while near < most:
+        first = (near // block + 1) * block
+        seen |= {near + 1, first - 1, first, first + 1}
+        near, step = near + step, step * 2
+    yield from sorted(m for m in seen if high < m <= most)
+
+
+def _continued(table: LaunchTable, m: int) -> dict[str, int]:
+    """Return the numbers of a launch at an M above a table's, as its last runs go on."""
+    constant = {name: number for name, number in numbers_of(table.launch).items() if name not in table.runs}
+    return constant | {name: runs[-1].at(m) for name, runs in table.runs.items()}
+
+
+def _joined(pieces: Sequence[LaunchTable]) -> LaunchTable:
+    """Return one table of tables that follow each other."""
+    first, last = pieces[0], pieces[-1]
+    every = [{b.name: max(b.bytes, piece.most_bytes(b.name)) for b in piece.launch.buffers} for piece in pieces]
+    names = dict.fromkeys(name for buffers in every for name in buffers)
+    buffers = tuple(Buffer(name, max(one.get(name, 0) for one in every)) for name in names)
+    launch = replace(first.launch, buffers=buffers)
+    runs: dict[str, tuple[Run, ...]] = {}
+    for name in sorted(set().union(*(numbers_of(piece.launch) for piece in pieces))):
+        found = [run for piece in pieces for run in _runs_of(piece, name)]
+        if len(found) > len(pieces) or len({(run.value, run.rise) for run in found}) > 1 or found[0].rise:
+            runs[name] = tuple(found)
+    return LaunchTable(first.low, last.high, launch, runs)
+
+
+def _runs_of(table: LaunchTable, name: str) -> Sequence[Run]:
+    """Return the runs of a number, also of one that does not change."""
+    return table.runs.get(name) or (Run(table.low, numbers_of(table.launch).get(name, 0)),)
+
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _ROWS = (1, 1024)  # few and many: binaries do not depend on M otherwise
@@ -311,4 +393,4 @@ def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
     table = tabulate(launch_at, low, high, block)
     if isinstance(table, Support) or not widens or not prepared.serves(_MOST_ROWS):
         return table
-    return wider_table.widen(table, launch_at, block, _MOST_ROWS)
+    return widen(table, launch_at, block, _MOST_ROWS)

@@ -15,9 +15,9 @@ from tests.support import libraries
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.support import Support
+from tritongemm.export.library.building import widen
 from tritongemm.export.library.launch_table import LaunchTable, tabulate
 from tritongemm.export.library.launch_values import table_from_json, table_to_json
-from tritongemm.export.library.wider_table import widen
 
 SHA256 = "0" * 64
 

@@ -1,6 +1,7 @@
 """What a call costs the host: `tritongemm.mm` beside `torch.nn.functional.linear`, in one process, on a GPU.
 
-So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, and `tritongemm.quantize` beside PyTorch's own operations.
+So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, `tritongemm.quantize` beside PyTorch's own operations, and
+`bmm`, `scaled_bmm`, `grouped_mm` and `fused_moe` beside PyTorch's products of bfloat16.
 
     python benchmarks/dispatch_cost.py
 
@@ -46,6 +47,7 @@ CONFIGS = {
 NEVER, LOST, ALGORITHM, RANGE, ROW_MAJOR = 128, 192, 448, 576, 704  # other N
 LINEAR = " by linear"  # what stands beside a competitor: `linear`, or PyTorch's function of the same kind
 SCALED = 640  # N of products with scales
+BATCH, BATCHED = 4, 768  # products of a batch, groups and experts; their N
 
 
 def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) -> dict[str, float]:
@@ -83,9 +85,7 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
     eight = torch.float8_e4m3fn
     xs, ws = ([torch.randn(rows, K, device="cuda").to(eight) for _ in range(64)] for rows in (M, SCALED))
     of_x, of_w, of_w_row = (torch.ones(shape, device="cuda") for shape in ((M, 1), (SCALED,), (1, SCALED)))
-    said = tritongemm.explain("scaled_mm", xs[0], ws[0], of_x, of_w)
-    if not said.startswith("exact"):
-        raise SystemExit(f"scaled: {said}")
+    require("scaled_mm", xs[0], ws[0], of_x, of_w)
     wide = [torch.randn(M, K, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
     bfloat16 = torch.bfloat16
 
@@ -104,6 +104,75 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
         f"scaled, rows, moving{LINEAR}": lambda i: by_torch(i & 63),
         "quantize, rows": lambda i: tritongemm.quantize(wide[i & 63]),
         f"quantize, rows{LINEAR}": quantized_by_torch,
+    }
+
+
+def require(call: str, *operands: object) -> None:
+    """Stop where PyTorch computes a call, so that no launch would be measured."""
+    try:
+        said = tritongemm.explain(call, *operands)
+    except TypeError:  # of a version that explains `mm` alone
+        return
+    if any(not line.startswith(("exact", " ")) for line in said.splitlines()):
+        raise SystemExit(f"{call}: {said}")
+
+
+def other_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int], object]]:
+    """Calls of `bmm`, `scaled_bmm`, `grouped_mm` and `fused_moe`, beside PyTorch's products of bfloat16."""
+    tile, grouped = CONFIGS["tile"][1], Config("grouped", 16, 64, 64, 1, 1, 4, 2, (("per_unit", 1),))
+    dense, eight = registry.get(Family, "dense"), registry.get(Family, "a8w8")
+    has_fp8, fp8, bf16 = loader.load_target(arch).fp8 == "fn", "fp8e4m3fn", ("bf16",) * 3
+    problems = {dense.problem(M, BATCHED, K, *bf16, row_major_b=False, batch=BATCH): tile}
+    mixture = [dense.problem(M, n, k, *bf16, row_major_b=False, groups=BATCH) for n, k in ((2 * K, K), (K, K))]
+    problems |= dict.fromkeys((*mixture, dense.problem(M, BATCHED, K, *bf16, row_major_b=False, groups=BATCH)), grouped)
+    if has_fp8:
+        problems[eight.problem(M, BATCHED, K, fp8, fp8, "bf16", row_major_b=False, batch=BATCH)] = tile
+        problems[eight.problem(M, BATCHED, K, fp8, fp8, "bf16", row_major_b=False, groups=BATCH)] = grouped
+    tritongemm.load(
+        Record(problem, arch, config, "triton", 1e-6, 0.0, "events", toolchain=toolchain)
+        for problem, config in problems.items()
+    )
+
+    def make(*shape: int) -> list[Tensor]:
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
+
+    a, w, rows = make(BATCH, M, K), torch.randn(BATCH, BATCHED, K, device="cuda", dtype=torch.bfloat16), make(M, K)
+    ends = torch.arange(1, BATCH + 1, device="cuda", dtype=torch.int32) * (M // BATCH)
+    w1, w2 = (torch.randn(BATCH, n, K, device="cuda", dtype=torch.bfloat16) for n in (2 * K, K))
+    tokens, weights = make(M // 2, K), torch.rand(M // 2, 2, device="cuda")
+    ids = torch.randint(0, BATCH, (M // 2, 2), device="cuda", dtype=torch.int32)
+    require("bmm", a[0], w.mT)
+    require("grouped_mm", rows[0], w.mT, ends)
+    require("fused_moe", tokens[0], w1, w2, weights, ids)
+
+    def by_groups(i: int) -> object:
+        return torch._grouped_mm(rows[i & 63], w.mT, offs=ends)
+
+    def mixture_by_torch(i: int) -> object:
+        h = torch._grouped_mm(rows[i & 63], w1.mT, offs=ends)
+        return torch._grouped_mm(h[:, :K].contiguous(), w2.mT, offs=ends)
+
+    calls: dict[str, tuple[Callable[[int], object], Callable[[int], object]]] = {
+        "bmm": (lambda i: tritongemm.bmm(a[0], w.mT), lambda i: torch.bmm(a[0], w.mT)),
+        "bmm, moving": (lambda i: tritongemm.bmm(a[i & 63], w.mT), lambda i: torch.bmm(a[i & 63], w.mT)),
+        "grouped": (lambda i: tritongemm.grouped_mm(rows[0], w.mT, ends), by_groups),
+        "grouped, moving": (lambda i: tritongemm.grouped_mm(rows[i & 63], w.mT, ends), by_groups),
+        "mixture": (lambda i: tritongemm.fused_moe(tokens[i & 63], w1, w2, weights, ids), mixture_by_torch),
+    }
+    if has_fp8:
+        q, of_q, of_w = (
+            w.to(torch.float8_e4m3fn),
+            torch.ones(M, device="cuda"),
+            torch.ones(BATCH, BATCHED, device="cuda"),
+        )
+        a8, rows8 = ([one.to(q.dtype) for one in many] for many in (a, rows))
+        of_a = torch.ones(BATCH, M, device="cuda")
+        require("scaled_bmm", a8[0], q.mT, of_a, of_w)
+        require("grouped_mm", rows8[0], q.mT, ends, of_q, of_w)
+        calls["scaled batch"] = lambda i: tritongemm.scaled_bmm(a8[i & 63], q.mT, of_a, of_w), calls["bmm, moving"][1]
+        calls["scaled groups"] = lambda i: tritongemm.grouped_mm(rows8[i & 63], q.mT, ends, of_q, of_w), by_groups
+    return {
+        f"{name}{whose}": one for name, pair in calls.items() for whose, one in zip(("", LINEAR), pair, strict=True)
     }
 
 
@@ -179,7 +248,7 @@ def main() -> None:
     # PyTorch launches two kernels for it: the second adds up what the first leaves in a workspace.
     add("never tuned, split", 100, "fallback", m=33, k=999)
     add("never tuned, split, float32", 100, "fallback", torch.float32, m=33, k=999)
-    calls |= scaled_calls(device.arch, toolchain)
+    calls |= scaled_calls(device.arch, toolchain) | other_calls(device.arch, toolchain)
     with torch.inference_mode():
         found = measure(calls, args.rounds, args.count)
     print(

@@ -73,7 +73,7 @@ class Operation(Plugin, abstract=True):
     Attributes:
         schema: its name, operands and result, as torch.library writes them.
         operands: a named tuple of them, in the order of the schema; others that have defaults may follow.
-        sources: what a problem calls operands that have other names here.
+        sources: the operand that each of a problem's is read from, where it has another name.
         calls: other functions that compute it, and the order of their operands.
     """
 
@@ -125,7 +125,9 @@ class ProductOperation(Operation, abstract=True):
 
     def tensors(self, checked: Any) -> Mapping[str, Tensor]:
         """The operands as kernels read them, by the names of a problem's."""
-        named = {self.sources.get(name, name): value for name, value in checked._asdict().items()}
+        given, sources = checked._asdict(), self.sources
+        named = {name: given[operand] for name, operand in sources.items()}
+        named |= {name: value for name, value in given.items() if name not in sources.values()}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:

@@ -36,7 +36,7 @@ class Dense(ProductOperation):
 
     schema = "mm(Tensor x, Tensor w, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"
     operands = DenseOperands
-    sources: ClassVar = {"x": "a", "w": "b"}
+    sources: ClassVar = {"a": "x", "b": "w"}
 
     def check(self, given: DenseOperands) -> DenseOperands:
         """The operands; those that no kernel takes are PyTorch's to refuse."""

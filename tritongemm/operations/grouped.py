@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -252,6 +252,7 @@ class Grouped(ProductOperation):
         "str scale_layout='') -> Tensor"
     )
     operands = GroupedOperands
+    sources: ClassVar = {"offsets": "offs", "counts": "offs"}
 
     def check(self, given: GroupedOperands) -> GroupedOperands:
         """The operands, which belong together."""

@@ -265,7 +265,7 @@ class Dispatcher:
         """
         first = operation.tensors(checked)["a"]
         if not first.is_cuda:
-            name = next((name for name, of in operation.sources.items() if of == "a"), "a")
+            name = operation.sources.get("a", "a")
             return CallAnswers.pytorch(f"{name} is on {first.device}; tuned kernels run on a GPU")
         reading = operation.read(checked)
         if isinstance(reading, Support):

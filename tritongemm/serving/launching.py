@@ -325,8 +325,7 @@ class OperandCall(PatchedCall):
         of_call = {name: place for place, name in enumerate(given._fields)}
         out = of_call.get("out", -1)
         self._out = -1 if out < 0 or given[out] is None else out
-        came_from = {to: of_call[name] for name, to in operation.sources.items()}
-        places = [came_from.get(name, of_call.get(name, -1)) for name in names]
+        places = [of_call.get(operation.sources.get(name, name), -1) for name in names]
         # Operands that kernels read where the caller has them are looked at there, others are read at each call.
         in_place = all(
             place >= 0 and _is_same_memory(given[place], tensor)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -25,16 +24,13 @@ class Gram(ProductOperation):
 
     schema = "gram(Tensor x) -> Tensor"
     operands = GramOperands
+    sources: ClassVar = {"a": "x", "b": "x"}  # the activations and the weight of a linear layer
 
     def check(self, given: GramOperands) -> GramOperands:
         """The operand, which is a matrix."""
         check_tensors({"x": given.x})
         check_fit(given.x.dim() == 2, "[M, K]", x=given.x)
         return given
-
-    def tensors(self, checked: GramOperands) -> Mapping[str, Tensor]:
-        """X is the activations and the weight of a linear layer."""
-        return {"a": checked.x, "b": checked.x}
 
     def read(self, checked: GramOperands) -> Reading | Support:
         """The problem of that layer."""

@@ -123,7 +123,7 @@ MX_MODES = ("mx", "mx_shuffled")  # granularities with a power of two for each 3
 
 
 def powers_of(mode: str) -> Scaling:
-    """The powers of two of one of `MX_MODES`."""
+    """Return the powers of two of one of `MX_MODES`."""
     scaling, _ = GRANULARITIES[mode]
     assert scaling is not None
     return scaling

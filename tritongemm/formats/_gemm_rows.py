@@ -50,7 +50,7 @@ SHARE_KEYS = ("group_shares", "group_samples")  # of sizes, as a capture writes 
 
 
 def read_several(entry: Entry, m: int) -> dict[str, Any]:
-    """How many products a row is of, and what they share; only what it says, by the names of a `Problem`.
+    """Return how many products a row is of, and what they share; only what it says, by the names of a `Problem`.
 
     Args:
         entry: the row.
@@ -67,7 +67,7 @@ def read_several(entry: Entry, m: int) -> dict[str, Any]:
 
 
 def _read_groups(entry: Entry) -> dict[str, Any]:
-    """How a row shares its rows out to groups; only what it says."""
+    """Return how a row shares its rows out to groups; only what it says."""
     said: dict[str, Any] = {}
     if "group_form" in entry.values:
         said["group_form"] = entry.text("group_form", choices=GROUP_FORMS)

@@ -143,7 +143,7 @@ def read_text(path: Path) -> str:
 
 
 def by_device(records: Iterable[Record]) -> list[list[Record]]:
-    """The results of each problem on each device: the best, then what may stand for it, as they are given."""
+    """Return the results of each problem on each device: the best, then what may stand for it, as they are given."""
     found: dict[tuple[Problem, str, int], list[Record]] = {}
     for record in records:
         found.setdefault((record.problem, record.target, record.compute_units), []).append(record)
@@ -151,5 +151,5 @@ def by_device(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def baseline_won(record: Record) -> bool:
-    """Whether what users run today won, which other tools run by themselves."""
+    """Return whether what users run today won, which other tools run by themselves."""
     return record.winner in registry.names(Backend) and registry.get(Backend, record.winner).baseline

@@ -72,7 +72,7 @@ class BatchOperands(NamedTuple):
 
 
 def _check_shapes(operands: BatchOperands) -> BatchOperands:
-    """The operands, vectors as [N] or [B, N]; factors along K as they are.
+    """Return the operands, vectors as [N] or [B, N]; factors along K as they are.
 
     Raises:
         InputError: shapes that do not belong together; names them.
@@ -136,7 +136,7 @@ def _factors(
 
 
 def _vector(vector: Tensor, batch: int, length: int) -> Tensor | None:
-    """A vector for each product, [B, length], or one for all, [length]; None where it is neither."""
+    """Return a vector for each product, [B, length], or one for all, [length]; None where it is neither."""
     flat = vector
     if vector.dim() == 3 and 1 in vector.shape[1:]:
         flat = vector.squeeze(1) if vector.shape[2] == length else vector.squeeze(2)
@@ -146,7 +146,7 @@ def _vector(vector: Tensor, batch: int, length: int) -> Tensor | None:
 
 
 def _matrix(t: Tensor) -> tuple[bool, Strides] | None:
-    """Whether the matrices of a batch lie by rows, and their strides; None where neither rows nor columns are dense."""
+    """Return whether the matrices of a batch are row-major, and their strides; None where neither is dense."""
     batch, rows, cols = t.shape
     apart, of_rows, of_cols = t.stride()
     apart = apart if batch > 1 else rows * cols
@@ -191,7 +191,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
 
 
 def _scaled(operands: BatchOperands) -> Tensor:
-    """The products of a batch with scale factors, one after another: PyTorch has no call of all of them."""
+    """Return the products of a batch with scale factors, one after another: PyTorch has no call of all of them."""
     a, b, bias, _, scale_a, scale_b, layout, _ = operands
     assert scale_a is not None and scale_b is not None
     (batch, m, _), n = a.shape, b.shape[2]
@@ -227,7 +227,7 @@ class Batched(ProductOperation):
     calls: ClassVar = {"scaled_bmm": ("a", "b", "scale_a", "scale_b", "bias", "out_dtype")}
 
     def check(self, given: BatchOperands) -> BatchOperands:
-        """The operands with their vectors flat."""
+        """Return the operands with their vectors flat."""
         named = given._asdict()
         check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
         if (given.scale_a is None) != (given.scale_b is None):
@@ -239,11 +239,11 @@ class Batched(ProductOperation):
         return _check_shapes(given)
 
     def tensors(self, checked: BatchOperands) -> Mapping[str, Tensor]:
-        """The operands as kernels read them: vectors may be copies."""
+        """Return the operands as kernels read them: vectors may be copies."""
         return {name: tensor for name, tensor in super().tensors(checked).items() if name != "out"}
 
     def read(self, checked: BatchOperands) -> Reading | Support:
-        """The problems of all families with such factors, of products of their own and of shared operands."""
+        """Return the problems of all families with such factors, of products of their own and of shared operands."""
         a, b, bias, _, scale_a, scale_b, layout, out = checked
         if not a.numel() or not b.numel():
             return Support("an operand is empty")
@@ -287,7 +287,7 @@ class Batched(ProductOperation):
         return given.scale_a is None
 
     def infer(self, given: BatchOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         _check_extents(given.a, given.b)
         shape = given.a.shape[0], given.a.shape[1], given.b.shape[2]
         return given.a.new_empty(shape, dtype=given.result_type)

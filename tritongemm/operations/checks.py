@@ -25,7 +25,7 @@ SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_scales(**scales: Tensor) -> None:
-    """Refuse scale factors that are NaN or infinite, wherever they lie; a GPU is waited for.
+    """Refuse scale factors that are NaN or infinite, on any device; a GPU is waited for.
 
     Args:
         scales: factors by their names: float32, or powers of two (e8m0).
@@ -59,12 +59,12 @@ def check_values(**scales: Tensor) -> None:
 
 
 def wants_gradient(*operands: Tensor | None) -> bool:
-    """Whether a gradient is to flow back to one of these operands."""
+    """Return whether a gradient is to flow back to one of these operands."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands)
 
 
 def read_integers(numbers: Tensor) -> list[int]:
-    """The values of a vector of integers; a GPU is waited for.
+    """Return the values of a vector of integers; a GPU is waited for.
 
     Args:
         numbers: the vector, which transforms of ``torch.func`` other than ``vmap`` may have wrapped.
@@ -107,15 +107,15 @@ def _are_numbers(factors: Tensor) -> bool:
 
 
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
-    """Refuse operands that are no dense tensors, or do not lie together.
+    """Refuse operands that are no dense tensors, or not on one device.
 
     Args:
-        operands: by their names, the first of which says where all must lie.
-        together: whether they must lie on one device.
+        operands: by their names, whose first device is that of all.
+        together: whether they must be on one device.
 
     Raises:
         TypeError: one is no tensor.
-        InputError: one is sparse or nested, or lies elsewhere.
+        InputError: one is sparse or nested, or on another device.
     """
     first = ""
     for name, tensor in operands.items():
@@ -173,7 +173,7 @@ def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *opera
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
     if any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
-        raise InputError(f"out has strides {out.stride()}: several numbers would lie in one place")
+        raise InputError(f"out has strides {out.stride()}: several numbers would share one place")
     if wants_gradient(*operands, out):
         raise InputError("a gradient is wanted, and what is written to out has none; call it under torch.no_grad()")
 

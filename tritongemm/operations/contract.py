@@ -62,7 +62,7 @@ class Reading:
     vector: bool = False
 
     def moved(self, problem: Problem) -> dict[str, Strides]:
-        """The strides of the operands that differ from those of a problem, which are dense and in order."""
+        """Return the strides of the operands that differ from those of a problem, which are dense and in order."""
         usual = {name: Strides(_dense_lead(problem, name), _dense_apart(problem, name)) for name in problem.operands}
         return {name: strides for name, strides in self.strides.items() if strides != usual[name]}
 
@@ -92,7 +92,7 @@ class Operation(Plugin, abstract=True):
 
     @abstractmethod
     def check(self, given: Any) -> Any:
-        """The operands as the other methods take them. Nothing is read but shapes, strides, dtypes and devices.
+        """Return the operands as the other methods take them. Nothing is read but shapes, strides, dtypes and devices.
 
         Raises:
             TypeError: one is no tensor.
@@ -101,7 +101,7 @@ class Operation(Plugin, abstract=True):
 
     @abstractmethod
     def infer(self, given: Any) -> Tensor:
-        """A result without contents for operands without contents."""
+        """Return a result without contents for operands without contents."""
 
     @abstractmethod
     def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:
@@ -112,7 +112,7 @@ class Operation(Plugin, abstract=True):
         """PyTorch's result, with gradients."""
 
     def is_cast(self, given: Any) -> bool:
-        """Whether autocast changes the types of operands, as it does those of PyTorch's own products."""
+        """Return whether autocast changes the types of operands, as it does those of PyTorch's own products."""
         return False
 
 
@@ -121,7 +121,7 @@ class ProductOperation(Operation, abstract=True):
 
     @abstractmethod
     def read(self, checked: Any) -> Reading | Support:
-        """What checked operands mean, on any device, or why no kernel could compute the call."""
+        """Return what checked operands mean, on any device, or why no kernel could compute the call."""
 
     def tensors(self, checked: Any) -> Mapping[str, Tensor]:
         """The operands as kernels read them, by the names of a problem's."""
@@ -131,11 +131,11 @@ class ProductOperation(Operation, abstract=True):
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:
-        """The operation itself."""
+        """Yield the operation itself."""
         yield self, self.check(given)
 
     def infer(self, given: Any) -> Tensor:
-        """A result as `read` says."""
+        """Return a result as `read` says."""
         reading = self.read(self.check(given))
         if isinstance(reading, Support):
             raise InputError(f"{self.name}: {reading}")
@@ -143,7 +143,7 @@ class ProductOperation(Operation, abstract=True):
         return next(iter(reading.tensors.values())).new_empty(shape, dtype=dtype)
 
     def make_fallback(self, checked: Any) -> ReadyCall:
-        """What computes calls like this one by PyTorch, after a look at what their shapes do not say."""
+        """Return what computes calls like this one by PyTorch, after a look at what their shapes do not say."""
         return partial(_compute, self)
 
 
@@ -164,7 +164,7 @@ def check_factors_are_numbers(given: Any) -> None:
 
 
 def every() -> Iterator[Operation]:
-    """All operations, in the order of their files; one whose file is broken is passed over with a warning."""
+    """Yield all operations, in the order of their files; one whose file is broken is passed over with a warning."""
     for file in registry.names(Operation):
         try:
             module = importlib.import_module(f"{Operation.package}.{file}")
@@ -177,7 +177,7 @@ def every() -> Iterator[Operation]:
 
 
 def bind(call: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Operation, Any]:
-    """The operation that a function computes, and its operands.
+    """Return the operation that a function computes, and its operands.
 
     Args:
         call: name of the function, such as ``scaled_bmm``.

@@ -27,7 +27,7 @@ class DenseOperands(NamedTuple):
 
 
 def are_transposed(x: Tensor, w: Tensor) -> tuple[bool, bool]:
-    """Whether x and w are read as transposed views of row-major matrices, as all that are not contiguous are."""
+    """Return whether x and w are read as transposed views of row-major matrices, as all that are not contiguous are."""
     return x.dim() == 2 and not x.is_contiguous(), not w.is_contiguous()
 
 
@@ -39,11 +39,11 @@ class Dense(ProductOperation):
     sources: ClassVar = {"a": "x", "b": "w"}
 
     def check(self, given: DenseOperands) -> DenseOperands:
-        """The operands; those that no kernel takes are PyTorch's to refuse."""
+        """Return the operands; those that no kernel takes are PyTorch's to refuse."""
         return given
 
     def read(self, checked: DenseOperands) -> Reading | Support:
-        """The problem of a linear layer, or of one with transposed views, or why there is none."""
+        """Return the problem of a linear layer, or of one with transposed views, or why there is none."""
         x, w, bias, out_dtype = checked
         if x.layout != torch.strided or w.layout != torch.strided:
             return Support("an operand is sparse")
@@ -71,7 +71,7 @@ class Dense(ProductOperation):
         return True
 
     def infer(self, given: DenseOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         x, w, _, out_dtype = given
         check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
         return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))

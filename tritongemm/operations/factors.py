@@ -55,7 +55,7 @@ Ways: TypeAlias = tuple[Scaling, ...]  # in which one operand's factors can be r
 def readings(
     problem: Problem, of_a: Sequence[Scaling | None], of_b: Sequence[Scaling | None], target: Target | None = None
 ) -> tuple[Problem, ...]:
-    """The problems that a product with scale factors can be taken for, of all families.
+    """Return the problems that a product with scale factors can be taken for, of all families.
 
     Args:
         problem: the product without its factors.
@@ -78,7 +78,7 @@ def why_none(
 def _candidates(
     problem: Problem, of_a: Sequence[Scaling | None], of_b: Sequence[Scaling | None], target: Target | None
 ) -> Iterator[tuple[Problem, Support]]:
-    """The problems of families that have such factors, and whether the family and the target compute them."""
+    """Yield the problems of families that have such factors, and whether the family and the target compute them."""
     for family in registry.every(Family):
         pairs = family.scalings(problem.dtype_a, problem.dtype_b)
         for pair in pairs:
@@ -89,7 +89,7 @@ def _candidates(
 
 
 def _in_words(ways: Sequence[Scaling | None]) -> str:
-    """What the first of the ways covers, for messages."""
+    """Return what the first of the ways covers, for messages."""
     if not ways or ways[0] is None:
         return "none" if ways else "of no known granularity"
     way, padded = ways[0], ", padded" if ways[0].pad != (1, 1) else ""
@@ -103,7 +103,7 @@ def products_with(dtype: str, pair: ScalePair) -> tuple[Problem, ...]:
 
 
 def find_scalings(scales: Tensor, rows: int, k: int, layout: str = "") -> Ways:
-    """The ways in which a tensor can hold the factors of an operand, the simplest first.
+    """Return the ways in which a tensor can hold the factors of an operand, the simplest first.
 
     Args:
         scales: the factors: one, one for each row, or [rows, groups along K] in blocks, row-major or with rows the
@@ -128,7 +128,7 @@ def agreeing(of_a: Ways, of_b: Ways) -> tuple[Ways, Ways]:
 
 
 def of_each(scales: Tensor, sizes: tuple[int, int, int], layout: str = "", turned: bool = False) -> Ways:
-    """The ways in which the factors of one product of a batch can be read; none where they are not of the batch.
+    """Return the ways in which the factors of one product of a batch can be read; none where they are not of the batch.
 
     Args:
         scales: of rows [rows], [batch, rows], [batch, rows, 1] or [batch, 1, rows], or along K [batch, …], each
@@ -178,7 +178,7 @@ def of_layer(scale: Tensor, sizes: tuple[int, int, int]) -> tuple[Ways, Ways]:
 
 
 def of_groups(scale_b: Tensor | None, layout: str = "") -> ScalePair:
-    """The factors of a grouped product's rows and of its weights, as kernels read them.
+    """Return the factors of a grouped product's rows and of its weights, as kernels read them.
 
     Args:
         scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or powers of two [groups, …].
@@ -213,7 +213,7 @@ def _asked_for(layout: str, *families: str) -> Ways:
 
 
 def _holds(scales: Tensor, scaling: Scaling, rows: int, k: int) -> bool:
-    """Whether a tensor's dtype, shape and strides are those of a scaling; arguments as for `find_scalings`."""
+    """Return whether a tensor's dtype, shape and strides are those of a scaling; arguments as for `find_scalings`."""
     if scales.dtype not in (EXPONENTS if scaling.dtype == "e8m0" else (torch.float32,)):
         return False
     extents = scaling.shape(rows, k)
@@ -239,7 +239,7 @@ def given_shape(scaling: Scaling, rows: int, k: int) -> tuple[int, int]:
 
 
 def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
-    """The factors in float32 so that they broadcast over an operand [rows, K]."""
+    """Return the factors in float32 so that they broadcast over an operand [rows, K]."""
     if not scaling.depth:
         return scales.reshape(-1, 1)
     stored = replace(scaling, layout="rows") if scaling.layout in _BY_STRIDES else scaling
@@ -247,7 +247,7 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
 
 
 def describe_known(rows: int, k: int, name: str, transposed: bool = False, layout: str = "") -> str:
-    """The shapes that factors of an operand may have, for messages.
+    """Return the shapes that factors of an operand may have, for messages.
 
     Args:
         rows: of the operand.

@@ -152,7 +152,7 @@ def check_factors(name: str, scales: Tensor, scaling: Scaling, lead: tuple[int, 
 
 
 def _check_rows(operands: GroupedOperands) -> None:
-    """Refuse groups that do not add up, which a CPU can tell without waiting."""
+    """Refuse groups that do not add up, which can be checked on a CPU without waiting."""
     numbers, a = read_integers(operands.offs), operands.a
     if operands.masked:
         if any(not 0 <= rows <= a.shape[1] for rows in numbers):
@@ -162,7 +162,7 @@ def _check_rows(operands: GroupedOperands) -> None:
 
 
 def grouped(operands: GroupedOperands) -> Tensor:
-    """The product by PyTorch: its own grouped one where it has it, else of one group after another.
+    """Return the product by PyTorch: its own grouped one where it has it, else of one group after another.
 
     Only the last asks the GPU for the groups' rows, and so can't be captured. Autocast changes no operand's type.
     """
@@ -226,7 +226,7 @@ def _aligned(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
-    """A and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere.
+    """Return a and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere.
 
     Those that have none are widened where they are of eight bits, or where a wider result is asked for.
     """
@@ -255,7 +255,7 @@ class Grouped(ProductOperation):
     sources: ClassVar = {"offsets": "offs", "counts": "offs"}
 
     def check(self, given: GroupedOperands) -> GroupedOperands:
-        """The operands, which belong together."""
+        """Return the operands, which belong together."""
         _check(given)
         return given
 
@@ -271,7 +271,7 @@ class Grouped(ProductOperation):
         return found | {"scale_a": of_a.contiguous(), "scale_b": checked.scale_b.contiguous()}
 
     def read(self, checked: GroupedOperands) -> Reading | Support:
-        """The problem with the rows spread evenly, of the family with such factors."""
+        """Return the problem with the rows spread evenly, of the family with such factors."""
         a, b = checked.a, checked.b
         (groups, _, n), k = b.shape, checked.k
         if groups < 2 or not a.numel() or not b.numel():
@@ -293,7 +293,7 @@ class Grouped(ProductOperation):
         return Reading(problems[:1], self.tensors(checked), result, plain=plain, why_none=why)
 
     def infer(self, given: GroupedOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         _check_extents(given.a, given.b)
         return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
 

@@ -31,17 +31,17 @@ FORMATS = {
 
 
 def layouts() -> tuple[str, ...]:
-    """How the powers may lie: in rows, or in an order of their own."""
+    """Return the layouts of the powers: in rows, or in an order of their own."""
     return "rows", *(layout.name for layout in registry.every(ScaleLayout))
 
 
 def packed(w: Tensor) -> int:
-    """Numbers that an element of a weight holds; bytes are fp4."""
+    """Return the numbers that an element of a weight holds; bytes are fp4."""
     return DTYPES[FORMATS[w.dtype]].packed if w.dtype in FORMATS else 1
 
 
 def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for activations [..., K] of these extents in a type, and for their powers."""
+    """Return the memory for activations [..., K] of these extents in a type, and for their powers."""
     *rows, k = extents
     q = torch.empty((*rows, k // DTYPES[FORMATS[dtype]].packed), dtype=dtype, device=device)
     return q, torch.empty(powers(layout).shape(prod(rows), k), dtype=torch.uint8, device=device)
@@ -67,8 +67,8 @@ def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor
     q = _packed(quotients) if FORMATS[dtype] == _FP4 else quotients.to(dtype)
     found = exponents.to(torch.uint8)
     q = q.reshape(*x.shape[:-1], -1)
-    lying = found if layout == "rows" else registry.get(ScaleLayout, layout).pack(found)
-    return (q if q.dtype == dtype else q.view(dtype)), lying.contiguous()
+    packed = found if layout == "rows" else registry.get(ScaleLayout, layout).pack(found)
+    return (q if q.dtype == dtype else q.view(dtype)), packed.contiguous()
 
 
 def _packed(numbers: Tensor) -> Tensor:

@@ -57,12 +57,12 @@ class Mixture(Operation):
     operands = MixtureOperands
 
     def check(self, given: MixtureOperands) -> CheckedMixture:
-        """The operands, which belong together; factors on a CPU are looked at."""
+        """Return the operands, which belong together; factors on a CPU are looked at."""
         _check_operands(*given[:6])
         return CheckedMixture(given, _mode(given.x, given.w1, given.w2, *given[6:]))
 
     def infer(self, given: MixtureOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         _check_extents(given.x, given.w1, given.w2)
         return given.x.new_empty((given.x.shape[0], given.w2.shape[1]))
 
@@ -84,7 +84,7 @@ MIXTURE = Mixture()
 
 
 def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor]) -> Tensor:
-    """The result, by what computes the steps and the products."""
+    """Return the result, by what computes the steps and the products."""
     (x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, _), mode = checked
     if not x.shape[0]:
         return x.new_empty(x.shape)
@@ -149,7 +149,7 @@ def _check_extents(x: Tensor, w1: Tensor, w2: Tensor) -> None:
 def _mode(
     x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None, scale_layout: str
 ) -> str:
-    """How rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not at all.
+    """Return how rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not at all.
 
     Raises:
         InputError: weights and factors that do not belong together.

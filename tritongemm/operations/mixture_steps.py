@@ -27,17 +27,17 @@ class MixtureSteps(Protocol):
         """Rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
-        """Each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
+        """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
 
     def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
-        """The activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+        """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
 
     def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
+        """Return the weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
 
 
 def empty_rows(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -> Rows:
-    """Memory for rows and their factors."""
+    """Return the memory for rows and their factors."""
     if mode in MX_MODES:
         return microscaling.empty_pair((rows, k), dtype, powers_of(mode).layout, near.device)
     shapes = {"row": (rows,), "block": (cdiv(k, DEPTH), rows)}
@@ -46,7 +46,7 @@ def empty_rows(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -
 
 
 def as_taken(scale: Tensor | None, mode: str) -> Tensor | None:
-    """Factors that were written for kernels, as `grouped_mm` takes them."""
+    """Return the factors that were written for kernels, as `grouped_mm` takes them."""
     return scale.mT if scale is not None and mode == "block" else scale
 
 
@@ -60,19 +60,19 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
-    """Each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
+    """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
     return _put(x[order // topk], mode, dtype)
 
 
 def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
-    """The activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+    """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
     gate, up = h.float().chunk(2, -1)
     gate = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
     return _put(gate * up, mode, dtype)
 
 
 def combine(y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
+    """Return the weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
     rows = y.float()[place].view(*weights.shape, -1)
     there = (place < ends[-1]).view(*weights.shape, 1)
     return torch.where(there, rows * weights.float()[..., None], 0.0).sum(1).to(dtype)

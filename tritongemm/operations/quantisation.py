@@ -16,7 +16,7 @@ Quantised = tuple[Tensor, Tensor]  # activations and their factors
 
 
 def empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
-    """Memory for the quantised activations and their factors."""
+    """Return the memory for the quantised activations and their factors."""
     if granularity == "mx":
         return microscaling.empty_pair(x.shape, dtype, layout, x.device)
     return torch.empty_like(x, dtype=dtype), empty_factors(x, granularity, layout)

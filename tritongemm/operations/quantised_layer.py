@@ -62,7 +62,7 @@ class QuantisedLayer(ProductOperation):
     operands = LayerOperands
 
     def check(self, given: LayerOperands) -> CheckedLayer:
-        """The operands, which belong together."""
+        """Return the operands, which belong together."""
         x, weight, scale, *_, unquantized = given
         check_tensors({"x": x, "weight": weight, "weight_scale": scale})
         if not x.dim() or not x.shape[-1]:
@@ -73,7 +73,7 @@ class QuantisedLayer(ProductOperation):
         return CheckedLayer(given, _granularity(weight, scale))
 
     def read(self, checked: CheckedLayer) -> Reading | Support:
-        """The problems of all families with such a weight, for each layout of the activations' factors."""
+        """Return the problems of all families with such a weight, for each layout of the activations' factors."""
         x, weight, scale, bias, *_ = checked.given
         q, out = dtype_name("weight", weight), DTYPE_NAMES.get(checked.given.result_type, "")
         k = weight.shape[1] * DTYPES[q].packed
@@ -87,7 +87,7 @@ class QuantisedLayer(ProductOperation):
         return Reading(problems, {"a": x, "b": weight}, (result, checked.given.result_type), plain=plain, why_none=why)
 
     def infer(self, given: LayerOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         x, weight = given.x, given.weight
         fit = x.dim() > 0 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] * microscaling.packed(weight)
         check_fit(fit, "[..., K] and [N, K]", x=x, weight=weight)
@@ -106,7 +106,7 @@ QUANTISED_LAYER = QuantisedLayer()
 
 
 def factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """A factor for each row of the weight, as kernels read them, also where all share one."""
+    """Return a factor for each row of the weight, as kernels read them, also where all share one."""
     if weight_scale.numel() != 1:
         return weight_scale
     return weight_scale.reshape(1).expand(weight.shape[0]).contiguous()

@@ -91,7 +91,7 @@ class TorchScaled:
     def _in_blocks(
         self, a: Tensor, b: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
-        """The product with float32 factors for 128 numbers along K, on GPUs whose library has it.
+        """Return the product with float32 factors for 128 numbers along K, on GPUs whose library has it.
 
         PyTorch wants factors of 1 x 128 with rows the fastest, those of 128 x 128 with K the fastest and padded.
 
@@ -123,7 +123,7 @@ class TorchScaled:
     def _compute(
         self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
-        """The product of plain numbers; factors that do not change along K are applied to it, others before."""
+        """Return the product of plain numbers; factors that do not change along K are applied to it, others before."""
         product = self._product
         scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
         if product.order_b != PLAIN:
@@ -138,7 +138,7 @@ class TorchScaled:
 
 
 def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
+    """Return the factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
     scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
     if not scaling_a.rows and not scaling_w.rows:
         return scale_a.reshape(()), scale_w.reshape(())
@@ -151,7 +151,7 @@ def _one_for_each(scales: Tensor, scaling: Scaling, rows: int) -> Tensor:
 
 
 def _sums(a: Tensor, w: Tensor) -> Tensor:
-    """A @ w.T without factors, not rounded: in int32 of int8, else in float32."""
+    """Return a @ w.T without factors, not rounded: in int32 of int8, else in float32."""
     if a.dtype == torch.int8:
         return linear(a, w, None, torch.int32)
     if a.dtype != torch.uint8:  # which is fp4 here, and a number to PyTorch
@@ -163,7 +163,7 @@ def _sums(a: Tensor, w: Tensor) -> Tensor:
 
 
 def numbers(tensor: Tensor) -> Tensor:
-    """An operand's numbers in float32, two of a byte of fp4."""
+    """Return an operand's numbers in float32, two of a byte of fp4."""
     if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
         return tensor.float()
     return fp4_as_numbers(tensor.view(torch.uint8), torch.float32)
@@ -186,15 +186,15 @@ class ScaledOperation(ProductOperation):
     operands = ScaledOperands
 
     def check(self, given: ScaledOperands) -> CheckedScaled:
-        """The operands with what they mean."""
+        """Return the operands with what they mean."""
         return CheckedScaled(given, read_product(given))
 
     def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
-        """The operands as they are."""
+        """Return the operands as they are."""
         return super().tensors(checked.given)
 
     def read(self, checked: CheckedScaled) -> Reading | Support:
-        """The problems of all families with such factors."""
+        """Return the problems of all families with such factors."""
         given, product = checked
         if not product.dense:
             return Support(f"b has strides {given.b.stride()}; kernels take a dense weight")
@@ -209,7 +209,7 @@ class ScaledOperation(ProductOperation):
         )
 
     def infer(self, given: ScaledOperands) -> Tensor:
-        """A result without contents."""
+        """Return a result without contents."""
         n = given.b.shape[1 if is_transposed(given.a, given.b) else 0]
         return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
 
@@ -233,7 +233,7 @@ class _CheckedProduct:
         self._compute = compute
 
     def __call__(self, *given: Any) -> Tensor:
-        """The result.
+        """Return the result.
 
         Raises:
             InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.

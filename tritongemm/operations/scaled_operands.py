@@ -45,7 +45,7 @@ class ScaledProduct:
         scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same.
         bias: ``n`` or ``none``.
         order_b: order of b in memory.
-        dense: whether b lies as kernels read it.
+        dense: whether kernels can read b without a copy.
     """
 
     m: int
@@ -60,16 +60,16 @@ class ScaledProduct:
     dense: bool
 
     def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
-        """The weight [N, K] and its factors [N, …]."""
+        """Return the weight [N, K] and its factors [N, …]."""
         b, scale_b = operands.b, operands.scale_b
         return (b.t(), _turned(scale_b)) if self.transposed else (b, scale_b)
 
     def problems(self) -> tuple[Problem, ...]:
-        """The problems of all families that the call can be taken for."""
+        """Return the problems of all families that the call can be taken for."""
         return readings(self.plain, self.scalings_a, self.scalings_b)
 
     def why_none(self) -> str:
-        """Why there is no such problem."""
+        """Return why there is no such problem."""
         return why_none(self.plain, self.scalings_a, self.scalings_b)
 
     @property
@@ -80,7 +80,7 @@ class ScaledProduct:
 
 
 def read_product(operands: ScaledOperands) -> ScaledProduct:
-    """What the operands of a call mean.
+    """Return what the operands of a call mean.
 
     Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
 
@@ -123,7 +123,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
 
 
 def _check_order(problem: Problem) -> None:
-    """Refuse a weight that can't lie in the order that it is said to lie in.
+    """Refuse a weight that can't have the order that it is said to have.
 
     Raises:
         InputError: an unknown order, or sizes that it does not divide; says which it does.
@@ -136,7 +136,7 @@ def _check_order(problem: Problem) -> None:
 
 
 def _check_tensors(operands: ScaledOperands) -> None:
-    """Refuse operands that are no tensors, lie apart, or have a type that no scaled product has.
+    """Refuse operands that are no tensors, are on several devices, or have a type that no scaled product has.
 
     Raises:
         TypeError: one is no tensor.
@@ -164,7 +164,7 @@ def _check_tensors(operands: ScaledOperands) -> None:
 
 
 def check_devices(operands: ScaledOperands) -> None:
-    """Refuse operands that do not lie together.
+    """Refuse operands that are not on one device.
 
     Raises:
         InputError: names the operand and both devices.
@@ -176,7 +176,7 @@ def check_devices(operands: ScaledOperands) -> None:
 
 
 def dtype_name(name: str, tensor: Tensor) -> str:
-    """Our name of a tensor's type; bytes are fp4, two numbers each.
+    """Return our name of a tensor's type; bytes are fp4, two numbers each.
 
     Raises:
         InputError: no type of scaled products; `name` is what the message calls the tensor.
@@ -189,7 +189,7 @@ def dtype_name(name: str, tensor: Tensor) -> str:
 
 
 def is_transposed(a: Tensor, b: Tensor) -> bool:
-    """Whether b is a column-major view [K, N] of the weight [N, K].
+    """Return whether b is a column-major view [K, N] of the weight [N, K].
 
     Raises:
         InputError: it is neither that nor the weight.

@@ -1,4 +1,4 @@
-"""The problems that calls at run time ask for; told without PyTorch, as commands that run no kernel ask too."""
+"""Lists the problems that calls at run time ask for, without PyTorch, as commands that run no kernel use it too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
-    """The problem of a linear layer: x [M, K] row-major, w [N, K] row-major, a bias along N or none.
+    """Return the problem of a linear layer: x [M, K] row-major, w [N, K] row-major, a bias along N or none.
 
     Args:
         sizes: M, N, K.
@@ -20,7 +20,7 @@ def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bia
 
 
 def is_layer(problem: Problem) -> bool:
-    """Whether a problem is a linear layer's, which `mm` asks for where x and w are row-major."""
+    """Return whether a problem is a linear layer's, which `mm` asks for where x and w are row-major."""
     p = problem
     return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.dtype_a, p.dtype_b, p.dtype_c), p.bias)
 
@@ -31,13 +31,13 @@ def is_product(problem: Problem) -> bool:
 
 
 def other_layouts(problem: Problem) -> list[Problem]:
-    """The problem with A and B in each other memory layout that `mm` can ask for."""
+    """Return the problem with A and B in each other memory layout that `mm` can ask for."""
     every = (replace(problem, row_major_a=a, row_major_b=b) for a in (True, False) for b in (False, True))
     return [other for other in every if other != problem and is_product(other)]
 
 
 def is_scaled(problem: Problem) -> bool:
-    """Whether `scaled_mm` can ask for a problem."""
+    """Return whether `scaled_mm` can ask for a problem."""
     p = problem
     plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None, scales="")
     return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
@@ -61,19 +61,19 @@ class ExpertWeights(NamedTuple):
 
 
 def expert_weights(problem: Problem) -> ExpertWeights | None:
-    """The weights of a grouped product whose groups' rows lie one after another; None of other products."""
+    """Return the weights of a grouped product whose groups' rows are one after another; None of other products."""
     if problem.kind != "grouped" or problem.room or problem.row_major_b:
         return None
     return ExpertWeights(problem.groups, problem.n, problem.k, problem.dtype_b, problem.family)
 
 
 def is_served(problem: Problem) -> bool:
-    """Whether any call at run time can ask for a problem."""
+    """Return whether any call at run time can ask for a problem."""
     return is_product(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
 
 
 def why_unserved(problem: Problem) -> str:
-    """Why no call asks for a problem, behind the number of such rows; "" where one does."""
+    """Return why no call asks for a problem, behind the number of such rows; "" where one does."""
     if is_served(problem):
         return ""
     if problem.bias == "m":
@@ -84,7 +84,7 @@ def why_unserved(problem: Problem) -> str:
 
 
 def describe_calls(problem: Problem) -> str:
-    """Which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
+    """Return which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
     if reason := why_unserved(problem):
         return f"no call: they are {reason}"
     if problem.kind == "grouped":

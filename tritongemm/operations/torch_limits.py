@@ -15,12 +15,12 @@ _INT8_MULTIPLE: Final = 8
 _INT8_ROWS: Final = 16  # A has more
 _GROUP_BYTES: Final = 16
 _BLOCK_ARCHS: Final = ("sm90",)  # The library that PyTorch calls has kernels for them alone.
-PADDED_GROUPS: Final = 4  # Of factors of blocks of 128 x 128 the groups along K are padded to a multiple of so many.
-PADDED_ROWS: Final = 4  # cuBLASLt has products with factors along K of a multiple of so many rows.
+PADDED_GROUPS: Final = 4  # multiple to which groups along K of factors of blocks of 128 x 128 are padded
+PADDED_ROWS: Final = 4  # multiple of rows for which cuBLASLt has products with factors along K
 
 
 def takes_fp8(n: int, k: int) -> bool:
-    """Whether ``_scaled_mm`` and ``scaled_mm`` of fp8 take a weight of N rows and depth K."""
+    """Return whether ``_scaled_mm`` and ``scaled_mm`` of fp8 take a weight of N rows and depth K."""
     return n % _FP8_MULTIPLE == k % _FP8_MULTIPLE == 0
 
 
@@ -30,12 +30,12 @@ def takes_blocks(arch: str) -> bool:
 
 
 def takes_int8(m: int, n: int, k: int) -> bool:
-    """Whether ``_int_mm`` takes M rows, N columns and depth K."""
+    """Return whether ``_int_mm`` takes M rows, N columns and depth K."""
     return m > _INT8_ROWS and n % _INT8_MULTIPLE == k % _INT8_MULTIPLE == 0
 
 
 def takes_groups(*row_bytes: int) -> bool:
-    """Whether ``_grouped_mm`` and ``_scaled_grouped_mm`` take operands whose rows or columns have so many bytes."""
+    """Return whether ``_grouped_mm`` and ``_scaled_grouped_mm`` take operands whose rows have these bytes."""
     return not any(count % _GROUP_BYTES for count in row_bytes)
 
 
@@ -58,7 +58,7 @@ def serves_other_m(problem: Problem, arch: str) -> bool:
 
 
 def _has_fast_call(problem: Problem, arch: str) -> bool:
-    """Whether PyTorch computes a product with scale factors without turning its operands into wider numbers."""
+    """Return whether PyTorch computes a product with scale factors without turning its operands into wider numbers."""
     of_a, of_b = problem.scale_a, problem.scale_b
     assert of_a is not None and of_b is not None
     if problem.order_b != PLAIN:

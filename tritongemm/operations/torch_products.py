@@ -21,7 +21,7 @@ _read_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # It ex
 
 
 def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    """Dtype of the result: the one asked for, else x's; fp16 for fp8 and int32 for int8 operands, as tuned.
+    """Return the dtype of the result: the one asked for, else x's; fp16 for fp8 and int32 for int8 operands, as tuned.
 
     Raises:
         InputError: what is asked for is none.
@@ -34,12 +34,12 @@ def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
 
 
 def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
-    """Whether ``torch.nn.functional.linear`` takes these dtypes and gives the one asked for."""
+    """Return whether ``torch.nn.functional.linear`` takes these dtypes and gives the one asked for."""
     return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
 
 
 def wide_dtype(x: Tensor, w: Tensor, wanted: torch.dtype) -> torch.dtype:
-    """Dtype in which PyTorch computes what it has no product for.
+    """Return the dtype in which PyTorch computes what it has no product for.
 
     Integers go through float64, which holds every sum of int8 products exactly.
 
@@ -70,7 +70,7 @@ def converted(product: Tensor, wanted: torch.dtype) -> Tensor:
 
 
 def float32_precision() -> str:
-    """How PyTorch is set to multiply float32 on a GPU: ``fp32``, in full, or ``tf32``."""
+    """Return how PyTorch is set to multiply float32 on a GPU: ``fp32``, in full, or ``tf32``."""
     if _read_precision is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
     return "tf32" if _read_precision("cuda", "matmul") == "tf32" else "fp32"

@@ -119,7 +119,7 @@ def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 
 
 def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """The call as torch.compile and torch.export trace it."""
+    """Return the call as torch.compile and torch.export trace it."""
     if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
         return linear(x, w, bias, out_dtype)
     result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
@@ -127,7 +127,7 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 
 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """A call in a mode: gradients, autocast, subclasses, tracers and transforms."""
+    """Return a call in a mode: gradients, autocast, subclasses, tracers and transforms."""
     _require_tensors(x, w, bias)
     operands = (x, w) if bias is None else (x, w, bias)
     if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:

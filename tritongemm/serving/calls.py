@@ -33,7 +33,7 @@ def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dty
     return torch_linear(x, w, bias)
 
 
-class LearnAfterCalls:
+class ResolveAfterCalls:
     """PyTorch's linear layer until a size is frequent, and what it is resolved to from then on.
 
     To find the kernel that PyTorch launches costs about 1 ms, which 250 calls save, and sequences of all lengths come
@@ -49,7 +49,7 @@ class LearnAfterCalls:
         self._calls_left, self._resolve = FREQUENT_CALLS, resolve
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result of PyTorch's linear layer, or of what the size is resolved to."""
+        """Return the result of PyTorch's linear layer, or of what the size is resolved to."""
         self._calls_left -= 1
         if self._calls_left > 0:
             return torch_linear(x, w, bias)
@@ -72,7 +72,7 @@ class CallsByLayout:
         self._prepare, self._calls = prepare, dict[tuple[bool, bool], ReadyCall]()
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result of the call that is ready for this layout, which is made ready where it is the first."""
+        """Return the result of the call that is ready for this layout, which is made ready where it is the first."""
         if not x.layout == w.layout == torch.strided:
             return linear(x, w, bias, out_dtype)
         layout = x.is_contiguous(), w.is_contiguous()

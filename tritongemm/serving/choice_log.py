@@ -14,13 +14,13 @@ _MOST_KEYS = 8192  # Sizes that are remembered; sequences of any length must not
 
 
 class ChoiceLog:
-    """Tells once of each problem who serves it."""
+    """Logs once for each problem what serves it."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, str]] = set()
 
     def log(self, key: str, device: str, resolution: Resolution, where: str) -> None:
-        """Log a line, unless the environment does not ask for it, or an equal call was told of.
+        """Log a line, unless the environment does not ask for it, or an equal call was logged.
 
         Args:
             key: of the problem.

@@ -82,11 +82,11 @@ class DeviceKernels:
         return self.helpers.target
 
     def find_row(self, problem: Problem) -> SourceRow | Support:
-        """The tuned row of a problem for this GPU, or why there is none."""
+        """Return the tuned row of a problem for this GPU, or why there is none."""
         return self.records.find_row(problem, self.device.arch, self.device.compute_units)
 
     def loaded_for(self, record: Record) -> LoadedKernel | Support | None:
-        """The kernel of a record, or why it can't be launched; None where nobody asked for it."""
+        """Return the kernel of a record, or why it can't be launched; None where it was not loaded yet."""
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
 
     def served_seconds(self, record: Record) -> float | None:
@@ -95,11 +95,11 @@ class DeviceKernels:
         return record.library_seconds if is_refused else record.served_seconds
 
     def find_record(self, problem: Problem) -> Record | Support:
-        """The tuned record of a problem for this GPU, or why there is none."""
+        """Return the tuned record of a problem for this GPU, or why there is none."""
         return self.records.find(problem, self.device.arch, self.device.compute_units)
 
     def find_tuned(self, call: CallSignature) -> LoadedKernel | Support:
-        """The tuned kernel of this call, or why it can't be launched."""
+        """Return the tuned kernel of this call, or why it can't be launched."""
         record = self.find_record(call.problem)
         if isinstance(record, Support):
             return record
@@ -116,7 +116,7 @@ class DeviceKernels:
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def bind(self, record: Record, m: int) -> LoadedKernel | Support:
-        """The kernel of a record at an M, or why it can't be launched there.
+        """Return the kernel of a record at an M, or why it can't be launched there.
 
         Args:
             record: one that serves this GPU.
@@ -174,7 +174,7 @@ class DeviceKernels:
         return refusal
 
     def move(self, resolution: Resolution, problem: Problem, reading: Reading) -> Resolution:
-        """A resolution whose kernel reads operands of the strides of a call, or PyTorch's where it can't."""
+        """Return a resolution whose kernel reads operands of the strides of a call, or PyTorch's where it can't."""
         kernel, record = resolution.kernel, resolution.record
         if kernel is None or record is None:
             return resolution if kernel is None else replace(resolution, kernel=None)
@@ -187,7 +187,7 @@ class DeviceKernels:
         return replace(resolution, kernel=moved)
 
     def why_not_tuned(self, call: CallSignature) -> str:
-        """Why no tuned kernel computes a call."""
+        """Return why no tuned kernel computes a call."""
         kernel = self.find_tuned(call)
         return (
             kernel.reason
@@ -197,7 +197,7 @@ class DeviceKernels:
 
 
 def _moved(kernel: LoadedKernel, record: Record, m: int, strides: Mapping[str, Strides]) -> LoadedKernel | Support:
-    """A record's kernel, which is bound to an M, for operands of other strides."""
+    """Return a record's kernel, which is bound to an M, for operands of other strides."""
     if not isinstance(kernel, TunedKernel):
         return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} have other strides")
     places = kernel.strides or _stride_places(record, record.problem.at(m))
@@ -206,7 +206,7 @@ def _moved(kernel: LoadedKernel, record: Record, m: int, strides: Mapping[str, S
 
 
 def _stride_places(record: Record, problem: Problem) -> StridePlaces | Support:
-    """Where launches of a record's kernel have the strides of operands, asked of its backend."""
+    """Return where launches of a record's kernel have the strides of operands, by its backend."""
     backend = winners.find_winner(record)
     if isinstance(backend, Support):
         return backend  # a machine that serves a library may lack what the backend needs

@@ -28,7 +28,7 @@ from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
 from tritongemm.operations.served_problems import ExpertWeights
 from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype
-from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, LearnAfterCalls, keep, plain_linear
+from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.launching import FastCall, prepare_call, prepare_layer
 from tritongemm.serving.loaded_tables import (
@@ -74,7 +74,7 @@ class CallAnswers:
         return cls(Resolution("fallback", reason, lasting=lasting))
 
     def prepared(self, prepare: Callable[[LoadedKernel, ServingDevice], ReadyCall], otherwise: ReadyCall) -> ReadyCall:
-        """What serves calls: the launch of a kernel, or what computes calls without one.
+        """Return what serves calls: the launch of a kernel, or what computes calls without one.
 
         A kernel that can't be prepared leaves the call to the other, unless it was tuned for this very size: that it
         fails there must be seen.
@@ -145,7 +145,7 @@ class Dispatcher:
         """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
 
         Returns:
-            What tells the tables that this process has loaded from others; "" where it has loaded none.
+            What distinguishes the tables that this process has loaded from others; "" where it has loaded none.
 
         Raises:
             InputError: the file can't be read, or holds no tuned result.
@@ -181,7 +181,7 @@ class Dispatcher:
         return call(x, w, bias, out_dtype)
 
     def resolve_layer(self, key: CallKey, operands: DenseOperands, frequent: bool = False) -> ReadyCall:
-        """What serves calls of `mm` of a key, kept in the table for the next one.
+        """Return what serves calls of `mm` of a key, kept in the table for the next one.
 
         Args:
             key: of the call. Its precision counts, as another thread may have changed PyTorch's meanwhile.
@@ -205,13 +205,13 @@ class Dispatcher:
         answers = self.ask(DENSE, operands, key[_PRECISION], frequent)
         ready: ReadyCall = plain_linear if is_plain(x, w, out_dtype) else linear
         if not frequent and ready is plain_linear and answers.resolution.kind == "fallback" and x.is_cuda:
-            ready = LearnAfterCalls(partial(self.resolve_layer, key, frequent=True))
+            ready = ResolveAfterCalls(partial(self.resolve_layer, key, frequent=True))
         transposed = are_transposed(x, w)
         prepare = partial(_prepare_layer, operands, transposed)
         return answers.prepared(prepare, ready), answers.resolution.lasting
 
     def resolve(self, operation: ProductOperation, key: CallKey, given: Any) -> ReadyCall:
-        """What serves calls of a key, kept in the table for the next one.
+        """Return what serves calls of a key, kept in the table for the next one.
 
         Args:
             operation: whose calls these are.
@@ -252,7 +252,7 @@ class Dispatcher:
     def ask(
         self, operation: ProductOperation, checked: Any, precision: str | None = None, frequent: bool = True
     ) -> CallAnswers:
-        """The answers of the kernel sources, up to the first that serves a call.
+        """Return the answers of the kernel sources, up to the first that serves a call.
 
         Args:
             operation: what is called.
@@ -303,7 +303,7 @@ class Dispatcher:
         return replace(answers, resolution=resolution)
 
     def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:
-        """Why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""
+        """Return why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""
         return why_weight_is_idle(self._tables, weight, self.device_kernels(index))
 
     def device_kernels(self, index: int) -> DeviceKernels | None:
@@ -311,7 +311,7 @@ class Dispatcher:
         return self._devices.get(index) if index < 0 else self.device(index)
 
     def device(self, index: int) -> DeviceKernels | None:
-        """The kernels of a device, loaded at its first use; None while a capture forbids loading."""
+        """Return the kernels of a device, loaded at its first use; None while a capture forbids loading."""
         device = self._devices.get(index)
         if device is None and not torch.cuda.is_current_stream_capturing():
             with self._lock:
@@ -350,7 +350,7 @@ default = Dispatcher()  # of this process; tests put others in its place
 
 
 def default_dispatcher() -> Dispatcher:
-    """The dispatcher of this process, which the public functions and the custom operators share.
+    """Return the dispatcher of this process, which the public functions and the custom operators share.
 
     To keep other records separate, create a `Dispatcher` and call its `run`.
     """

@@ -61,7 +61,7 @@ class HelperKernels:
         return loader.load_target(arch)
 
     def prepare(self, helper: HelperKernel, arguments: HelperArguments) -> PatchedLaunch:
-        """A launch for one thread.
+        """Return a launch for one thread.
 
         Raises:
             UnavailableError: no library has the kernel, and it can't be compiled here; or it would have to be loaded
@@ -78,7 +78,7 @@ class HelperKernels:
             return TunedKernel(launch, kernel.function).prepare(self.device.driver_device)
 
     def _kernel(self, helper: HelperKernel, arguments: HelperArguments) -> TunedKernel:
-        """The loaded kernel, with a launch of any grid and numbers."""
+        """Return the loaded kernel, with a launch of any grid and numbers."""
         digest = helper.digest(self.device.arch)
         if digest not in self._kernels:
             if torch.cuda.is_current_stream_capturing():
@@ -90,7 +90,7 @@ class HelperKernels:
         return self._kernels[digest]
 
     def _load_stored(self, helper: HelperKernel, digest: str) -> TunedKernel | None:
-        """The kernel of a library; None where none has it whole."""
+        """Return the kernel of a library; None where none has it undamaged."""
         for library in reversed(self.libraries):
             stored = library.helpers.get((self.device.arch, digest))
             if stored is None:

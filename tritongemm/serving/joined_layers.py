@@ -104,7 +104,7 @@ class JoinedLayers:
                     parameters[name].data = parameters[name].data.clone()
 
     def take(self, place: int, x: Tensor) -> Tensor | None:
-        """A layer's result, as columns of the joined one; None where the layer is to be computed by itself.
+        """Return a layer's result, as columns of the joined one; None where the layer is to be computed by itself.
 
         Args:
             place: of the layer in the group.
@@ -124,7 +124,7 @@ class JoinedLayers:
         return result.narrow(-1, self._starts[place], self._widths[place])
 
     def _begin(self, turn: _Turn, place: int, x: Tensor) -> Tensor | None:
-        """What the first layer that is given an input does."""
+        """Return what the first layer that is given an input does."""
         if turn.result is not None:  # computed for layers that were then given something else
             turn.result, turn.agreed = None, False
         turn.waiting = 0
@@ -132,20 +132,20 @@ class JoinedLayers:
             return None
         turn.input, turn.version, turn.stream = weakref.ref(x), x._version, _stream(self._index)
         turn.waiting = self._all ^ (1 << place)
-        if not (turn.agreed and self._is_whole()):
+        if not (turn.agreed and self._is_complete()):
             return None
         turn.result = mm(x, self.weight, self.bias)
         return turn.result.narrow(-1, self._starts[place], self._widths[place])
 
-    def _is_whole(self) -> bool:
-        """Whether all weights and biases still are the parts that they were made."""
+    def _is_complete(self) -> bool:
+        """Return whether all weights and biases still are the parts that they were made."""
         for part in self._parts:
             if not _is_part(*part):
                 return False
         return self._has_bias or all(parameters.get("bias") is None for parameters in self._parameters)
 
     def _pays(self, x: Tensor) -> bool:
-        """Whether the joined product is the faster one at the rows of x."""
+        """Return whether the joined product is the faster one at the rows of x."""
         dispatcher = default_dispatcher()
         calls = dispatcher.calls
         if self._decided_with is not calls:
@@ -164,7 +164,7 @@ class JoinedLayers:
 
 
 def _is_part(parameters: Mapping[str, Any], name: str, address: int, numel: int) -> bool:
-    """Whether a layer's parameter still is the part of a joined one that it was made."""
+    """Return whether a layer's parameter still is the part of a joined one that it was made."""
     p: Any = parameters.get(name)
     if type(p) is not nn.Parameter:
         return False
@@ -188,12 +188,12 @@ class JoinedPart:
         return _no_input, ()
 
     def take(self, x: Tensor) -> Tensor | None:
-        """The layer's result, or None where it is to be computed by itself."""
+        """Return the layer's result, or None where it is to be computed by itself."""
         return self.group.take(self._place, x)
 
 
 def find_joinable(model: nn.Module, layers: Mapping[str, nn.Linear]) -> list[tuple[str, ...]]:
-    """The groups of a model's layers that tuned tables say are faster as one product, at some M at least.
+    """Return the groups of a model's layers that tuned tables say are faster as one product, at some M at least.
 
     Args:
         model: whose layers these are; what shares memory with anything else in it is left.
@@ -206,7 +206,7 @@ def find_joinable(model: nn.Module, layers: Mapping[str, nn.Linear]) -> list[tup
 
 
 def _memory(tensor: Tensor) -> int:
-    """The address of a tensor's memory; 0 where it is no plain tensor."""
+    """Return the address of a tensor's memory; 0 where it is no plain tensor."""
     return tensor.untyped_storage().data_ptr() if type(tensor) in _PLAIN and tensor.layout == torch.strided else 0
 
 
@@ -223,7 +223,7 @@ def _may_join(layers: Sequence[nn.Linear], owners: Mapping[int, int]) -> bool:
 
 
 def _is_own(parameter: Tensor, owners: Mapping[int, int]) -> bool:
-    """Whether memory is one parameter's alone, and a part of a joined one would be aligned as well."""
+    """Return whether memory is one parameter's alone, and a part of a joined one would be aligned as well."""
     address = _memory(parameter)
     return (
         address != 0
@@ -236,7 +236,7 @@ def _is_own(parameter: Tensor, owners: Mapping[int, int]) -> bool:
 
 
 def _problems(layers: Sequence[nn.Linear]) -> tuple[Problem, ...]:
-    """The joined product and that of each layer, with an M of 1."""
+    """Return the joined product and that of each layer, with an M of 1."""
     dtype, bias = DTYPE_NAMES[layers[0].weight.dtype], "none" if layers[0].bias is None else "n"
     widths = [layer.out_features for layer in layers]
     k = layers[0].in_features
@@ -259,6 +259,6 @@ def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool
 
 
 def _served_seconds(device: DeviceKernels, problem: Problem) -> float | None:
-    """What a product takes by what serves it; None where no row tells."""
+    """Return what a product takes by what serves it; None where no row has its time."""
     record = device.find_record(problem)
     return None if isinstance(record, Support) else device.served_seconds(record)

@@ -32,13 +32,13 @@ from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_kernels import TorchKernels
 from tritongemm.system import settings
 
-_TOLD = 10  # records that a warning names
+_MOST_NAMED = 10  # records that a warning names
 
 
 def load_device(
     index: int, records: RecordTable, former: DeviceKernels | None = None, libraries: tuple[KernelLibrary, ...] = ()
 ) -> DeviceKernels:
-    """The kernels that a GPU can launch for tuned records.
+    """Return the kernels that a GPU can launch for tuned records.
 
     Args:
         index: the GPU's number, as PyTorch counts.
@@ -127,13 +127,13 @@ def _warn_of_refused(kernels: dict[Problem, LoadedKernel | Support]) -> None:
     """Warn once of the sizes that have a tuned kernel which can't be launched."""
     reasons = [f"{problem.key}: {kernel}" for problem, kernel in kernels.items() if isinstance(kernel, Support)]
     if reasons:
-        more = [f"and {len(reasons) - _TOLD} more, which tritongemm.explain tells"] if len(reasons) > _TOLD else []
-        text = "; ".join([*reasons[:_TOLD], *more])
+        more = [f"and {len(reasons) - _MOST_NAMED} more, see tritongemm.explain"] if len(reasons) > _MOST_NAMED else []
+        text = "; ".join([*reasons[:_MOST_NAMED], *more])
         warnings.warn(f"PyTorch computes {len(reasons)} of {len(kernels)} tuned sizes: {text}", stacklevel=2)
 
 
 def made_by_other_triton(record: Record) -> bool:
-    """Whether another Triton than the one installed made a record, so that its kernel must be checked again."""
+    """Return whether another Triton than the one installed made a record, so that its kernel must be checked again."""
     return record.toolchain.get("triton") != settings.version("triton")
 
 
@@ -146,7 +146,7 @@ def _needs_check(record: Record, kernel: LoadedKernel) -> bool:
 def _load_compiled(
     device: ServingDevice, records: Sequence[Record], padded: Collection[Problem]
 ) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
-    """The compiled kernel of each record, and the binders of those that serve other M; arguments as above."""
+    """Return the compiled kernel of each record, and the binders of those that serve other M; arguments as above."""
     kernels: dict[Problem, LoadedKernel | Support] = {}
     binders: dict[Problem, Binder] = {}
     if not records:
@@ -186,7 +186,7 @@ def _load_code(
 
 
 def _bind(prepared: PreparedKernel, kernel: LoadedKernel, least: int, m: int) -> LoadedKernel | Support:
-    """A loaded kernel at another M; from the least one to its own its binary is known to be right."""
+    """Return a loaded kernel at another M; from the least one to its own its binary is known to be right."""
     if not least <= m <= rows_of(prepared.record.problem):
         carries = or_refusal(partial(prepared.serves, m))
         if not carries:
@@ -198,7 +198,7 @@ def _bind(prepared: PreparedKernel, kernel: LoadedKernel, least: int, m: int) ->
 
 
 def _refuse(support: Support, m: int) -> Support:
-    """The answer of a record whose kernel can't serve its range."""
+    """Return the answer of a record whose kernel can't serve its range."""
     return support
 
 
@@ -210,7 +210,7 @@ def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Sup
 
 
 def _load_algorithm_at(device: ServingDevice, record: Record, m: int) -> LoadedKernel | Support:
-    """A library's algorithm at another M, loaded and checked at the first call of it."""
+    """Return a library's algorithm at another M, loaded and checked at the first call of it."""
     if torch.cuda.is_current_stream_capturing():
         return Support("its algorithm is loaded at the first call of this M, and not while a graph is captured")
     here = replace(record, problem=record.problem.at(m), m_from=0)

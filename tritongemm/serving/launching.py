@@ -78,7 +78,7 @@ class PatchedCall:
         self._set_workspace, self._set_semaphore = map(self.set_address, ("workspace", "semaphore"))
 
     def _make_allocator(self) -> Callable[[], Tensor]:
-        """A function that makes new memory for a result."""
+        """Return a function that makes new memory for a result."""
         if self._device.type == "cuda" and _empty is not None:
             # What torch.compile's own code calls: torch.empty without its argument parser and dispatcher.
             strides = torch.empty(self._shape, device="meta").stride()
@@ -128,7 +128,7 @@ class PatchedCall:
             self._launch(stream)
             return
         self._pair = None
-        # From PyTorch's allocator: it lies in the graph's own pool, and is free again in stream order.
+        # From PyTorch's allocator: it is in the graph's own pool, and is free again in stream order.
         workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=self._device)
         self._set_workspace(workspace.data_ptr())
         address = workspaces.for_capture(stream) if self._counts else 0
@@ -210,7 +210,7 @@ class TransposedCall:
         self._call = prepare(compute)
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result, as of `FastCall`."""
+        """Return the result, as of `FastCall`."""
         return self._call(*self._transpose(x, w), bias, out_dtype)
 
     def _transpose(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +220,7 @@ class TransposedCall:
 def prepare_layer(
     prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall = linear
 ) -> ReadyCall:
-    """A `FastCall`, or the same for transposed views; arguments are those of `TransposedCall`."""
+    """Return a `FastCall`, or the same for transposed views; arguments are those of `TransposedCall`."""
     return TransposedCall(prepare, transposed, otherwise) if any(transposed) else prepare(otherwise)
 
 
@@ -382,7 +382,7 @@ def prepare_call(
     kernel: LoadedKernel,
     device: ServingDevice,
 ) -> ReadyCall:
-    """The launch of a kernel for the operands of an operation; arguments are those of `OperandCall`."""
+    """Return the launch of a kernel for the operands of an operation; arguments are those of `OperandCall`."""
     if operation is SCALED:
         return ScaledCall(kernel, device, *reading.result, otherwise)
     return OperandCall(kernel, device, operation, given, reading, otherwise)

@@ -112,13 +112,13 @@ def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tens
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change
 
 
-class Verdict(NamedTuple):
-    """What loaded rows tell of a call.
+class LayerChoice(NamedTuple):
+    """The decision on a call by loaded rows.
 
     Attributes:
         unquantized: whether the product in the activations' own type is the faster one.
         text: the times, or why there is nothing to compare.
-        lasting: whether an equal call will be judged alike until other records are loaded.
+        lasting: whether the decision holds for equal calls until other records are loaded.
     """
 
     unquantized: bool
@@ -151,23 +151,23 @@ def judge(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOpera
     return verdict
 
 
-def _judge(operands: ScaledOperands, dtype: torch.dtype) -> Verdict:
+def _choose(operands: ScaledOperands, dtype: torch.dtype) -> LayerChoice:
     if dtype not in TYPES:
-        return Verdict(False, f"activations of {dtype} are always quantised")
+        return LayerChoice(False, f"activations of {dtype} are always quantised")
     device = default_dispatcher().device_kernels(operands.a.get_device())
     if device is None:
         where = operands.a.device
-        return Verdict(False, f"nothing is loaded on {where}", lasting=not operands.a.is_cuda)
+        return LayerChoice(False, f"nothing is loaded on {where}", lasting=not operands.a.is_cuda)
     product = read_product(operands)
     if not product.m:
-        return Verdict(False, "there are no activations")
+        return LayerChoice(False, "there are no activations")
     names = DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], DTYPE_NAMES[operands.out_dtype]
     plain = layer_problem((product.m, product.n, product.k), names, product.bias)
     return compare(device, product.problems(), plain)
 
 
-def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> Verdict:
-    """Which of two products is faster, the time of quantising A before the first one included.
+def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> LayerChoice:
+    """Return which of two products is faster, the time of quantising A before the first one included.
 
     Args:
         device: has the rows.
@@ -178,23 +178,23 @@ def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) ->
     other = device.find_record(plain)
     for found in (row, other):
         if isinstance(found, Support):
-            return Verdict(False, found.reason)
+            return LayerChoice(False, found.reason)
     assert isinstance(row, Record) and isinstance(other, Record)
     if row.quantize_seconds is None:
-        return Verdict(False, f"the row of {row.problem.key} does not tell how long A is quantised")
+        return LayerChoice(False, f"the row of {row.problem.key} does not say how long A is quantised")
     if row.predicted or other.predicted:
-        return Verdict(False, f"{(row if row.predicted else other).problem.key} was predicted, not measured")
+        return LayerChoice(False, f"{(row if row.predicted else other).problem.key} was predicted, not measured")
     if other.problem.m < row.problem.m:
-        return Verdict(False, f"{plain.key} was measured at M {other.problem.m}, {scaled[0].key} at {row.problem.m}")
-    product, whole = device.served_seconds(row), device.served_seconds(other)
-    if product is None or whole is None:
-        return Verdict(False, f"{(row if product is None else other).problem.key} can't be launched here")
-    pays = product + row.quantize_seconds < whole
+        return LayerChoice(False, f"{plain.key} was timed at M {other.problem.m}, {scaled[0].key} at {row.problem.m}")
+    product, unquantized = device.served_seconds(row), device.served_seconds(other)
+    if product is None or unquantized is None:
+        return LayerChoice(False, f"{(row if product is None else other).problem.key} can't be launched here")
+    pays = product + row.quantize_seconds < unquantized
     text = (
         f"{row.problem.dtypes} {product * 1e6:.2f} us and quantising A {row.quantize_seconds * 1e6:.2f} us "
-        f"{'<' if pays else '>='} {plain.dtypes} {whole * 1e6:.2f} us"
+        f"{'<' if pays else '>='} {plain.dtypes} {unquantized * 1e6:.2f} us"
     )
-    return Verdict(not pays, text)
+    return LayerChoice(not pays, text)
 
 
 def _first_record(device: DeviceKernels, problems: Iterable[Problem]) -> Record | Support:

@@ -23,11 +23,11 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
     Args:
         scales: [rows, groups along K], bytes or e8m0; or float32.
         layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``. Of float32 factors how
-            they lie, as of `tritongemm.quantize`: ``rows``, ``groups`` or ``tma``.
+            order of the factors, as of `tritongemm.quantize`: ``rows``, ``groups`` or ``tma``.
 
     Returns:
-        Factors of the same type, dense, rows and groups padded to whole blocks of the layout; those of float32 have
-        the same shape, and strides that tell the layout.
+        Factors of the same type, dense, rows and groups padded to complete blocks of the layout; those of float32 have
+        the same shape, and strides that show the layout.
 
     Raises:
         TypeError: they are no tensor.
@@ -44,7 +44,7 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
 
 
 def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32x8") -> Tensor:
-    """What `pack_scales` was given.
+    """Return what `pack_scales` was given.
 
     Args:
         scales: in the order of a layout.
@@ -54,7 +54,7 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
 
     Raises:
         TypeError: they are no tensor.
-        InputError: no such layout, or factors that hold not so many rows and groups, or are no whole blocks.
+        InputError: no such layout, or factors with another number of rows and groups, or not in complete blocks.
     """
     if layout in FACTOR_LAYOUTS:
         _check_floats(scales, layout)
@@ -63,14 +63,14 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
         return scales.contiguous()
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
-    wanted = tuple(round_up(size, whole) for size, whole in zip((rows, groups), order.pad, strict=True))
+    wanted = tuple(round_up(size, multiple) for size, multiple in zip((rows, groups), order.pad, strict=True))
     if tuple(scales.shape) != wanted:
         raise InputError(f"scales are {tuple(scales.shape)}; {rows} x {groups} in the order {layout} are {wanted}")
     return order.unpack(exponents)[:rows, :groups].contiguous().view(scales.dtype)
 
 
 def pack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
-    """A weight [N, K] in an order that kernels read: give it to `scaled_mm` with ``order_b``.
+    """Return a weight [N, K] in an order that kernels read: give it to `scaled_mm` with ``order_b``.
 
     Args:
         w: [N, K]; of fp4 [N, K / 2] bytes.
@@ -83,12 +83,12 @@ def pack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
 
 
 def unpack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
-    """What `pack_weight` was given; arguments and errors as for that."""
+    """Return what `pack_weight` was given; arguments and errors as for that."""
     return _checked(w, order).unpack(w.t()).t()
 
 
 def _checked(w: Tensor, order: str) -> WeightLayout:
-    """The layout, which has a place for all elements of a weight.
+    """Return the layout, which has a place for all elements of a weight.
 
     Raises:
         InputError: it has not.

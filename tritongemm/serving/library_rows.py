@@ -9,23 +9,23 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.export.library.storage import KernelLibrary, StoredCode, open_library
 from tritongemm.serving.source_row import SourceRow
 
-_TOLD = 10  # entries that a warning names
+_MOST_NAMED = 10  # entries that a warning names
 
 
 def read_library(path: Path, stacklevel: int = 4) -> tuple[KernelLibrary, list[SourceRow]]:
-    """A library and its usable entries. A warning tells of the others, whose sizes have no row.
+    """Return a library and its usable entries. A warning names the others, whose sizes have no row.
 
     Args:
         path: a folder or an archive.
         stacklevel: whose call a warning names.
 
     Raises:
-        InputError: it can't be read as a whole, or holds no usable entry.
+        InputError: it can't be read, or holds no usable entry.
     """
     library = open_library(path)
     if library.damaged:
-        more = [f"and {len(library.damaged) - _TOLD} more"] if len(library.damaged) > _TOLD else []
-        listed = "; ".join([*map(str, library.damaged[:_TOLD]), *more])
+        more = [f"and {len(library.damaged) - _MOST_NAMED} more"] if len(library.damaged) > _MOST_NAMED else []
+        listed = "; ".join([*map(str, library.damaged[:_MOST_NAMED]), *more])
         if not library.entries:
             raise InputError(f"{path}: none of its entries can be used: {listed}; build it again")
         text = f"{path}: {len(library.damaged)} entries are not used: {listed}"

@@ -64,14 +64,14 @@ def linear_fp8(
 
 
 def explain_layer(checked: CheckedLayer) -> str:
-    """Whether `linear_fp8` quantises these activations, and why; then which kernel multiplies.
+    """Return whether `linear_fp8` quantises these activations, and why; then which kernel multiplies.
 
     Returns:
         A line ``quantised: times`` or ``unquantised: times``, or the reason in place of the times, and the lines of
         `tritongemm.explain` for the product.
     """
     dispatcher, (x, *_, bias, _, unquantized) = default_dispatcher(), checked.given
-    choice = _judge(checked)
+    choice = _choose(checked)
     if choice.unquantized and unquantized is not None:
         answers = dispatcher.explain(x, unquantized, bias, checked.given.result_type)
         return f"unquantised: {choice.text}\n{answers}"
@@ -84,7 +84,7 @@ def _linear(*given: Any, **named: Any) -> Tensor:
     checked = QUANTISED_LAYER.check(LayerOperands(*given, **named))
     (x, weight, weight_scale, bias, out_dtype, unquantized), granularity = checked
     assert out_dtype is not None
-    if unquantized is not None and _judge(checked).unquantized:
+    if unquantized is not None and _choose(checked).unquantized:
         return mm(x, unquantized, bias, out_dtype)
     check_values(weight_scale=weight_scale)
     if granularity == "block":
@@ -95,8 +95,8 @@ def _linear(*given: Any, **named: Any) -> Tensor:
     return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
 
 
-def _judge(checked: CheckedLayer) -> Verdict:
-    return judge(_block_operands(checked), lambda _: _scaled_operands(checked))
+def _choose(checked: CheckedLayer) -> LayerChoice:
+    return choose(_block_operands(checked), lambda _: _scaled_operands(checked))
 
 
 def _block_operands(checked: CheckedLayer) -> BlockOperands:
@@ -105,7 +105,7 @@ def _block_operands(checked: CheckedLayer) -> BlockOperands:
 
 
 def _scaled_operands(checked: CheckedLayer) -> ScaledOperands:
-    """What `scaled_mm` would be given; the memory of activations and of their factors holds nothing."""
+    """Return what `scaled_mm` would be given; the memory of activations and of their factors holds nothing."""
     (x, weight, weight_scale, bias, *_), granularity = checked
     layout, factors = "rows", weight_scale
     if granularity == "block":

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.device_kernels import DeviceKernels
 
 _LOG = logging.getLogger("tritongemm")
-_DIGEST_DIGITS = 12  # of a hash, which tell apart the tables that anybody has
+_DIGEST_DIGITS = 12  # digits of a hash, enough to distinguish anyone's tables
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class LoadedTable:
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
-    """The records of a results file or a library, or those given, with what tells them from others.
+    """Return the records of a results file or a library, or those given, with what distinguishes them from others.
 
     Args:
         source: a path, or records.
@@ -111,7 +111,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
     """
     from tritongemm.export.library import storage  # whose import takes longer than that of the rest
 
-    # A folder that is no library, as that of a campaign in which nothing gained, is told as one.
+    # A folder that is no library, as that of a campaign in which nothing gained, is refused as such.
     if isinstance(source, str | Path) and (storage.is_library(Path(source)) or os.path.isdir(source)):
         from tritongemm.serving.library_rows import read_library
 
@@ -141,7 +141,7 @@ class LoadReport(int):
     _text: str
 
     def __new__(cls, table: LoadedTable, device: DeviceKernels | None) -> LoadReport:
-        """The report of a table on a GPU; None for no GPU."""
+        """Return the report of a table on a GPU; None for no GPU."""
         report = super().__new__(cls, len(table.rows))
         report._text = _describe_rows([table], device)
         return report
@@ -156,12 +156,12 @@ class LoadReport(int):
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:
-    """What tells the tables of one process from another's: the file's hash where there is one table."""
+    """Return what distinguishes the tables of one process from another's: the file's hash where there is one table."""
     return tables[0].digest if len(tables) == 1 else _digest(" ".join(table.digest for table in tables).encode())
 
 
 def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: int = 1) -> None:
-    """Log the line that tells what a process serves on a GPU, and warn where another rank loaded other tables.
+    """Log the line that says what a process serves on a GPU, and warn where another rank loaded other tables.
 
     Args:
         tables: all that were loaded.
@@ -186,7 +186,7 @@ def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
 
 
 def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
-    """How many rows of tables serve a GPU, and why the others do not, each reason with its count."""
+    """Return how many rows of tables serve a GPU, and why the others do not, each reason with its count."""
     reasons = [why_idle(row.record, device) for table in tables for row in table.rows]
     reasons += [why_unserved(record.problem) for table in tables for record in table.unserved]
     idle = Counter(reason for reason in reasons if reason)
@@ -200,7 +200,7 @@ def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) 
 
 
 def why_weight_is_idle(tables: Sequence[LoadedTable], weight: tuple[int, int], device: DeviceKernels | None) -> str:
-    """Why no row of tables serves a linear layer on a GPU, behind the number of such layers; "" where one does.
+    """Return why no row of tables serves a linear layer on a GPU, behind the number of such layers; "" where one does.
 
     Args:
         tables: all that were loaded.

@@ -89,7 +89,7 @@ def _run(*given: Any) -> Tensor:
 
 
 def _compute(checked: CheckedMixture) -> Tensor:
-    """The result on the current device. Factors of rows that this package quantised are not looked at."""
+    """Return the result on the current device. Factors of rows that this package quantised are not looked at."""
     steps = steps_for(*checked.given)
     if steps is mixture_steps:
         return MIXTURE.fallback(checked)
@@ -131,7 +131,7 @@ class MoeKernels:
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
         """As `MixtureSteps.gather`."""
-        x = _aligned(x)  # before its stride is told: a copy's rows are dense
+        x = _aligned(x)  # before its stride is read: a copy's rows are dense
         rows, k = order.numel(), x.shape[1]
         q, scale = empty_rows(x, rows, k, mode, dtype)
         operands = {"x": x, "order": order.int(), "q": q, "scale": q if scale is None else scale}
@@ -160,7 +160,7 @@ class MoeKernels:
         return out.to(dtype) if done else mixture_steps.combine(y, place, ends, weights, dtype)
 
     def _run(self, choose: Callable[..., Chosen], asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
-        """Whether a kernel did a step."""
+        """Return whether a kernel did a step."""
         key = (choose, *asked)
         call: HelperCall | None = self._table[key] if key in self._table else self._make_ready(key, choose(*asked))
         if call is not None:
@@ -168,7 +168,7 @@ class MoeKernels:
         return call is not None
 
     def _make_ready(self, key: tuple[Any, ...], chosen: Chosen) -> HelperCall | None:
-        """What launches a kernel, kept in the thread's table; None where there is none, of which a warning tells once.
+        """What launches a kernel, kept in the thread's table; None where there is none, which a warning reports once.
 
         While a graph is captured nothing is compiled or loaded, and nothing is kept that PyTorch does then.
         """
@@ -184,10 +184,10 @@ class MoeKernels:
 
 
 def _name(dtype: torch.dtype, mode: str) -> str:
-    """Our name of the type of rows; with powers of two bytes are fp4."""
+    """Return our name of the type of rows; with powers of two bytes are fp4."""
     return microscaling.FORMATS[dtype] if mode in MX_MODES else DTYPE_NAMES[dtype]
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """A tensor at a multiple of 16 bytes; only a caller's own lies elsewhere, which kernels do not write."""
+    """Return a tensor at a multiple of 16 bytes; only a caller's own may be elsewhere, which kernels do not write."""
     return tensor.clone() if tensor.data_ptr() & MISALIGNED_BITS else tensor

@@ -64,7 +64,7 @@ class OnlineBudget:
         self.process_seconds, self._size_seconds, self._spent = process_seconds, size_seconds, 0.0
 
     def next_seconds(self) -> float:
-        """Seconds for the next size; 0 where all are spent."""
+        """Return the seconds for the next size; 0 where all are spent."""
         return max(0.0, min(self._size_seconds, self.process_seconds - self._spent))
 
     def spend(self, seconds: float) -> None:
@@ -97,7 +97,7 @@ class OnlineTuner:
         self._lock = threading.Lock()
 
     def find(self, call: CallSignature) -> OnlineKernel | Support:
-        """The fastest algorithm of a call, or why there is none."""
+        """Return the fastest algorithm of a call, or why there is none."""
         problem = call.problem
         if call.vector:
             return Support("x is a vector, which is another operation to PyTorch")
@@ -133,7 +133,7 @@ class OnlineTuner:
         return found
 
     def _find_or_try(self, problem: Problem) -> OnlineKernel | Support | None:
-        """What was found before, or is found now; None where there is no time left."""
+        """Return what was found before, or is found now; None where there is no time left."""
         device, library = self._device, self._library
         if library is None:
             return Support("no library whose algorithms could be tried is here")
@@ -146,7 +146,7 @@ class OnlineTuner:
         return self._load(record, library, None)
 
     def _try(self, problem: Problem, library: LibraryBackend, version: str) -> OnlineKernel | Support:
-        """The winner of a race, which is kept where anything was tried in time."""
+        """Return the winner of a race, which is kept where anything was tried in time."""
         started = time.monotonic()
         try:
             race = self._make_race(problem, library, registry.baseline(), self._device.torch_device)
@@ -165,7 +165,7 @@ class OnlineTuner:
         return self._load(record, library, race)
 
     def _keep(self, problem: Problem, library: LibraryBackend, version: str, outcome: OnlineOutcome) -> Record:
-        """The record of a race, kept for other processes."""
+        """Return the record of a race, kept for other processes."""
         winner, baseline = outcome.winner, registry.baseline().name
         assert winner is not None, "nothing is kept where nothing is right"
         config = winner.config or outcome.listed[0]
@@ -188,7 +188,7 @@ class OnlineTuner:
         return record
 
     def _load(self, record: Record, library: LibraryBackend, race: AlgorithmRace | None) -> OnlineKernel | Support:
-        """The algorithm as calls launch it, which is checked too; a reason where the baseline won.
+        """Return the algorithm as calls launch it, which is checked too; a reason where the baseline won.
 
         Args:
             record: what was found.
@@ -210,7 +210,7 @@ class OnlineTuner:
         return OnlineKernel(record, kernel) if right else Support(f"{problem.key}: {right}")
 
     def _reserve(self, needed: int) -> None:
-        """Have a workspace of so many bytes; it grows by powers of two, as former ones are never freed."""
+        """Provide a workspace of `nbytes` bytes; it grows by powers of two, as former ones are never freed."""
         pool = self._device.workspaces
         if needed > (pool.workspace_bytes if pool else 0):
             grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())
@@ -231,12 +231,12 @@ def _spread(timed: TimedAlgorithm) -> float:
 
 @cache
 def process_budget() -> OnlineBudget:
-    """The budget of this process, which its devices share."""
+    """Return the budget of this process, which its devices share."""
     return OnlineBudget(*settings.online_seconds())
 
 
 def open_tuner(device: ServingDevice) -> OnlineTuner:
-    """What tries algorithms on a device, with the files and the budget that the environment names.
+    """Return what tries algorithms on a device, with the files and the budget that the environment names.
 
     Raises:
         InputError: TRITONGEMM_ONLINE_SECONDS is no budget.

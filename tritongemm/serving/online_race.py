@@ -35,7 +35,7 @@ class LaunchClock(Protocol):
     """Times launches."""
 
     def __call__(self, run: Run, launches: int) -> list[float]:
-        """Seconds of each launch."""
+        """Return the seconds of each launch."""
 
 
 class StreamClock:
@@ -49,7 +49,7 @@ class StreamClock:
         self._flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device=device)
 
     def __call__(self, run: Run, launches: int) -> list[float]:
-        """Seconds of each launch; the GPU overwrites the cache while the host queues the launch."""
+        """Return the seconds of each launch; the GPU overwrites the cache while the host queues the launch."""
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(launches)]
         for start, end in events:
             self._flushed.zero_()
@@ -148,12 +148,12 @@ class AlgorithmRace:
         return exact
 
     def check(self, run: Run) -> Support:
-        """Whether a launch writes the right result, up to rounding, or how far it is off."""
+        """Return whether a launch writes the right result, up to rounding, or how far it is off."""
         fault = self._result(run).reason
         return Support(f"its result is wrong: {fault}") if fault else SUPPORTED
 
     def _result(self, run: Run) -> VerifyResult:
-        """What a launch writes beside what is right, where they differ most."""
+        """Return what a launch writes beside what is right, where they differ most."""
         c = self.operands["c"]
         poison(c)
         run()
@@ -187,7 +187,7 @@ class AlgorithmRace:
         return OnlineOutcome(winner, baseline, self._baseline_wrong, listed, tried)
 
     def _try(self, config: Config, clock: LaunchClock, best_seconds: float) -> TimedAlgorithm | None:
-        """The algorithm with its times; None where it is refused, wrong or hopeless."""
+        """Return the algorithm with its times; None where it is refused, wrong or hopeless."""
         try:
             run = self._library.operation(self.problem, self.operands, config)
             if run is None or not self.check(run):
@@ -203,7 +203,7 @@ class AlgorithmRace:
 def _race(
     baselines: list[TimedAlgorithm], best: list[TimedAlgorithm], clock: LaunchClock, deadline: float
 ) -> TimedAlgorithm | None:
-    """The winner of rounds in which all take turns; one round is always held.
+    """Return the winner of rounds in which all take turns; one round is always held.
 
     Args:
         baselines: the baseline, which must be beaten by `MARGIN`; empty where it is wrong.
@@ -226,6 +226,6 @@ def _race(
 
 
 def _parts(c: Tensor) -> tuple[Tensor, ...]:
-    """Rows of a result, so many at a time as are compared at once."""
+    """Yield rows of a result, as many at a time as are compared at once."""
     parts: tuple[Tensor, ...] = c.split(max(1, _COMPARED_ELEMENTS // c.shape[1]))
     return parts

@@ -3,7 +3,7 @@
 Any number of processes append to both at once, and read what others have found meanwhile. The lines are records; what
 chooses one of them is the problem, the architecture and compute units of the device, and the library's version. A line
 that can't be read is passed over. The CSV is for programs that read AITER's: it is written, and not read, as its keys
-tell neither the device nor the library nor a bias.
+have neither the device nor the library nor a bias.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class OnlineStore:
 
 
 def _record(line: bytes) -> Record | None:
-    """What a line says; None where it says nothing that `mm` could ask for."""
+    """Return what a line says; None where it says nothing that `mm` could ask for."""
     try:
         record = Record.from_json(json.loads(line))
         return record if is_layer(record.problem) else None
@@ -133,7 +133,7 @@ def append_line(path: Path, line: str, header: str, is_wanted: Callable[[str], b
 
 
 def csv_row(problem: Problem, algorithm: Config) -> str:
-    """A row of AITER's file: column-major, so that m counts the columns of C and n its rows, A is the weight.
+    """Return a row of AITER's file: column-major, so that m counts the columns of C and n its rows, A is the weight.
 
     Args:
         problem: of a linear layer.

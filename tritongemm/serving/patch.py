@@ -95,7 +95,7 @@ class Patch:
                 layer.__class__ = kind
 
     def _still_served(self) -> list[tuple[nn.Module, type[nn.Module]]]:
-        """The layers whose class nobody else has changed since, with the classes that they had."""
+        """Return the layers whose class was not changed since, with the classes that they had."""
         return [(layer, former) for layer, former in self._layers.values() if _is_served(type(layer))]
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[t
 
 
 def _why_idle(layer: nn.Module) -> str:
-    """Why no row serves a patched layer where it is now, behind the number of such layers; "" where one does."""
+    """Return why no row serves a patched layer where it is now, behind the number of such layers; "" where one does."""
     weight = next(layer.parameters())
     if weight.is_cuda and not isinstance(layer, ServedLinear):
         return ""
@@ -208,7 +208,7 @@ def _is_served(kind: type[nn.Module]) -> bool:
 
 
 def _why_left(module: nn.Module, dispatcher: Dispatcher) -> str:
-    """Why a module that computes a linear layer is not served; "" where it can be."""
+    """Return why a module that computes a linear layer is not served; "" where it can be."""
     kind = type(module)
     if _is_served(kind):
         return "served already"

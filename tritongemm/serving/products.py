@@ -100,7 +100,7 @@ def _run_scaled(
     order_b: str = PLAIN,
     scale_layout: str = "",
 ) -> Tensor:
-    """The result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
+    """Return the result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
     try:
         key: tuple[Any, ...] = (
             a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
@@ -239,7 +239,7 @@ def _run_bmm(
     scale_layout: str = "",
     out: Tensor | None = None,
 ) -> Tensor:
-    """The results for plain tensors. A call's cost is that of this key and of `OperandCall`."""
+    """Return the results for plain tensors. A call's cost is that of this key and of `OperandCall`."""
     try:
         key: tuple[Any, ...] = (
             a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(), out_dtype,
@@ -341,7 +341,7 @@ def run_grouped(
     out_dtype: torch.dtype | None = None,
     scale_layout: str = "",
 ) -> Tensor:
-    """The result for plain tensors. A call's cost is that of this key and of `OperandCall`."""
+    """Return the result for plain tensors. A call's cost is that of this key and of `OperandCall`."""
     try:
         key: tuple[Any, ...] = (
             "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
@@ -371,7 +371,7 @@ def _traced_grouped(*given: Any) -> Tensor:
 
 
 def _unusual(operation: ProductOperation, trace: Callable[..., Tensor], given: Any) -> Tensor:
-    """A call in a mode: subclasses, tracers, transforms, and operands that want a gradient."""
+    """Return a call in a mode: subclasses, tracers, transforms, and operands that want a gradient."""
     if _compiling() or (_modes() and _tracing() is None):  # make_fx, fake tensors and the like see one operation
         return trace(*given)
     checked = operation.check(given)

@@ -80,7 +80,7 @@ def own_fp8(device: torch.device) -> torch.dtype:
 
 
 def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) -> torch.dtype:
-    """The type to quantise to.
+    """Return the type to quantise to.
 
     Raises:
         TypeError: x is no tensor.
@@ -92,7 +92,7 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     if granularity == "mx":
         return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
     if layout not in FACTOR_LAYOUTS or (layout != "rows" and granularity != "block"):
-        raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(FACTOR_LAYOUTS)}, others in rows")
+        raise InputError(f"layout is {layout!r}; blocks can be in {', '.join(FACTOR_LAYOUTS)}, others in rows")
     if x.dtype not in _INPUTS or not x.dim() or _has_no_k(x):
         known = ", ".join(map(str, _INPUTS))
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K], K not 0, of {known}")
@@ -103,13 +103,13 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
 
 
 def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
-    """The type to quantise to with powers of two.
+    """Return the type to quantise to with powers of two.
 
     Raises:
         InputError: names the argument.
     """
     if layout not in microscaling.layouts():
-        raise InputError(f"layout is {layout!r}; powers of two lie in {', '.join(microscaling.layouts())}")
+        raise InputError(f"layout is {layout!r}; powers of two can be in {', '.join(microscaling.layouts())}")
     if dtype not in microscaling.FORMATS:
         known = ", ".join(map(str, microscaling.FORMATS))
         raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
@@ -121,7 +121,7 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
 
 
 def _has_no_k(x: Tensor) -> bool:
-    """Whether rows hold nothing to quantise; a tracer may not know how long they are."""
+    """Return whether rows hold nothing to quantise; a tracer may not know how long they are."""
     size = x.shape[-1]
     return isinstance(size, int) and size == 0
 
@@ -143,7 +143,7 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Q
 
 
 def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
-    """What no rows are quantised to; a factor that all numbers share is there all the same, and is 1.
+    """Return what no rows are quantised to; a factor that all numbers share is there all the same, and is 1.
 
     Raises:
         InputError: it is K that is 0.
@@ -175,7 +175,7 @@ class _Launch:
         self._otherwise = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
 
     def __call__(self, x: Tensor) -> Quantised:
-        """The quantised activations and their factors, in order of the current stream."""
+        """Return the quantised activations and their factors, in order of the current stream."""
         if x.data_ptr() % 16:
             return self._otherwise(x)
         if torch.cuda.current_device() != self._index:
@@ -195,7 +195,7 @@ class _Launch:
 def _make_ready(
     key: tuple[Any, ...], x: Tensor, granularity: str, dtype: torch.dtype, layout: str
 ) -> Callable[[Tensor], Quantised]:
-    """The kernel of a key, loaded and kept in the thread's table; PyTorch's operations where there is none.
+    """Return the kernel of a key, loaded and kept in the thread's table; PyTorch's operations where there is none.
 
     While a graph is captured nothing is compiled or loaded, and what PyTorch computes then is not kept.
     """
@@ -215,7 +215,7 @@ def _make_ready(
 
 
 def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
-    """Where a kernel stores factors: their strides, or the extents in memory of powers of two."""
+    """Return where a kernel stores factors: their strides, or the extents in memory of powers of two."""
     if granularity == "mx":
         return powers(layout).shape(x.numel() // x.shape[-1], x.shape[-1])
     strides = empty_factors(x, granularity, layout).stride()
@@ -223,7 +223,7 @@ def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
 
 
 def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
-    """The kernel for activations like x, of a library, or compiled where the cache lacks it.
+    """Return the kernel for activations like x, of a library, or compiled where the cache lacks it.
 
     Raises:
         TritonGemmError, OSError: there is none.

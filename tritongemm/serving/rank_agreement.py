@@ -1,4 +1,4 @@
-"""Whether the ranks of a distributed job serve the same tables: told, without one rank ever waiting for another."""
+"""Checks whether the ranks of a distributed job serve the same tables, without one rank ever waiting for another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LOG = logging.getLogger("tritongemm")
 
 
 def agree(digest: str, generation: int = 1) -> bool:
-    """Whether this rank's tables are those of the rank that loaded its own first; a warning tells where they are not.
+    """Return whether this rank's tables are those of the rank that loaded first; a warning says where they are not.
 
-    Ranks compare through the store that they met in, not through a collective operation: nobody waits for a rank that
+    Ranks compare through the store that they met in, not through a collective operation: no rank waits for one that
     loads later, or for one that loads nothing, which is therefore not noticed. Without torch.distributed, or before it
-    is initialised, there is nobody to compare with.
+    is initialised, there is no other rank to compare with.
 
     Args:
-        digest: what tells this rank's tables from others.
+        digest: what distinguishes this rank's tables from others.
         generation: how many tables it stands for, as ranks may add tables one after the other.
     """
     from torch import distributed  # when asked: commands that run no kernel read tables without PyTorch
@@ -38,6 +38,6 @@ def agree(digest: str, generation: int = 1) -> bool:
 
 
 def _first_digest(store: Any, digest: str, generation: int) -> str:
-    """The digest of the first rank that asked, which is this one if no other did before."""
+    """Return the digest of the first rank that asked, which is this one if no other did before."""
     answer: bytes = store.compare_set(f"tritongemm/tables/{generation}", "", digest)
     return answer.decode()

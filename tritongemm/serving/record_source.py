@@ -13,7 +13,7 @@ from tritongemm.serving.source_row import SourceRow
 
 
 def read_source(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> list[SourceRow]:
-    """The tuned rows of a results file, or the records given.
+    """Return the tuned rows of a results file, or the records given.
 
     Args:
         source: a path, or records.
@@ -32,8 +32,8 @@ def read_source(source: str | os.PathLike[str] | Iterable[Record], family: str =
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise TypeError(f"load takes the path of a results file, or records, not {type(source).__name__}")
     records = list(source)
-    if strangers := [r for r in records if not isinstance(r, Record)]:
-        raise TypeError(f"load takes records; one of those given is a {type(strangers[0]).__name__}")
+    if others := [r for r in records if not isinstance(r, Record)]:
+        raise TypeError(f"load takes records; one of those given is a {type(others[0]).__name__}")
     return [SourceRow(record) for record in records]
 
 

@@ -23,7 +23,7 @@ RowKey: TypeAlias = "tuple[Problem, str, int, bool]"
 
 
 def row_key(row: SourceRow) -> RowKey:
-    """What a row tells of: a problem, a target, compute units, and whether it is one of a table over M.
+    """The key of a row: a problem, a target, compute units, and whether it is one of a table over M.
 
     Rows of one M and of ranges up to that M stand beside each other.
     """
@@ -57,11 +57,11 @@ class RecordTable:
                 self._by_problem.setdefault(problem, {})[target, units] = row
 
     def extend(self, rows: Iterable[Record | SourceRow]) -> RecordTable:
-        """A table of these records beside those of this one."""
+        """Return a table of these records beside those of this one."""
         return RecordTable([*self._rows.values(), *rows])
 
     def find(self, problem: Problem, arch: str, compute_units: int) -> Record | Support:
-        """The record of a problem on a device, or why there is none; see `find_row`."""
+        """Return the record of a problem on a device, or why there is none; see `find_row`."""
         row = self.find_row(problem, arch, compute_units)
         return row.record if isinstance(row, SourceRow) else row
 
@@ -86,7 +86,7 @@ class RecordTable:
         return next(self._padded_rows(problem, devices), None)
 
     def _padded_rows(self, problem: Problem, devices: Sequence[_Device]) -> Iterator[SourceRow]:
-        """The rows of AITER's files that AITER would take for a problem of another M, the first first."""
+        """Yield the rows of AITER's files that AITER would take for a problem of another M, the first first."""
         for m in padded_ms(problem.m, problem.n):
             found = self._by_problem.get(problem.at(m), {})
             yield from (found[device] for device in devices if device in found and found[device].padded)
@@ -110,7 +110,7 @@ class RecordTable:
         return f"{problem.key} was never tuned for {arch}{also}"
 
     def devices_of(self, problem: Problem) -> list[tuple[str, int]]:
-        """Targets and compute units that the rows of a product are of, whatever their M."""
+        """Return the targets and compute units that the rows of a product are of, whatever their M."""
         records = [row.record for row in self._by_product.get(_product(problem), [])]
         return sorted({(record.target, record.compute_units) for record in records})
 
@@ -145,7 +145,7 @@ class RecordTable:
         return found
 
     def list_rows(self, arch: str, compute_units: int) -> list[SourceRow]:
-        """The rows that serve a device, one for a problem and one for a range of M."""
+        """Return the rows that serve a device, one for a problem and one for a range of M."""
         found: dict[tuple[Problem, bool], SourceRow] = {}
         for units in (0, compute_units):
             for (problem, *device, ranged), row in self._rows.items():
@@ -154,7 +154,7 @@ class RecordTable:
         return list(found.values())
 
     def list_records(self, arch: str, compute_units: int) -> list[Record]:
-        """The records of `list_rows`."""
+        """Return the records of `list_rows`."""
         return [row.record for row in self.list_rows(arch, compute_units)]
 
 
@@ -163,14 +163,14 @@ def _any_m(problem: Problem) -> Problem:
 
 
 def _product(problem: Problem) -> Problem:
-    """What the problems of one product agree in, whatever their M and the spread of groups' rows."""
+    """Return what the problems of one product agree in, whatever their M and the spread of groups' rows."""
     if problem.groups == 1:
         return problem.at(1)
     return replace(problem, m=1, spread="uniform", counts=(), room=min(problem.room, 1))
 
 
 def rows_of(problem: Problem) -> int:
-    """The M by which kernels of a problem differ: of groups that have room for equally many rows, of each."""
+    """Return the M by which kernels of a problem differ: of groups that have room for equally many rows, of each."""
     return problem.room or problem.m
 
 
@@ -184,7 +184,7 @@ def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
 
 
 def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceRow]:
-    """The rows of a file of any known format that hold a tuned result. A warning tells of damaged rows.
+    """Return the rows of a file of any known format that hold a tuned result. A warning names damaged rows.
 
     Args:
         path: of the file.
@@ -192,7 +192,7 @@ def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceR
         family: what another tool calls what its file is of; "" where only the file says.
 
     Raises:
-        InputError: the file can't be read as a whole, or holds no tuned result.
+        InputError: the file can't be read, or holds no tuned result.
     """
     from tritongemm.formats import Defaults, format_of, read_text
     from tritongemm.plugins.contracts import TunerFormat
@@ -217,10 +217,10 @@ def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceR
 
 
 def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
-    """The records in a file of any known format, or those given. A warning tells of damaged rows, which do not serve.
+    """Return the records in a file of any known format, or those given. A warning names damaged rows.
 
     Raises:
-        InputError: the file can't be read as a whole, or holds no tuned result.
+        InputError: the file can't be read, or holds no tuned result.
     """
     if not isinstance(source, str | os.PathLike):
         return list(source)

@@ -33,7 +33,7 @@ _compiling = torch.compiler.is_compiling
 class ServedRegion:
     """A region in which tuned kernels serve ``linear``, ``matmul``, ``mm`` and ``addmm`` of plain tensors on a GPU.
 
-    The functions are replaced for the whole process: calls of all threads are served while any thread is inside.
+    The functions are replaced for the entire process: calls of all threads are served while any thread is inside.
     Regions may be nested, and one may be entered again. Modules that hold a function of their own since before
     (``from torch.nn.functional import linear``) and callers in C++ are not served. Under torch.compile a linear layer
     is the opaque operation ``torch.ops.tritongemm.mm``; what is compiled outside of the region is not served.
@@ -74,7 +74,7 @@ class ServedRegion:
 
 
 def serve(source: str | os.PathLike[str] | Iterable[Record] | None = None) -> ServedRegion:
-    """A region in which tuned kernels serve PyTorch's own functions: ``with tritongemm.serve("tuned.yaml"): …``.
+    """Return a region in which tuned kernels serve PyTorch's own functions: ``with tritongemm.serve("tuned.yaml"): …``.
 
     Where no row holds for a call, the function of PyTorch that was called computes it, with the operands it was given.
     So it does under autocast, in other modes, and where a gradient is wanted.
@@ -107,7 +107,7 @@ class _Replacement:
     function: Function
 
     def restore(self) -> None:
-        """Put the function back; where somebody replaced it meanwhile, only have ours pass calls on."""
+        """Put the function back; where another program replaced it meanwhile, only let ours pass calls on."""
         self.switch.clear()
         if vars(self.owner).get(self.name) is not self.function:
             return
@@ -128,7 +128,7 @@ def _replace(
 
 def _make_linear(original: Function, switch: list[bool], dispatcher: Dispatcher, calls: TunedCalls) -> Function:
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # What is asked first is what tells most calls that no row holds for.
+        # The first check decides most calls that no row holds for.
         if (
             type(weight) in _PLAIN
             and weight.shape in dispatcher.weights
@@ -150,7 +150,7 @@ def _make_linear(original: Function, switch: list[bool], dispatcher: Dispatcher,
 
 
 def _wants_pytorch(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    """Whether a gradient or autocast sends a call that is traced to PyTorch."""
+    """Return whether a gradient or autocast sends a call that is traced to PyTorch."""
     wanted = x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
     return bool(torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled("cuda") is True
 
@@ -194,7 +194,7 @@ def _make_addmm(original: Function, switch: list[bool], dispatcher: Dispatcher, 
 
 
 def _linear_weight(right: Tensor, dispatcher: Dispatcher) -> Tensor | None:
-    """The weight [N, K] whose transpose is the right operand of a product; None where no row is for its layout.
+    """Return the weight [N, K] whose transpose is the right operand of a product; None where no row is for its layout.
 
     While torch.compile traces there is none, as it knows matrix products itself.
     """

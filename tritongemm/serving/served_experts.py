@@ -24,14 +24,14 @@ _GATES: Final = ("swiglu_alpha", "limit", "gate_softcap")  # of its fp8 experts,
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """Whether a module is a class of transformers that holds all experts of a layer in two parameters."""
+    """Return whether a module is a class of transformers that holds all experts of a layer in two parameters."""
     kind = type(module)
     weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
     return kind.__module__.startswith("transformers.") and all(w is not None and w.dim() == 3 for w in weights)
 
 
 def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
-    """Why the experts of a layer are not served; "" where they can be.
+    """Return why the experts of a layer are not served; "" where they can be.
 
     Args:
         module: the experts.
@@ -64,7 +64,7 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
 
 
 def _has_plain_gate(module: Any) -> bool:
-    """Whether a class multiplies the activation of the gate by the rest, as all do that define nothing else."""
+    """Return whether a class multiplies the activation of the gate by the rest, as all do that define nothing else."""
     gates = (vars(kind).get("_apply_gate") for kind in type(module).__mro__)
     gate = next(filter(None, gates), None)
     if gate is None or gate.__module__ == "transformers.integrations.moe":
@@ -88,7 +88,7 @@ class ServedExperts(nn.Module):  # type: ignore[misc]
     """The experts of a layer, computed by `fused_moe`; `patch` makes it of a module by giving it a class of this."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The weighted sum of each token's experts: by tuned kernels, or as transformers does for a gradient."""
+        """Return the weighted sum of each token's experts: by tuned kernels, or as transformers does for a gradient."""
         w1, w2 = self.gate_up_proj, self.down_proj
         trained = hidden_states.requires_grad or (w1.element_size() > 1 and w1.requires_grad)
         if (torch.is_grad_enabled() and trained) or hidden_states.dim() != 2 or _is_cast(hidden_states):
@@ -101,12 +101,12 @@ class ServedExperts(nn.Module):  # type: ignore[misc]
         )  # fmt: skip
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copies and pickles are served too: their class is made again of the one that the module had."""
+        """Return the copies and pickles are served too: their class is made again of the one that the module had."""
         return _restore, (type(self).__mro__[2],), self.__dict__
 
 
 def _is_cast(x: Tensor) -> bool:
-    """Whether autocast would change the types."""
+    """Return whether autocast would change the types."""
     return bool(torch.is_autocast_enabled(x.device.type))
 
 
@@ -117,7 +117,7 @@ def _restore(base: type[nn.Module]) -> nn.Module:
 
 
 def served_class(base: Any) -> type[nn.Module]:
-    """The class that `patch` gives the experts of a layer of a class."""
+    """Return the class that `patch` gives the experts of a layer of a class."""
     made: type[nn.Module] = _make_class(base)
     return made
 

@@ -25,7 +25,7 @@ UNQUANTIZED = "weight_unquantized"  # a buffer that no state dict has
 
 
 def is_fp8_layer(module: nn.Module) -> bool:
-    """Whether a module is of transformers' class for fp8 linear layers, and of no class derived from it."""
+    """Return whether a module is of transformers' class for fp8 linear layers, and of no class derived from it."""
     kind = type(module)
     return kind.__module__ == _HOME and kind.__qualname__ == _CLASS
 
@@ -56,11 +56,11 @@ def why_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
 
 @cache
 def served_class() -> type[nn.Module]:
-    """The class that `patch` gives such a layer; nothing else of the layer changes."""
+    """Return the class that `patch` gives such a layer; nothing else of the layer changes."""
     base = getattr(importlib.import_module(_HOME), _CLASS)
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """The layer's result: by our kernels, or as transformers computes it where a gradient is wanted.
+        """Return the layer's result: by our kernels, or as transformers computes it where a gradient is wanted.
 
         It is transformers' too where weights were dequantised since, or types are changed to ones that we have not.
         """
@@ -103,8 +103,8 @@ def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
         return
     weight, scale = module.weight.detach(), module.weight_scale_inv.detach()
     scaling = next(found for found in find_scalings(scale, n, k) if found.depth == SCALED_BLOCK)
-    whole = (weight.float() * spread(scale, scaling, n, k)).to(dtype)
-    module.register_buffer(UNQUANTIZED, whole, persistent=False)
+    unquantized = (weight.float() * spread(scale, scaling, n, k)).to(dtype)
+    module.register_buffer(UNQUANTIZED, unquantized, persistent=False)
 
 
 def forget_unquantized(module: nn.Module) -> None:
@@ -114,7 +114,7 @@ def forget_unquantized(module: nn.Module) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The served class by its name, so that pickles of served layers find it."""
+    """Return the served class by its name, so that pickles of served layers find it."""
     if name != SERVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return served_class()

@@ -31,7 +31,7 @@ class ServingDevice:
     workspaces: WorkspacePool | None = None
 
     def reserve_workspaces(self, workspace_bytes: int, counter_bytes: int) -> None:
-        """Have a pool that holds so many bytes of each, and what it held before. Calls prepared before keep theirs.
+        """Provide a pool that holds these bytes of each, and what it held before. Calls prepared before keep theirs.
 
         Raises:
             WorkspaceError: there is no memory for it.
@@ -45,7 +45,7 @@ class ServingDevice:
 
 
 def open_device(index: int, workspaces: WorkspacePool | None = None) -> ServingDevice:
-    """A GPU of this machine, which becomes the driver's current one.
+    """Return a GPU of this machine, which becomes the driver's current one.
 
     Args:
         index: its number, as PyTorch counts; PyTorch's current device.

@@ -37,20 +37,20 @@ class SourceRow:
 
 
 def kind_of(record: Record, m: int) -> str:
-    """How a record was found for a call of some M: ``exact``, ``range``, or ``bucket`` for a padded M."""
+    """Return how a record was found for a call of some M: ``exact``, ``range``, or ``bucket`` for a padded M."""
     if record.problem.m == m:
         return "exact"
     return "range" if record.serves(m) else "bucket"
 
 
 def describe_kernel(record: Record) -> str:
-    """A record's kernel and its times, in words."""
+    """Return a record's kernel and its times, in words."""
     gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
     return f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
 
 
 def padded_ms(m: int, n: int) -> Iterator[int]:
-    """The M at which AITER looks a call up that has no row of its own M, the finer steps first.
+    """Yield the M at which AITER looks a call up that has no row of its own M, the finer steps first.
 
     Args:
         m: rows of the call.

@@ -67,7 +67,7 @@ class LoadedCode:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def function(self, device: ServingDevice, code: bytes, launch: Launch) -> driver.Function:
-        """The function of a launch, loaded by the first caller.
+        """Return the function of a launch, loaded by the first caller.
 
         Args:
             device: the GPU.
@@ -102,7 +102,7 @@ class StoredKernel:
         return self._code.kernel.launches.most_bytes(buffer, record_m(self._record))
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread, at its record's M.
+        """Return a launch for one thread, at its record's M.
 
         Raises:
             InputError: its code is damaged, or can't be loaded.
@@ -113,7 +113,7 @@ class StoredKernel:
         return kernel.prepare(device)
 
     def at(self, m: int) -> LoadedKernel | Support:
-        """The loaded kernel at an M, or why it can't be launched."""
+        """Return the loaded kernel at an M, or why it can't be launched."""
         launch = self._code.kernel.launches.at(m)
         if isinstance(launch, Support):
             return launch
@@ -121,7 +121,7 @@ class StoredKernel:
         return function if isinstance(function, Support) else TunedKernel(launch, function, self._code.kernel.strides)
 
     def _function(self) -> driver.Function | Support:
-        """The kernel's code on the GPU, loaded by the first caller."""
+        """Return the kernel's code on the GPU, loaded by the first caller."""
         if self._answer is None:
             if torch.cuda.is_current_stream_capturing():
                 return Support("its code is loaded by the first call, and not while a graph is captured")

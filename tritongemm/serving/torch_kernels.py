@@ -31,7 +31,7 @@ class TorchKernels:
         self._lock = threading.Lock()
 
     def find(self, problem: Problem, precision: str) -> LoadedKernel | None:
-        """The kernel that PyTorch launches for a problem.
+        """Return the kernel that PyTorch launches for a problem.
 
         Args:
             problem: x [M, K], w [N, K], a bias along N or none.
@@ -56,7 +56,7 @@ class TorchKernels:
         return self._kernels.get(key)
 
     def _load(self, problem: Problem, precision: str) -> LoadedKernel | None:
-        """The kernel from the first library that knows it, with workspaces for it."""
+        """Return the kernel from the first library that knows it, with workspaces for it."""
         device = self._device
         try:  # Whatever goes wrong, PyTorch itself is there.
             with device.driver_device.relaxed():

@@ -44,7 +44,7 @@ class TunedCalls:
         return self._otherwise(x, w, bias) if call is None else call(x, w, bias, None)
 
     def find(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> ReadyCall | None:
-        """The tuned kernel of a call; None where there is no row for it, or where PyTorch has to see the call.
+        """Return the tuned kernel of a call; None where there is no row for it, or where PyTorch has to see the call.
 
         PyTorch sees calls that want a gradient, and those under autocast, a tracer or a mode.
         """
@@ -84,7 +84,7 @@ class TunedCalls:
 
 
 def _is_pytorchs(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    """Whether PyTorch must see a call, as it does more than compute the product."""
+    """Return whether PyTorch must see a call, as it does more than compute the product."""
     return (
         (_grad() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)))
         or bool(_modes())

@@ -10,7 +10,7 @@ from tritongemm.plugins.contracts import Backend, LibraryBackend
 
 
 def find_winner(record: Record) -> Backend | Support:
-    """The backend that won a record, or why it can't be asked here."""
+    """Return the backend that won a record, or why it can't be asked here."""
     try:
         winner: Backend = registry.get(Backend, record.winner)
     except InputError:
@@ -21,7 +21,7 @@ def find_winner(record: Record) -> Backend | Support:
 
 
 def is_launchable(record: Record) -> Support:
-    """Whether a kernel, or an algorithm of a library, that can be launched by itself won a record, measured."""
+    """Return whether a kernel, or an algorithm of a library, that can be launched by itself won a record, measured."""
     key = record.problem.key
     if record.predicted:
         return Support(f"{key}: its record is a prediction (timer: model); tune it on the GPU")
@@ -36,7 +36,7 @@ def is_launchable(record: Record) -> Support:
 
 
 def baseline_won(record: Record) -> bool:
-    """Whether the library that users run today won a record, by a kernel of its own choice."""
+    """Return whether the library that users run today won a record, by a kernel of its own choice."""
     winner = find_winner(record)
     if isinstance(winner, Backend) and winner.baseline:
         return True
@@ -44,7 +44,7 @@ def baseline_won(record: Record) -> bool:
 
 
 def rounds_to_tf32(record: Record) -> bool:
-    """Whether the kernel that won a record rounds float32 operands to tf32."""
+    """Return whether the kernel that won a record rounds float32 operands to tf32."""
     if record.problem.dtype_a != "fp32":
         return False
     if isinstance(find_winner(record), LibraryBackend):

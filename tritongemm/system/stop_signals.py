@@ -14,7 +14,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def on_stop(handler: Handler | signal.Handlers) -> dict[int, Any]:
-    """Handle signals to stop, but for those that this process was started to ignore, as by nohup.
+    """Return the handle signals to stop, but for those that this process was started to ignore, as by nohup.
 
     Returns:
         The handlers before; none in a thread that can't have any.

@@ -82,7 +82,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "elsewhere": ({"b": torch.ones(B, K, N, device="meta")}, "b is on meta"),
             "bias of eight bits": ({"bias": q(N)}, "bias is torch.float8_e4m3fn"),
             "bias of rows": ({"bias": ONE(B, N, 1)}, r"bias is torch.float32 \(2, 32, 1\)"),
-            "one place": ({"out": torch.empty(1, M, N).expand(B, M, N)}, "several numbers would lie in one place"),
+            "one place": ({"out": torch.empty(1, M, N).expand(B, M, N)}, "several numbers would share one place"),
             "gradient": ({"out": torch.empty(B, M, N, requires_grad=True)}, "a gradient is wanted"),
             "bias elsewhere": ({"bias": ONE(N, device="meta")}, "bias is on meta"),
             "sparse": ({"a": torch.ones(B, M, K).to_sparse()}, "a is torch.sparse_coo"),

@@ -107,7 +107,7 @@ def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(
     legacy = [line.removeprefix("gfx942,") for line in (aiters(1, 5.0), aiters(4, 6.0))]
     old = write_aiters(tmp_path / "bf16_old.csv", *legacy, header=HEADER.removeprefix("gfx,"))
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{new}:{old}")
-    with pytest.warns(UserWarning, match="1 rows tell of what others tell of"):
+    with pytest.warns(UserWarning, match="1 rows repeat others"):
         table = RecordTable(configured())
     times = {r.problem.m: r.seconds for r in table.list_records("gfx942", 304)}
     assert times == {1: 5e-6, 2: 7e-6, 4: 6e-6}

@@ -104,7 +104,7 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.
         ((scaled(16), plain(16, 8e-6)), "unquantised: .* >= "),
         ((scaled(16), plain(16, 9e-6, winner="torch", library_seconds=7e-6)), "unquantised: .* 7.00 us"),
         ((scaled(32, m_from=9), plain(64, 7e-6, m_from=1)), "unquantised: "),
-        ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was measured at M 32, .* at 64"),
+        ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was timed at M 32, .* at 64"),
     ],
 )
 def test_rows_decide_where_they_can_be_compared(dispatcher: Dispatcher, rows: tuple[Record, ...], answer: str) -> None:

@@ -117,7 +117,7 @@ def test_zeros_and_tiny_numbers_have_factors_that_divide() -> None:
     ("arguments", "says"),
     [
         ({"granularity": "column"}, "granularity is 'column'; there are: tensor, row, block"),
-        ({"layout": "groups"}, "factors of blocks lie in rows, groups, tma"),
+        ({"layout": "groups"}, "blocks can be in rows, groups, tma"),
         ({"granularity": "block", "layout": "upside"}, "layout is 'upside'"),
         ({"dtype": torch.float16}, "dtype is torch.float16; there are:"),
         ({"x": torch.zeros(4, 0)}, r"x is torch.float32 \(4, 0\); activations \[..., K\], K not 0, of"),

@@ -98,10 +98,10 @@ def test_it_is_named(call: Callable[[], object], says: str) -> None:
     ("call", "given", "says"),
     [
         (aiter.gemm_a8w8_blockscale_bpreshuffle, {"out": out(M, N, device="meta")}, "out is on meta, XQ on cpu"),
-        (aiter.gemm_a8w8_blockscale_bpreshuffle, {"out": out(1, N).expand(M, N)}, "several numbers would lie in one"),
+        (aiter.gemm_a8w8_blockscale_bpreshuffle, {"out": out(1, N).expand(M, N)}, "several numbers would share one"),
         (aiter.gemm_a8w8_blockscale_bpreshuffle, {"out": out(M, N + 1)}, r"out is torch.bfloat16 \(5, 33\)"),
         (aiter.gemm_a4w4, {"out": out(M, N, device="meta")}, "out is on meta, A on cpu"),
-        (aiter.gemm_a4w4, {"out": out(1, N).expand(M, N)}, "several numbers would lie in one place"),
+        (aiter.gemm_a4w4, {"out": out(1, N).expand(M, N)}, "several numbers would share one place"),
         (aiter.gemm_a4w4, {"out": out(M, N), "dtype": torch.float16}, r"the result is torch.float16 \(5, 32\)"),
         (aiter.gemm_a4w4, {"out": out(M, N).requires_grad_()}, "a gradient is wanted"),
     ],

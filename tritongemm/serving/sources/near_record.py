@@ -19,7 +19,7 @@ class NearRecord(KernelSource):
     rank: ClassVar[int] = 22
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
-        """The kernel at the call's M, or why there is none that can be launched."""
+        """Return the kernel at the call's M, or why there is none that can be launched."""
         if not serves_other_m(call.problem, device.device.arch):
             return Support("rows serve other M only where PyTorch has no fast call of a product")
         found = device.find_near(call.problem)

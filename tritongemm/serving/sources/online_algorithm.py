@@ -17,7 +17,7 @@ class OnlineAlgorithm(KernelSource):
     rank: ClassVar[int] = 25
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
-        """The algorithm, looked for at the first such call."""
+        """Return the algorithm, looked for at the first such call."""
         if device.online is None:
             return Support("no algorithms are tried at run time (TRITONGEMM_ONLINE=1)")
         if not is_layer(call.problem):

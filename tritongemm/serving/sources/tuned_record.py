@@ -1,4 +1,4 @@
-"""Kernel source: the tuned kernel of exactly this size, of the range of M that it lies in, or of a padded M."""
+"""Kernel source: the tuned kernel of exactly this size, of the range of M that it is in, or of a padded M."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TunedRecord(KernelSource):
     rank: ClassVar[int] = 10
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
-        """The tuned kernel, or why there is none that can be launched."""
+        """Return the tuned kernel, or why there is none that can be launched."""
         kernel, row = device.find_tuned(call), device.find_row(call.problem)
         if isinstance(kernel, Support):
             return kernel

@@ -43,6 +43,11 @@ class Results:
         failures: reasons of the sizes that have no result.
         remarks: what the run said, a line each.
         target: what was tuned for.
+
+    Examples:
+        >>> results = tritongemm.autotune([(16, 16, 16)], target="gfx1100", budget=1, output="tuned.yaml")
+        >>> len(results), results[0].problem.m, results.path.name
+        (1, 16, 'tuned.yaml')
     """
 
     records: tuple[Record, ...]
@@ -151,6 +156,14 @@ def autotune(
         OutputError: a file can't be written, or another run holds the output.
         KeyboardInterrupt: the run was interrupted; its message names the file that has the finished work.
         TypeError: a request is given together with what it has itself.
+
+    Examples:
+        >>> results = tritongemm.autotune([(16, 16, 16)], target="gfx1100", budget=1, output="tuned.yaml")
+        >>> [record.problem.key for record in results]
+        ['16x16x16_bf16_TN']
+        >>> tritongemm.autotune([(16, 16, 0)], target="gfx1100")
+        Traceback (most recent call last):
+        tritongemm.core.errors.InputError: sizes: row 1 (line 1) K must be at least 1, not 0
     """
     if not isinstance(sizes, TuneRequest):
         request = _request(sizes, dtype, effort, budget, target, output)

@@ -33,6 +33,12 @@ def check_scales(**scales: Tensor) -> None:
     Raises:
         TypeError: one is no tensor.
         InputError: one holds NaN or infinity, or is of another type; names it.
+
+    Examples:
+        >>> tritongemm.check_scales(scale_a=torch.ones(4))
+        >>> tritongemm.check_scales(scale_a=torch.full([4], float("nan")))
+        Traceback (most recent call last):
+        tritongemm.core.errors.InputError: scale_a holds NaN or infinity
     """
     check_tensors(scales, together=False)
     for name, factors in scales.items():

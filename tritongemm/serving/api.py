@@ -51,6 +51,10 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         TypeError: an operand is no tensor.
         InputError: at first use, if TRITONGEMM_CONFIG names a file that can't be read.
         DriverError: the driver refused a launch.
+
+    Examples:
+        >>> tritongemm.mm(torch.randn(4, 256), torch.randn(32, 256)).shape
+        torch.Size([4, 32])
     """
     if _compiling():
         return _compiled(x, w, bias, out_dtype)
@@ -98,6 +102,10 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
     Raises:
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
+
+    Examples:
+        >>> print(tritongemm.load([]))
+        0 of 0 rows serve, as no GPU is here
     """
     return default_dispatcher().load(source)
 

@@ -38,6 +38,10 @@ def explain(call: str | Callable[..., Any] | Tensor | None = None, *operands: An
     Raises:
         TypeError: they are not its arguments, or one is no tensor.
         InputError: there is no such call, or it refuses such operands.
+
+    Examples:
+        >>> print(tritongemm.explain(torch.randn(4, 256), torch.randn(32, 256)))
+        fallback: x is on cpu; tuned kernels run on a GPU
     """
     if isinstance(call, str):
         name = call

@@ -22,7 +22,7 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
 
     Args:
         scales: [rows, groups along K], bytes or e8m0; or float32.
-        layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``. Of float32 factors how
+        layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``. Of float32 factors the
             order of the factors, as of `tritongemm.quantize`: ``rows``, ``groups`` or ``tma``.
 
     Returns:
@@ -32,6 +32,11 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
     Raises:
         TypeError: they are no tensor.
         InputError: no such layout, or no such factors.
+
+    Examples:
+        >>> _, scales = tritongemm.quantize(torch.randn(4, 256), "mx")
+        >>> scales.shape, tritongemm.pack_scales(scales).shape
+        (torch.Size([4, 8]), torch.Size([32, 8]))
     """
     if layout in FACTOR_LAYOUTS:
         _check_floats(scales, layout)
@@ -55,6 +60,11 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
     Raises:
         TypeError: they are no tensor.
         InputError: no such layout, or factors with another number of rows and groups, or not in complete blocks.
+
+    Examples:
+        >>> packed = tritongemm.pack_scales(torch.ones(4, 8, dtype=torch.uint8))
+        >>> tritongemm.unpack_scales(packed, 4, 8).shape
+        torch.Size([4, 8])
     """
     if layout in FACTOR_LAYOUTS:
         _check_floats(scales, layout)
@@ -78,12 +88,23 @@ def pack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
 
     Raises:
         InputError: no such order, or a weight that does not divide into its blocks.
+
+    Examples:
+        >>> w = torch.randn(16, 64)
+        >>> torch.equal(tritongemm.unpack_weight(tritongemm.pack_weight(w)), w)
+        True
     """
     return _checked(w, order).pack(w.t()).t()
 
 
 def unpack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
-    """Return what `pack_weight` was given; arguments and errors as for that."""
+    """Return what `pack_weight` was given; arguments and errors as for that.
+
+    Examples:
+        >>> packed = tritongemm.pack_weight(torch.ones(16, 64))
+        >>> tritongemm.unpack_weight(packed).shape
+        torch.Size([16, 64])
+    """
     return _checked(w, order).unpack(w.t()).t()
 
 

@@ -54,6 +54,11 @@ def linear_fp8(
     Raises:
         TypeError: an operand is no tensor.
         InputError: operands that do not belong together.
+
+    Examples:
+        >>> weight, scale = tritongemm.quantize(torch.randn(32, 256))
+        >>> tritongemm.linear_fp8(torch.randn(4, 256), weight, scale.flatten()).shape
+        torch.Size([4, 32])
     """
     check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     wanted = x.dtype if out_dtype is None else out_dtype

@@ -72,6 +72,12 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
     Raises:
         InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
+
+    Examples:
+        >>> x, w1, w2 = torch.randn(4, 64), torch.randn(3, 2 * 16, 64), torch.randn(3, 64, 16)
+        >>> weights, ids = torch.ones(4, 1), torch.tensor([[0], [2], [1], [0]], dtype=torch.int32)
+        >>> tritongemm.fused_moe(x, w1, w2, weights, ids).shape
+        torch.Size([4, 64])
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = _trace(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)

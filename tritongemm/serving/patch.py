@@ -144,6 +144,10 @@ def patch(
     Raises:
         InputError: the file can't be read, or holds no tuned result; or an fp8 layer's factors are NaN or infinite.
         TypeError: the model is no module, or the source neither a path nor records.
+
+    Examples:
+        >>> print(tritongemm.patch(torch.nn.Sequential(torch.nn.Linear(256, 32)), []))
+        0 of 1 linear layers are served; 1 left: no row for N=32, K=256
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")

@@ -70,6 +70,12 @@ def scaled_mm(
         InputError: shapes, strides, dtypes or devices that do not fit together, or an fp8 encoding that this GPU does
             not compute.
         DriverError: the driver refused a launch.
+
+    Examples:
+        >>> a, of_a = tritongemm.quantize(torch.randn(4, 256))
+        >>> b, of_b = tritongemm.quantize(torch.randn(32, 256))
+        >>> tritongemm.scaled_mm(a, b, of_a, of_b).shape
+        torch.Size([4, 32])
     """
     if _compiling():
         result: Tensor = _trace_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
@@ -158,6 +164,13 @@ def bmm(
         TypeError: an operand is no tensor.
         InputError: shapes that do not fit together; at first use, if TRITONGEMM_CONFIG names a file that can't be read.
         DriverError: the driver refused a launch.
+
+    Examples:
+        >>> tritongemm.bmm(torch.ones(2, 4, 8), torch.ones(2, 8, 3)).shape
+        torch.Size([2, 4, 3])
+        >>> tritongemm.bmm(torch.ones(2, 4, 8), torch.ones(3, 8, 3))
+        Traceback (most recent call last):
+        tritongemm.core.errors.InputError: a (2, 4, 8) and b (3, 8, 3) must be [B, M, K] and [B, K, N]
     """
     if _compiling():
         return _traced_bmm(*BatchOperands(a, b, bias, out_dtype, out=out))
@@ -207,6 +220,12 @@ def scaled_bmm(
 
     Raises:
         TypeError, InputError, DriverError: as `bmm`.
+
+    Examples:
+        >>> a, of_a = tritongemm.quantize(torch.randn(4, 256))
+        >>> b, of_b = tritongemm.quantize(torch.randn(32, 256))
+        >>> tritongemm.scaled_bmm(a[None], b.mT[None], of_a[None], of_b.mT[None]).shape
+        torch.Size([1, 4, 32])
     """
     if scale_a is None or scale_b is None:
         raise TypeError("scale_a and scale_b must be tensors, and go together")
@@ -315,6 +334,11 @@ def grouped_mm(
         TypeError: an operand is no tensor.
         InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
+
+    Examples:
+        >>> a, b, ends = torch.randn(4, 64), torch.randn(2, 64, 8), torch.tensor([1, 4], dtype=torch.int32)
+        >>> tritongemm.grouped_mm(a, b, ends).shape
+        torch.Size([4, 8])
     """
     if (
         type(a) not in _PLAIN

@@ -61,6 +61,14 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
     Raises:
         TypeError: x is no tensor.
         InputError: an argument has none of these values.
+
+    Examples:
+        >>> q, scale = tritongemm.quantize(torch.randn(4, 256), "block")
+        >>> q.dtype, scale.shape
+        (torch.float8_e4m3fn, torch.Size([4, 2]))
+        >>> tritongemm.quantize(torch.randn(4, 256), "column")
+        Traceback (most recent call last):
+        tritongemm.core.errors.InputError: granularity is 'column'; there are: tensor, row, block, mx
     """
     if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
         traced: Quantised = torch.ops.tritongemm.quantize(x.detach(), granularity, dtype or torch.float8_e4m3fn, layout)

@@ -82,6 +82,11 @@ def serve(source: str | os.PathLike[str] | Iterable[Record] | None = None) -> Se
     Args:
         source: tuned records as `tritongemm.load` takes them, which are read when the region is entered; by default
             those loaded before, or else those that TRITONGEMM_CONFIG names.
+
+    Examples:
+        >>> with tritongemm.serve([]):
+        ...     torch.nn.functional.linear(torch.ones(4, 256), torch.ones(32, 256)).shape
+        torch.Size([4, 32])
     """
     return ServedRegion(source, default_dispatcher())
 

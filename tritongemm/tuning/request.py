@@ -151,6 +151,12 @@ class TuneRequest:
         profiler: name of a timer, ``auto``, or None for the default.
         timeout_s: limit of one compile, or of one candidate on the GPU, in seconds.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
+
+    Examples:
+        >>> from tritongemm.tuning.request import SearchScope, SizeSource
+        >>> request = tritongemm.TuneRequest(SizeSource(given=((16, 4096, 4096),)), search=SearchScope(budget=(0, 90)))
+        >>> request.search.seconds
+        90
     """
 
     sizes: SizeSource = field(default_factory=SizeSource)

@@ -38,6 +38,12 @@ class Capture:
     Raises:
         InputError: another capture is under way.
         OutputError: no such file can be written there.
+
+    Examples:
+        >>> with tritongemm.capture("sizes.yaml"):
+        ...     y = torch.nn.functional.linear(torch.ones(4, 256), torch.ones(32, 256))
+        >>> print(open("sizes.yaml").readlines()[-1])
+        - {"M": 4, "N": 32, "K": 256, ... "count": 1, ...
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

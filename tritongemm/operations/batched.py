@@ -119,7 +119,7 @@ def check_out(operands: BatchOperands) -> None:
 def _factors(
     name: str, scales: Tensor | None, batch: int, rows: int, k: int, layout: str, turned: bool = False
 ) -> Tensor | None:
-    """Factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
+    """Return factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
     if scales is None:
         return None
     ways = of_each(scales, (batch, rows, k), layout, turned)
@@ -169,7 +169,7 @@ _torch_scaled = lru_cache(maxsize=256)(TorchScaled)  # which knows what PyTorch 
 
 
 def torch_bmm(operands: BatchOperands) -> Tensor:
-    """A @ B for each product, scaled, with the bias: in the result's dtype where PyTorch can, else in a wider one.
+    """Return A @ B for each product, scaled, with the bias: in the result's dtype where PyTorch can, else wider.
 
     Args:
         operands: with vectors as `Batched.check` leaves them, of any strides.
@@ -283,7 +283,7 @@ class Batched(ProductOperation):
         return Reading(problems, self.tensors(checked), ((batch, m, n), result), strides, plain, why)
 
     def is_cast(self, given: BatchOperands) -> bool:
-        """As those of ``torch.bmm``, but no operands with factors."""
+        """Return whether autocast casts the operands, as those of ``torch.bmm``, but none with factors."""
         return given.scale_a is None
 
     def infer(self, given: BatchOperands) -> Tensor:
@@ -293,7 +293,7 @@ class Batched(ProductOperation):
         return given.a.new_empty(shape, dtype=given.result_type)
 
     def fallback(self, checked: BatchOperands) -> Tensor:
-        """PyTorch's products."""
+        """Return PyTorch's products."""
         return torch_bmm(checked)
 
 

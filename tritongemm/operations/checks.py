@@ -1,4 +1,4 @@
-"""What public calls look at before anything is launched: kinds, places and encodings of operands, and values on a CPU.
+"""Checks what public calls get before anything is launched: kinds, devices and encodings of operands, and CPU values.
 
 No check of a call waits for a GPU: values there are looked at by `check_scales` alone, where a program asks for it.
 """
@@ -51,7 +51,7 @@ def check_scales(**scales: Tensor) -> None:
 
 
 def check_values(**scales: Tensor) -> None:
-    """As `check_scales` for factors on a CPU; those on a GPU are not looked at, as it would have to be waited for.
+    """Check factors on a CPU as `check_scales` does; those on a GPU are skipped, as it would have to be waited for.
 
     Raises:
         InputError: names the operand.

@@ -105,11 +105,11 @@ class Operation(Plugin, abstract=True):
 
     @abstractmethod
     def products(self, given: Any) -> Iterator[tuple[ProductOperation, Any]]:
-        """The products that a call computes, with checked operands, of which only shapes, strides and types count."""
+        """Yield the products that a call computes, with checked operands, by shapes, strides and types."""
 
     @abstractmethod
     def fallback(self, checked: Any) -> Tensor:
-        """PyTorch's result, with gradients."""
+        """Return PyTorch's result, with gradients."""
 
     def is_cast(self, given: Any) -> bool:
         """Return whether autocast changes the types of operands, as it does those of PyTorch's own products."""

@@ -67,7 +67,7 @@ class Dense(ProductOperation):
         return Reading(problems, self.tensors(checked), (shape, result), vector=x.dim() == 1)
 
     def is_cast(self, given: DenseOperands) -> bool:
-        """As those of a linear layer."""
+        """Return whether autocast casts the operands, as those of a linear layer."""
         return True
 
     def infer(self, given: DenseOperands) -> Tensor:
@@ -77,7 +77,7 @@ class Dense(ProductOperation):
         return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))
 
     def fallback(self, checked: DenseOperands) -> Tensor:
-        """PyTorch's linear layer."""
+        """Return the result of PyTorch's linear layer."""
         return linear(*checked)
 
 
@@ -85,7 +85,7 @@ DENSE = Dense()
 
 
 def _coinciding(problem: Problem) -> Iterator[Problem]:
-    """The problem, then those whose operands are the same memory: a matrix of one row or column has either order."""
+    """Yield the problem, then those whose operands are the same memory: a matrix of one row or column has any order."""
     of_a = {problem.row_major_a: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
     of_b = {problem.row_major_b: None} | (dict.fromkeys((True, False)) if 1 in (problem.n, problem.k) else {})
     return (replace(problem, row_major_a=a, row_major_b=b) for a in of_a for b in of_b)

@@ -69,7 +69,7 @@ def readings(
 def why_none(
     problem: Problem, of_a: Sequence[Scaling | None], of_b: Sequence[Scaling | None], target: Target | None = None
 ) -> str:
-    """Why `readings` has no problem for these arguments: names the factors, and what families that have such say."""
+    """Return why `readings` has no problem for these arguments, with what the families that have such factors say."""
     refusals = dict.fromkeys(possible.reason for _, possible in _candidates(problem, of_a, of_b, target))
     why = "; ".join(refusals) or f"no family multiplies {problem.dtype_a} by {problem.dtype_b} with these"
     return f"scale factors of A {_in_words(of_a)} and of B {_in_words(of_b)}: {why}"
@@ -98,7 +98,7 @@ def _in_words(ways: Sequence[Scaling | None]) -> str:
 
 
 def products_with(dtype: str, pair: ScalePair) -> tuple[Problem, ...]:
-    """Problems of ordinary sizes, one of each family that has A and B of a type with a pair of scale factors."""
+    """Return problems of ordinary sizes, one of each family that has A and B of a type with a pair of factors."""
     return readings(Problem(128, 256, 512, dtype, dtype, "bf16", row_major_b=False), pair[:1], pair[1:])
 
 
@@ -116,7 +116,7 @@ def find_scalings(scales: Tensor, rows: int, k: int, layout: str = "") -> Ways:
 
 
 def agreeing(of_a: Ways, of_b: Ways) -> tuple[Ways, Ways]:
-    """Ways to read the factors of A and of B without those that no way of the other goes with.
+    """Return the ways to read the factors of A and of B, without those that match no way of the other.
 
     Of a weight [16, 2048], 16 factors in one row are for its rows, or for groups along K: those of A decide.
     """
@@ -151,7 +151,7 @@ def of_each(scales: Tensor, sizes: tuple[int, int, int], layout: str = "", turne
 
 
 def quantised_by(scale: Tensor, ways: Ways) -> str:
-    """To which granularity activations are quantised for a weight with these factors: ``row``, ``block`` or ``mx``."""
+    """Return the granularity of activations that are quantised for a weight with these factors."""
     if ways[0].dtype == "e8m0":
         return "mx"
     # Of a weight [16, 2048], [1, 16] is of blocks: factors of rows are [N], or [N, 1].
@@ -160,7 +160,7 @@ def quantised_by(scale: Tensor, ways: Ways) -> str:
 
 
 def of_layer(scale: Tensor, sizes: tuple[int, int, int]) -> tuple[Ways, Ways]:
-    """The ways in which the factors of a layer's activations, once they are quantised, and of its weight can be read.
+    """Return the ways to read the factors of a layer's quantised activations, and of its weight.
 
     Args:
         scale: factors of the weight [N, K], as of `find_scalings`.
@@ -193,14 +193,14 @@ def of_groups(scale_b: Tensor | None, layout: str = "") -> ScalePair:
 
 @cache
 def powers(layout: str) -> Scaling:
-    """Powers of two for each 32 elements along K, in rows or in the layout that a plug-in describes."""
+    """Return powers of two for each 32 elements along K, in rows or in the layout that a plug-in describes."""
     pad = (1, 1) if layout in _BY_STRIDES else registry.get(ScaleLayout, layout).pad
     return Scaling("e8m0", depth=MX_DEPTH, layout=layout, pad=pad)
 
 
 @cache
 def _asked_for(layout: str, *families: str) -> Ways:
-    """All ways of a layout, "" for those that strides show: those that are known, and those that families have."""
+    """Return all ways of a layout, known or of families; "" for those that strides show."""
     found = dict.fromkeys(KNOWN)
     for family in registry.every(Family):
         for dtype in DTYPES:
@@ -232,7 +232,7 @@ def _holds(scales: Tensor, scaling: Scaling, rows: int, k: int) -> bool:
 
 
 def given_shape(scaling: Scaling, rows: int, k: int) -> tuple[int, int]:
-    """The shape of an operand's factors as calls pass them: [rows, groups along K], padded in layouts of plug-ins."""
+    """Return the shape of an operand's factors in calls: [rows, groups along K], padded in layouts of plug-ins."""
     if scaling.layout not in _BY_STRIDES:
         return scaling.shape(rows, k)
     return cdiv(rows, scaling.rows) if scaling.rows else 1, cdiv(k, scaling.depth) if scaling.depth else 1

@@ -199,7 +199,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
 
 
 def _own_product(operands: GroupedOperands) -> Tensor | None:
-    """PyTorch's grouped product; None where it has none of these types."""
+    """Return PyTorch's grouped product; None where it has none of these types."""
     (a, b, offs, scale_a, scale_b), out_dtype = operands[:5], operands.result_type
     has_own = operands.scalings == GRANULARITIES["row"] and a.dtype != torch.int8 and out_dtype == torch.bfloat16
     if has_own and b.mT.is_contiguous() and _aligned(a, b):
@@ -260,7 +260,7 @@ class Grouped(ProductOperation):
         return given
 
     def tensors(self, checked: GroupedOperands) -> Mapping[str, Tensor]:
-        """The operands as kernels read them: factors of blocks of A with K first; what is dense is not copied."""
+        """Return the operands as kernels read them: factors of blocks of A with K first; dense ones are not copied."""
         offs = checked.offs.contiguous()
         found = {"a": checked.a, "b": checked.b, "counts" if checked.masked else "offsets": offs}
         if checked.scale_a is None or checked.scale_b is None:
@@ -298,7 +298,7 @@ class Grouped(ProductOperation):
         return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
 
     def fallback(self, checked: GroupedOperands) -> Tensor:
-        """PyTorch's product."""
+        """Return PyTorch's product."""
         return grouped(checked)
 
 

@@ -48,7 +48,7 @@ def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: 
 
 
 def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
-    """Activations in a type and their powers, by PyTorch's own operations.
+    """Return activations in a type and their powers, by PyTorch's own operations.
 
     Args:
         x: [..., K].
@@ -72,7 +72,7 @@ def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor
 
 
 def _packed(numbers: Tensor) -> Tensor:
-    """[rows, K] rounded to e2m1, ties to even, two a byte, the earlier one in its low half."""
+    """Return [rows, K] rounded to e2m1, ties to even, two a byte, the earlier one in its low half."""
     size = numbers.abs()
     code = sum((size > step).byte() for step in ABOVE) + sum((size >= step).byte() for step in FROM)
     code = code | (numbers.signbit().byte() << 3)

@@ -67,7 +67,7 @@ class Mixture(Operation):
         return given.x.new_empty((given.x.shape[0], given.w2.shape[1]))
 
     def products(self, given: MixtureOperands) -> Iterator[tuple[ProductOperation, Any]]:
-        """Gate and up of each expert, then down, over the rows of all tokens."""
+        """Yield gate and up of each expert, then down, over the rows of all tokens."""
         checked = self.check(given)
         rows = given.topk_ids.numel()
         for w, scale in ((given.w1, given.w1_scale), (given.w2, given.w2_scale)):
@@ -76,7 +76,7 @@ class Mixture(Operation):
             yield GROUPED, GroupedOperands(q, w.mT, ends, as_taken(of_q, checked.mode), scale, *_rest(given))
 
     def fallback(self, checked: CheckedMixture) -> Tensor:
-        """PyTorch's steps and products."""
+        """Return the result of PyTorch's steps and products."""
         return compute(checked, mixture_steps, lambda given: GROUPED.fallback(GROUPED.check(given)))
 
 

@@ -24,7 +24,7 @@ class MixtureSteps(Protocol):
     """What is done between the products of a mixture of experts; no step waits for the GPU."""
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
+        """Sort rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
         """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
@@ -51,7 +51,7 @@ def as_taken(scale: Tensor | None, mode: str) -> Tensor | None:
 
 
 def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
+    """Sort rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
     known = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten()
     found, order = known.sort(stable=True)
     ends = torch.searchsorted(found, torch.arange(experts, device=ids.device, dtype=found.dtype), right=True)

@@ -94,7 +94,7 @@ class QuantisedLayer(ProductOperation):
         return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=given.result_type)
 
     def fallback(self, checked: CheckedLayer) -> Tensor:
-        """PyTorch's product of activations that PyTorch quantises."""
+        """Return PyTorch's product of activations that PyTorch quantises."""
         (x, weight, scale, bias, *_), granularity = checked
         q, of_q = by_torch(x, granularity, weight.dtype, "rows")
         factors = factors_of_rows(weight, scale) if granularity == "row" else scale
@@ -132,7 +132,7 @@ def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) ->
 
 
 def _granularity(weight: Tensor, weight_scale: Tensor) -> str:
-    """To which granularity activations are quantised for a weight.
+    """Return the granularity of activations that are quantised for a weight.
 
     Raises:
         InputError: they are not those of the weight.

@@ -53,7 +53,7 @@ class TorchScaled:
         out_dtype: torch.dtype = torch.bfloat16,
         *_: object,
     ) -> Tensor:
-        """The result, [..., N], of the types that the operands have under autocast too; no rows launch nothing."""
+        """Return the result, [..., N], of the operands' types under autocast too; no rows launch nothing."""
         if not self._product.m and not wants_gradient(scale_a, scale_b, bias):
             return a.new_empty((*a.shape[:-1], self._product.n), dtype=out_dtype)
         with torch._C._DisableAutocast():
@@ -72,7 +72,7 @@ class TorchScaled:
     def _try_native(
         self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor | None:
-        """PyTorch's own scaled product; None where it has none for these operands."""
+        """Return PyTorch's own scaled product; None where it has none for these operands."""
         along_k = [scaling.depth > 0 for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])]
         if not a.is_cuda or along_k[0] != along_k[1]:
             return None
@@ -214,11 +214,11 @@ class ScaledOperation(ProductOperation):
         return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
 
     def fallback(self, checked: CheckedScaled) -> Tensor:
-        """PyTorch's product."""
+        """Return PyTorch's product."""
         return TorchScaled(checked.product)(*checked.given)
 
     def make_fallback(self, checked: CheckedScaled) -> ReadyCall:
-        """PyTorch's product, which knows what PyTorch refused before."""
+        """Return PyTorch's product as a call that remembers what PyTorch refused."""
         return _CheckedProduct(TorchScaled(checked.product))
 
 

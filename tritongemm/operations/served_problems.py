@@ -26,7 +26,7 @@ def is_layer(problem: Problem) -> bool:
 
 
 def is_product(problem: Problem) -> bool:
-    """Whether `mm` can ask for a problem: a linear layer's, or the same with x or w the transposed view of a matrix."""
+    """Return whether `mm` can ask for a problem: a linear layer's, or that with x or w a transposed view."""
     return is_layer(replace(problem, row_major_a=True, row_major_b=False))
 
 

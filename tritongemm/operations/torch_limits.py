@@ -25,7 +25,7 @@ def takes_fp8(n: int, k: int) -> bool:
 
 
 def takes_blocks(arch: str) -> bool:
-    """Whether ``scaled_mm`` takes float32 factors that change along K, for 128 elements each, on an architecture."""
+    """Return whether ``scaled_mm`` takes float32 factors for 128 elements along K on an architecture."""
     return arch in _BLOCK_ARCHS
 
 

@@ -57,7 +57,7 @@ def wide_dtype(x: Tensor, w: Tensor, wanted: torch.dtype) -> torch.dtype:
 
 
 def converted(product: Tensor, wanted: torch.dtype) -> Tensor:
-    """A product in the dtype of the result; what eight bits can't hold becomes their largest, as in tuned kernels.
+    """Return a product in the dtype of the result; what eight bits can't hold becomes their largest number.
 
     Sums beyond int32 go round, as theirs do.
     """
@@ -77,7 +77,7 @@ def float32_precision() -> str:
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """X @ w.T (+ bias) by PyTorch.
+    """Return x @ w.T (+ bias) by PyTorch.
 
     Args:
         x: [..., K], any strides.
@@ -102,7 +102,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
 
 
 def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:
-    """X [M, K] @ w[N, K].T by a function of PyTorch that takes these dtypes as they are; None where there is none."""
+    """Return x [M, K] @ w [N, K].T by a function of PyTorch that takes these dtypes; None where there is none."""
     if not x.is_cuda or x.dtype != w.dtype:
         return None
     n, k = w.shape

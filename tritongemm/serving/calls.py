@@ -29,7 +29,7 @@ def keep(table: dict[Any, Any], key: Any, ready: Any) -> None:
 
 
 def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """PyTorch's linear layer; `mm` knows this function and skips its frame."""
+    """Compute PyTorch's linear layer; `mm` knows this function and skips its frame."""
     return torch_linear(x, w, bias)
 
 

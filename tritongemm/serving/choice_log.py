@@ -1,4 +1,4 @@
-"""A line in the log for each new size that is called, where TRITONGEMM_LOG or AITER's variable asks for it."""
+"""Logs a line for each new size that is called, where TRITONGEMM_LOG or AITER's variable asks for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChoiceLog:
 
 
 def _show_lines() -> None:
-    """Have lines that were asked for shown, also in a program that set up no logging."""
+    """Show log lines that were asked for, also in a program that set up no logging."""
     if not _LOG.hasHandlers():
         _LOG.addHandler(logging.StreamHandler())
         _LOG.setLevel(logging.INFO)

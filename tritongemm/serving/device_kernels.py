@@ -90,7 +90,7 @@ class DeviceKernels:
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
 
     def served_seconds(self, record: Record) -> float | None:
-        """The time of what computes a record's problem here, in seconds: the library's where a kernel is refused."""
+        """Return the seconds of what computes a record's problem here: the library's where a kernel is refused."""
         is_refused = isinstance(self.loaded_for(record), Support)
         return record.library_seconds if is_refused else record.served_seconds
 
@@ -134,7 +134,7 @@ class DeviceKernels:
         return bound if isinstance(bound, Support) else self._with_memory(bound)
 
     def _with_memory(self, kernel: LoadedKernel) -> LoadedKernel | Support:
-        """A kernel, once there is memory for what its programs share: at another M it may want more than at its own."""
+        """Return a kernel, once there is memory for what its programs share, which may grow with M."""
         workspace, counters = kernel.bytes("workspace"), kernel.bytes("semaphore")
         pool = self.device.workspaces
         if not (workspace or counters) or (pool is not None and pool.holds(workspace, counters)):
@@ -151,13 +151,13 @@ class DeviceKernels:
         return kernel
 
     def near_rows(self, problem: Problem) -> list[SourceRow]:
-        """The rows that may serve a problem at other M than their own, the nearest first; see `serves_other_m`."""
+        """Return the rows that may serve a problem at other M, the nearest first; see `serves_other_m`."""
         if not serves_other_m(problem, self.device.arch):
             return []
         return self.records.near_rows(problem, self.device.arch, self.device.compute_units)
 
     def find_near(self, problem: Problem) -> NearKernel | Support:
-        """The kernel of the nearest row of a product that can be launched at a problem's M, or why there is none.
+        """Return the kernel of the nearest row of a product that can be launched at a problem's M, or why none can.
 
         The row of the next larger M counts, else that of the largest. Where its kernel can't be launched the next row
         is asked, unless PyTorch's own product of groups won there.

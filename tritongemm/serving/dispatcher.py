@@ -70,7 +70,7 @@ class CallAnswers:
 
     @classmethod
     def pytorch(cls, reason: str, lasting: bool = True) -> CallAnswers:
-        """PyTorch serves the call, which no source had to be asked for."""
+        """Answer that PyTorch serves the call, without asking a source."""
         return cls(Resolution("fallback", reason, lasting=lasting))
 
     def prepared(self, prepare: Callable[[LoadedKernel, ServingDevice], ReadyCall], otherwise: ReadyCall) -> ReadyCall:
@@ -171,7 +171,7 @@ class Dispatcher:
         self.calls = CallTable()
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """X @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
+        """Compute x @ w.T (+ bias) for plain tensors without gradient. `mm` repeats these lines, to save a call."""
         precision = float32_precision() if x.dtype is torch.float32 else None
         if bias is None:
             key: CallKey = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
@@ -200,7 +200,7 @@ class Dispatcher:
         return ready
 
     def _prepare_layer(self, key: CallKey, frequent: bool, operands: DenseOperands) -> tuple[ReadyCall, bool]:
-        """What serves calls of a key with operands of one memory layout, and whether equal calls will have the same."""
+        """Return what serves calls of a key with operands of one memory layout, and whether it is lasting."""
         x, w, _, out_dtype = operands
         answers = self.ask(DENSE, operands, key[_PRECISION], frequent)
         ready: ReadyCall = plain_linear if is_plain(x, w, out_dtype) else linear
@@ -242,7 +242,7 @@ class Dispatcher:
         out_dtype: torch.dtype | None = None,
         frequent: bool = True,
     ) -> CallAnswers:
-        """Who serves calls of `mm` with operands of these shapes, dtypes and devices, as PyTorch is set.
+        """Return what serves calls of `mm` with operands of these shapes, dtypes and devices, as PyTorch is set.
 
         Raises:
             InputError: TRITONGEMM_CONFIG names a file that can't be read.
@@ -284,7 +284,7 @@ class Dispatcher:
         return replace(self._answer(reading, signature, device), reading=reading)
 
     def _answer(self, reading: Reading, signature: CallSignature, device: DeviceKernels) -> CallAnswers:
-        """Who serves a call on a GPU.
+        """Return what serves a call on a GPU.
 
         The first of the problems that has a tuned row counts, else the first that a row of another M serves, else the
         first.
@@ -307,7 +307,7 @@ class Dispatcher:
         return why_weight_is_idle(self._tables, weight, self.device_kernels(index))
 
     def device_kernels(self, index: int) -> DeviceKernels | None:
-        """As `device`; None for a CPU."""
+        """Return `device`; None for a CPU."""
         return self._devices.get(index) if index < 0 else self.device(index)
 
     def device(self, index: int) -> DeviceKernels | None:

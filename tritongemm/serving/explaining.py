@@ -1,4 +1,4 @@
-"""The public function `explain`, which says of any call who computes it."""
+"""The public function `explain`, which says what computes any call."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class JoinedLayers:
         return joined
 
     def separate(self) -> None:
-        """Give each layer memory of its own, with what it holds now; one that was given other memory keeps it."""
+        """Give each layer memory of its own with its values; one that was given other memory keeps it."""
         with torch.inference_mode(False), torch.no_grad():
             for part in self._parts:
                 if _is_part(*part):

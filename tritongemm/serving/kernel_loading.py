@@ -1,4 +1,4 @@
-"""Tuned records and a GPU → the kernels that it can launch: compiled where the cache lacks them, loaded, checked."""
+"""Loads tuned records on a GPU as kernels that it can launch: compiled where the cache lacks them, and checked."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def load_kernels(
 
 
 def _reserve_workspaces(device: ServingDevice, kernels: dict[Problem, LoadedKernel | Support]) -> None:
-    """Have memory for the kernels; where there is too little for counters, those that want most are given up."""
+    """Reserve memory for the kernels; where there is too little for counters, the largest are given up."""
     while loaded := {problem: kernel for problem, kernel in kernels.items() if not isinstance(kernel, Support)}:
         needs = [max(kernel.bytes(buffer) for kernel in loaded.values()) for buffer in ("workspace", "semaphore")]
         if not any(needs):
@@ -174,7 +174,7 @@ def _load_compiled(
 def _load_code(
     device: ServingDevice, launch: Launch | HostLaunch, functions: dict[tuple[str, str], Function]
 ) -> LoadedKernel:
-    """A compiled kernel on a GPU; `functions` holds what is loaded, by file and symbol, as launches may share one."""
+    """Return a compiled kernel on a GPU; `functions` holds what is loaded, by file and symbol."""
     if isinstance(launch, HostLaunch):
         PreparedCall(launch, {})
         return HostLaunchedKernel(launch)

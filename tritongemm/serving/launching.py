@@ -164,7 +164,7 @@ class FastCall(PatchedCall):
         self._otherwise = otherwise
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
+        """Return the result in new memory, in stream order; PyTorch computes where an operand does not fit."""
         try:
             a, b = x.data_ptr(), w.data_ptr()
             d = 0 if bias is None else bias.data_ptr()
@@ -263,7 +263,7 @@ class ScaledCall(PatchedCall):
         order_b: str = PLAIN,
         scale_layout: str = "",
     ) -> Tensor:
-        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
+        """Return the result in new memory, in stream order; PyTorch computes where an operand does not fit."""
         try:
             of_a, of_b, of_scale_a, of_scale_b = a.data_ptr(), b.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()
             of_bias = 0 if bias is None else bias.data_ptr()
@@ -337,7 +337,7 @@ class OperandCall(PatchedCall):
         self._addresses = [0] * len(names)
 
     def __call__(self, *given: Any) -> Tensor:
-        """The result, in order of the current stream; PyTorch computes where an operand's address does not fit."""
+        """Return the result, in stream order; PyTorch computes where an operand's address does not fit."""
         if not self._alone and _current() != self._index:
             with torch.cuda.device(self._index):
                 return self(*given)

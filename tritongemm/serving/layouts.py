@@ -1,4 +1,4 @@
-"""Public calls that bring scale factors and weights into the orders that kernels read, and back."""
+"""Public calls that convert scale factors and weights to the orders that kernels read, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
 
 
 def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
-    """Scale factors in an order that kernels read, padded with ones.
+    """Return scale factors in an order that kernels read, padded with ones.
 
     Args:
         scales: [rows, groups along K], bytes or e8m0; or float32.

@@ -30,7 +30,7 @@ def linear_fp8(
     out_dtype: torch.dtype | None = None,
     unquantized: Tensor | None = None,
 ) -> Tensor:
-    """X @ (weight * weight_scale).T (+ bias): x is quantised by one kernel, then multiplied by `scaled_mm`.
+    """Compute x @ (weight * weight_scale).T (+ bias): one kernel quantises x, then `scaled_mm` multiplies it.
 
     Where the weight's factors change along K, activations have a factor for each 128 elements along K, in the layout
     that the tuned kernel of this size reads, or a power of two for each 32 where the weight has that (OCP MX); else

@@ -130,7 +130,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
 def _split(
     rows: Sequence[SourceRow], library: KernelLibrary | None = None
 ) -> tuple[tuple[SourceRow, ...], KernelLibrary | None, tuple[Record, ...]]:
-    """The fields of a table after its digest: the rows that calls can ask for, the library, the other records."""
+    """Return the fields of a table after its digest: the rows that calls can ask for, the library, other records."""
     served = tuple(row for row in rows if is_served(row.record.problem))
     return served, library, tuple(row.record for row in rows if not is_served(row.record.problem))
 
@@ -161,7 +161,7 @@ def combined_digest(tables: Sequence[LoadedTable]) -> str:
 
 
 def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: int = 1) -> None:
-    """Log the line that says what a process serves on a GPU, and warn where another rank loaded other tables.
+    """Log which tables serve a GPU, and warn where another rank loaded other tables.
 
     Args:
         tables: all that were loaded.
@@ -175,7 +175,7 @@ def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: i
 
 
 def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
-    """Which files were loaded, their hashes, how many of their rows a GPU can use, and why it can't use the others."""
+    """Return which files were loaded, their hashes, and how many rows a GPU can use, and why not the others."""
     rows = [row for table in tables for row in table.rows]
     files = ", ".join(f"{printable(table.name)} (sha256 {table.digest})" for table in tables)
     installed = settings.version("triton")
@@ -215,7 +215,7 @@ def why_weight_is_idle(tables: Sequence[LoadedTable], weight: tuple[int, int], d
 
 
 def why_idle(record: Record, device: DeviceKernels | None) -> str:
-    """Why a record does not serve a GPU, behind the number of such rows; "" where it does. None stands for no GPU."""
+    """Return why a record does not serve a GPU, behind the number of such rows; "" where it does."""
     if device is None:
         units = f", {record.compute_units} compute units" if record.compute_units else ""
         target = f"for {printable(record.target or 'no target named')}{units}"

@@ -174,7 +174,7 @@ class MoeKernels:
         return call is not None
 
     def _make_ready(self, key: tuple[Any, ...], chosen: Chosen) -> HelperCall | None:
-        """What launches a kernel, kept in the thread's table; None where there is none, which a warning reports once.
+        """Return a prepared kernel, kept in the thread's table; None where there is none, with one warning.
 
         While a graph is captured nothing is compiled or loaded, and nothing is kept that PyTorch does then.
         """

@@ -1,4 +1,4 @@
-"""The algorithms of a library and the baseline, checked against float64 and timed, on a GPU that serves calls."""
+"""Checks a library's algorithms and the baseline against float64 and times them, on a GPU that serves calls."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class AlgorithmRace:
         self._baseline_wrong = library_fault(problem, self._result(run))
 
     def _exact(self) -> Tensor:
-        """C from float64, rounded to its type; some columns at a time, for all of B in float64 takes much memory."""
+        """Return C from float64, rounded to its type, some columns at a time: all of B in float64 takes much memory."""
         problem, exact = self.problem, torch.empty_like(self.operands["c"])
         step = max(1, _COMPARED_ELEMENTS // max(problem.k, problem.m))
         for first in range(0, problem.n, step):
@@ -162,7 +162,7 @@ class AlgorithmRace:
         return max(results, key=lambda result: result.error)
 
     def hold(self, seconds: float) -> OnlineOutcome:
-        """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.
+        """Try algorithms, the library's best guesses first, until time is up, and race the best of them.
 
         Args:
             seconds: wall-clock time for it once the library has listed them; launches under way then are waited for.

@@ -56,7 +56,7 @@ class OnlineStore:
         self._size = -1
 
     def find(self, problem: Problem, arch: str, compute_units: int, library: str, version: str) -> Record | None:
-        """The last record of a problem on such a device, made with this version of a library; None without one."""
+        """Return the last record of a problem on such a device, by this version of a library; None without one."""
         self._read()
         found = self._records.get((problem, arch, compute_units), [])
         return next((record for record in reversed(found) if record.toolchain.get(library) == version), None)

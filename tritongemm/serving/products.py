@@ -286,7 +286,7 @@ _trace_bmm = define(BATCHED, _run_bmm)
 
 
 def _traced_bmm(*given: Any) -> Tensor:
-    """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
+    """Trace the call for torch.compile and torch.export; its operation's new memory is copied to `out`."""
     operands = BatchOperands(*given)
     wanted = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in given)
     if operands.scale_a is None and (wanted or torch.is_autocast_enabled("cuda")):

@@ -1,4 +1,4 @@
-"""What `load` is given: a results file, a library or records; anything else is refused with a clear word."""
+"""Reads what `load` is given: a results file, a library or records; anything else is refused by name."""
 
 from __future__ import annotations
 

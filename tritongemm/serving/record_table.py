@@ -66,7 +66,7 @@ class RecordTable:
         return row.record if isinstance(row, SourceRow) else row
 
     def find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | Support:
-        """The row of a problem on a device, its own, that of a range of M or that of a padded M, or why there is none.
+        """Return the row of a problem on a device: its own, a range's or a padded M's, or why there is none.
 
         Args:
             problem: what is asked for.
@@ -115,7 +115,7 @@ class RecordTable:
         return sorted({(record.target, record.compute_units) for record in records})
 
     def near_rows(self, problem: Problem, arch: str, compute_units: int) -> list[SourceRow]:
-        """The rows of a product at any M that serve a device: those of its M and more, then of less, the nearest first.
+        """Return the rows of a product at any M that serve a device: of its M and more, then less, nearest first.
 
         How the rows of groups were spread does not count.
 
@@ -138,7 +138,7 @@ class RecordTable:
 
     @cached_property
     def _by_product(self) -> dict[Problem, list[SourceRow]]:
-        """All rows of a product, whatever their M."""
+        """Return all rows of each product, whatever their M."""
         found: dict[Problem, list[SourceRow]] = {}
         for row in self._rows.values():
             found.setdefault(_product(row.record.problem), []).append(row)
@@ -175,7 +175,7 @@ def rows_of(problem: Problem) -> int:
 
 
 def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
-    """Of rows in the order of their M, the first whose range has this M; None where none has.
+    """Return the first of the rows, in the order of M, whose range has this M; None where none has.
 
     Ranges of several files may overlap, so the next one up may begin above this M.
     """

@@ -31,7 +31,7 @@ def is_fp8_layer(module: nn.Module) -> bool:
 
 
 def why_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
-    """Why such a layer is not served; "" where it can be. Its factors are read once, for which the GPU is waited for.
+    """Return why such a layer is not served; "" where it can be. Its factors are read once, waiting for the GPU.
 
     Args:
         module: the layer.
@@ -108,7 +108,7 @@ def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
 
 
 def forget_unquantized(module: nn.Module) -> None:
-    """Give up a weight that was kept without quantisation."""
+    """Drop a weight that was kept without quantisation."""
     if UNQUANTIZED in module._buffers:
         delattr(module, UNQUANTIZED)
 

@@ -210,7 +210,7 @@ class OnlineTuner:
         return OnlineKernel(record, kernel) if right else Support(f"{problem.key}: {right}")
 
     def _reserve(self, needed: int) -> None:
-        """Provide a workspace of `nbytes` bytes; it grows by powers of two, as former ones are never freed."""
+        """Provide a workspace of `needed` bytes; it grows by powers of two, as former ones are never freed."""
         pool = self._device.workspaces
         if needed > (pool.workspace_bytes if pool else 0):
             grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())

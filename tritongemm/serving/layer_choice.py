@@ -41,9 +41,9 @@ class BlockOperands(NamedTuple):
 
 
 def find_layout(operands: BlockOperands, near: bool) -> str | None:
-    """The layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
+    """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
-    Activations that are quantised already are served where their factors lie so: `AS_IT_IS`.
+    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`.
 
     Args:
         operands: the call's.
@@ -83,7 +83,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
 
 
 def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
-    """What could be multiplied, by the layout of the activations' factors."""
+    """Yield what could be multiplied, by the layout of the activations' factors."""
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     if x_scale is not None:
         yield AS_IT_IS, ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
@@ -95,7 +95,7 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
 
 
 def compute(operands: BlockOperands, layout: str) -> Tensor:
-    """The product, with activations quantised to a layout that `find_layout` gave."""
+    """Return the product, with activations quantised to a layout that `find_layout` gave."""
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     if x_scale is None:
         q, factors = quantize(x, "block", weight.dtype, layout)
@@ -127,7 +127,7 @@ class LayerChoice(NamedTuple):
 
 
 def judge(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOperands]) -> Verdict:
-    """Which of both ways is faster, by the loaded rows.
+    """Return which of both ways is faster, by the loaded rows.
 
     Args:
         operands: the layer's.

@@ -53,7 +53,7 @@ def _make_function(operation: ProductOperation) -> Callable[..., Tensor]:
 
 
 def _run(operation: ProductOperation, given: Any) -> Tensor:
-    """The result for plain tensors that want no gradient."""
+    """Return the result for plain tensors that want no gradient."""
     key: tuple[Any, ...] = operation.name, float32_precision()
     for one in given:
         key += (one.shape, one.stride(), one.dtype, one.get_device()) if isinstance(one, Tensor) else (one,)

@@ -126,7 +126,7 @@ class LayerChoice(NamedTuple):
     lasting: bool = True
 
 
-def judge(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOperands]) -> Verdict:
+def choose(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOperands]) -> LayerChoice:
     """Return which of both ways is faster, by the loaded rows.
 
     Args:
@@ -143,12 +143,12 @@ def judge(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOpera
         "quantised", x.shape, x.dtype, weight.shape, weight.dtype, x.get_device(), weight_scale.shape,
         weight_scale.stride(), bias is None, out_dtype,
     )  # fmt: skip
-    verdict: Verdict | None = found.get(key)
-    if verdict is None:
-        verdict = _judge(scaled(operands), x.dtype)
-        if verdict.lasting:
-            keep(found, key, verdict)
-    return verdict
+    choice: LayerChoice | None = found.get(key)
+    if choice is None:
+        choice = _choose(scaled(operands), x.dtype)
+        if choice.lasting:
+            keep(found, key, choice)
+    return choice
 
 
 def _choose(operands: ScaledOperands, dtype: torch.dtype) -> LayerChoice:

@@ -16,7 +16,7 @@ from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving.api import mm
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.layer_choice import LAYOUTS, BlockOperands, compute, find_layout
+from tritongemm.serving.layer_choice import LAYOUTS, BlockOperands, LayerChoice, choose, compute, find_layout
 from tritongemm.serving.products import multiply_quantized
 from tritongemm.serving.quantize import quantize
 from tritongemm.serving.traced_operations import define

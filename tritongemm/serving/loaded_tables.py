@@ -237,7 +237,7 @@ def _digest(content: bytes) -> str:
 def read_configured() -> tuple[LoadedTable, ...]:
     """The tables that TRITONGEMM_CONFIG names, then those of AITER's variables, each without rows that another shadows.
 
-    Each of AITER's variables is for one of its families, which tells files apart whose columns are the same.
+    Each of AITER's variables is for one of its families, which distinguishes files with the same columns.
 
     Raises:
         InputError: a file can't be read, or one of TRITONGEMM_CONFIG is missing or holds no tuned result.
@@ -253,7 +253,7 @@ def read_configured() -> tuple[LoadedTable, ...]:
 
 
 def _read_aiters(config: AiterConfig) -> LoadedTable | None:
-    """A table of one of AITER's variables; as AITER does, one that is missing is passed over."""
+    """Return a table of one of AITER's variables; as AITER does, one that is missing is passed over."""
     if not os.path.exists(config.path):
         _LOG.warning("%s: there is no such file; %s names it", printable(str(config.path)), config.variable)
         return None
@@ -265,7 +265,7 @@ def _read_aiters(config: AiterConfig) -> LoadedTable | None:
 
 
 def merge(tables: Sequence[LoadedTable]) -> tuple[LoadedTable, ...]:
-    """The tables without the rows that a better one shadows; one line is logged for all of those.
+    """Return the tables without the rows that a better one shadows; one line is logged for all of those.
 
     Args:
         tables: in the order in which they are preferred where rows are equally fast.

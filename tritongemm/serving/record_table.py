@@ -23,7 +23,7 @@ RowKey: TypeAlias = "tuple[Problem, str, int, bool]"
 
 
 def row_key(row: SourceRow) -> RowKey:
-    """The key of a row: a problem, a target, compute units, and whether it is one of a table over M.
+    """Return the key of a row: a problem, a target, compute units, and whether it is one of a table over M.
 
     Rows of one M and of ranges up to that M stand beside each other.
     """

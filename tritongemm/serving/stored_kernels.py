@@ -32,7 +32,7 @@ ACCEPTED_ERROR_FACTOR = 1.1
 
 
 def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) -> Support:
-    """Whether a kernel computes its problem with the tools that are installed, or what is wrong with it.
+    """Return whether a kernel computes its problem with the tools that are installed, or what is wrong with it.
 
     Args:
         kernel: the loaded kernel.

@@ -124,7 +124,7 @@ class ProductOperation(Operation, abstract=True):
         """Return what checked operands mean, on any device, or why no kernel could compute the call."""
 
     def tensors(self, checked: Any) -> Mapping[str, Tensor]:
-        """The operands as kernels read them, by the names of a problem's."""
+        """Return the operands as kernels read them, by the names of a problem's."""
         given, sources = checked._asdict(), self.sources
         named = {name: given[operand] for name, operand in sources.items()}
         named |= {name: value for name, value in given.items() if name not in sources.values()}

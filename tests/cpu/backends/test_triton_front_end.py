@@ -65,7 +65,7 @@ def test_a_kernel_is_the_same_without_locations_and_others_keep_theirs(tmp_path:
         return found
 
     lines, first = inspect.getsourcelines(multiply_tile.fn)
-    product = f'warm_up.py":{first + next(i for i, line in enumerate(lines) if "tl.dot" in line)}:'
+    product = f'compiling.py":{first + next(i for i, line in enumerate(lines) if "tl.dot" in line)}:'
     with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
         triton.knobs.cache.dir = str(tmp_path)
         triton.knobs.compilation.always_compile = True

@@ -1,0 +1,14 @@
+"""Write the pages that the command line names; all without one."""
+
+from __future__ import annotations
+
+import sys
+
+from scripts.pages import options
+
+PAGES = {"options": options}
+
+for name in sys.argv[1:] or PAGES:
+    page = PAGES[name]
+    page.PAGE.write_text(page.text(), encoding="utf-8")
+    print(page.PAGE)

@@ -1,7 +1,7 @@
 """The stage that makes tables over M from the tuned sizes of one product.
 
 Rows are measured from the largest M down. At an M between the searched ones, the candidates expected to be fastest race
-there (`expectation`): kernels of the nearest searched M, algorithms of the libraries, and the winner of the row above.
+there: kernels of the nearest searched M, algorithms of the libraries, and the winner of the row above.
 A row serves the M below it down to the next row, which begins where tiles of another height fit better. Then the rows
 are measured at held-out M, which had no part in this; if a row is too slow there, its range is split.
 """

@@ -1,12 +1,15 @@
-"""The spread of a grouped product's rows over its groups."""
+"""The class `Groups`, which is the products of different M that share a call, and how rows are spread over them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.values import check_size
 
 GROUP_FORMS = ("contiguous", "masked")
 SPREADS = ("uniform", "skewed", "captured")
@@ -14,6 +17,91 @@ MOST_GROUPS = 4096  # a kernel holds the rows of all in registers
 _SKEW = 1.0  # group i of a skewed spread has a share in proportion to (i + 1) ** -_SKEW
 _SEED = 19  # seed of the unknown order of groups
 _ROUNDED = 1e-3  # what the sum of shares may lack where each was rounded
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The products of different M that share one call, as of a mixture of experts.
+
+    Attributes:
+        count: number of products, at least 2.
+        form: ``contiguous``: A is [M, K], the rows of each group after those of the last, and the operand ``offsets``
+            has the end of each. ``masked``: A is [count, room, K], and the operand ``counts`` has the rows of each.
+        spread: of rows over groups in tuning: ``uniform``, ``skewed``, or ``captured``: as in `counts`. Kernels read
+            the numbers of rows on the device, and are correct for any spread.
+        counts: the rows of each group, where they were captured.
+        room: rows that each group of the masked form has room for; 0 of the other.
+    """
+
+    count: int
+    form: str = "contiguous"
+    spread: str = "uniform"
+    counts: tuple[int, ...] = ()
+    room: int = 0
+
+    def __post_init__(self) -> None:
+        check_size("GROUPS", self.count)
+        if self.count == 1:
+            raise InputError("group_form, spread, counts and room are of a product of several groups")
+        if self.count > MOST_GROUPS:
+            raise InputError(f"{self.count} groups; a kernel holds the rows of at most {MOST_GROUPS}")
+        if self.form not in GROUP_FORMS:
+            raise InputError(f"group_form must be one of {', '.join(GROUP_FORMS)}, not {self.form!r}")
+        if self.spread not in SPREADS:
+            raise InputError(f"spread must be one of {', '.join(SPREADS)}, not {self.spread!r}")
+        if (self.spread == "captured") != bool(self.counts):
+            raise InputError("spread captured and the counts of rows belong together; name both or neither")
+        if self.counts and len(self.counts) != self.count:
+            raise InputError(f"{len(self.counts)} counts of rows for {self.count} groups")
+        if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in self.counts):
+            raise InputError("each count of a group's rows must be a whole number of at least 0")
+        if (self.form == "masked") != (self.room > 0):
+            raise InputError(
+                "the masked form needs the rows that each group has room for (--room, in a file group_room); "
+                "the contiguous form has none"
+            )
+
+    @property
+    def operand(self) -> str:
+        """The operand that assigns rows to groups: ``offsets``, ends of groups, or ``counts``."""
+        return "counts" if self.room else "offsets"
+
+    def row_counts(self, rows: int) -> tuple[int, ...]:
+        """The rows of each group in tuning, of so many in all."""
+        return self.counts or row_counts(rows, self.count, self.spread)
+
+    def require_rows(self, rows: int) -> None:
+        """Refuse a number of rows that the groups do not have, or have no room for.
+
+        Raises:
+            InputError: says what does not add up.
+        """
+        if self.counts and sum(self.counts) != rows:
+            raise InputError(f"the groups' rows add up to {sum(self.counts)}, M is {rows}")
+        if self.room and (most := max(self.row_counts(rows))) > self.room:
+            raise InputError(f"a group has {most} rows, and room for {self.room}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values of a problem, only those that are not at their defaults."""
+        fields = self.count, self.form, self.spread, list(self.counts), self.room
+        said = zip(_JSON_KEYS, fields, (1, *_ONE_GROUP), strict=True)
+        return {key: value for key, value, default in said if value and value != default}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Groups | None:
+        """What `to_json` was called on, among the other values of a problem; None where that has one group.
+
+        Raises:
+            InputError: they can't be.
+        """
+        form, spread, counts, room = (data.get(*each) for each in zip(_JSON_KEYS[1:], _ONE_GROUP, strict=True))
+        fields = form, spread, tuple(counts), room
+        count = data.get("groups", 1)
+        return None if count == 1 and count is not True and fields == _ONE_GROUP else cls(count, *fields)
+
+
+_JSON_KEYS = ("groups", "group_form", "spread", "counts", "room")
+_ONE_GROUP: tuple[Any, ...] = ("contiguous", "uniform", (), 0)  # their values where there are no groups
 
 
 def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
@@ -73,43 +161,3 @@ def check_shares(groups: int, shares: Sequence[float]) -> None:
 def group_ends(counts: Sequence[int]) -> tuple[int, ...]:
     """Return the end row of each group, if all rows follow each other."""
     return tuple(accumulate(counts))
-
-
-def check_groups(rows: int, groups: int, form: str, spread: str, counts: Sequence[int], room: int) -> None:
-    """Refuse invalid groups.
-
-    Args:
-        rows: of all groups together.
-        groups: number of groups.
-        form: one of `GROUP_FORMS`.
-        spread: one of `SPREADS`.
-        counts: rows of each group, if they were captured.
-        room: rows that each group of the masked form has room for.
-
-    Raises:
-        InputError: says what does not add up.
-    """
-    if groups > MOST_GROUPS:
-        raise InputError(f"{groups} groups; a kernel holds the rows of at most {MOST_GROUPS}")
-    if form not in GROUP_FORMS:
-        raise InputError(f"group_form must be one of {', '.join(GROUP_FORMS)}, not {form!r}")
-    if spread not in SPREADS:
-        raise InputError(f"spread must be one of {', '.join(SPREADS)}, not {spread!r}")
-    if (spread == "captured") != bool(counts):
-        raise InputError("spread captured and the counts of rows belong together; name both or neither")
-    if counts:
-        if len(counts) != groups:
-            raise InputError(f"{len(counts)} counts of rows for {groups} groups")
-        if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in counts):
-            raise InputError("each count of a group's rows must be a whole number of at least 0")
-        if sum(counts) != rows:
-            raise InputError(f"the groups' rows add up to {sum(counts)}, M is {rows}")
-    if (form == "masked") != (room > 0):
-        raise InputError(
-            "the masked form needs the rows that each group has room for (--room, in a file group_room); "
-            "the contiguous form has none"
-        )
-    if room:
-        most = max(counts or row_counts(rows, groups, spread))
-        if most > room:
-            raise InputError(f"a group has {most} rows, and room for {room}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.values import NATURAL, TEXT, FieldKind, one_of, require
@@ -100,6 +100,14 @@ GRANULARITIES: dict[str, ScalePair] = {
 def granularity(pair: ScalePair) -> str:
     """Return the name of a pair; "" for a pair without a name."""
     return next((name for name, known in GRANULARITIES.items() if known == pair), "")
+
+
+def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
+    """The name of a pair; "" of one that products of A's type usually have, which keys and files do not name."""
+    if pair == NO_SCALES:
+        return ""
+    name = granularity(pair)
+    return "" if name in ("row", "block", "mx_shuffled" if dtype.packed > 1 else "") else name
 
 
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:

@@ -131,6 +131,18 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
             raise InputError(f"{field} must be {kind.words}, not {reprlib.repr(values[field])}")
 
 
+def check_size(name: str, value: object) -> None:
+    """Refuse a size that is no whole number from 1 on.
+
+    Raises:
+        InputError: names it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} must be a whole number, not {value!r}")
+    if not 1 <= value <= MOST:
+        raise InputError(f"{name} must be between 1 and {MOST}, not {value}")
+
+
 def read_config(name: object) -> Config:
     """Return the config that a file names.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 from tritongemm.core.dtypes import DType
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair, granularity
+from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
@@ -56,39 +56,14 @@ class Family(Plugin, abstract=True):
     kinds: ClassVar[tuple[str, ...]] = ("one",)
 
     @final
-    def problem(  # noqa: PLR0913 (what a problem has)
-        self,
-        m: int,
-        n: int,
-        k: int,
-        dtype_a: str,
-        dtype_b: str,
-        dtype_c: str,
-        *,
-        row_major_a: bool = True,
-        row_major_b: bool = True,
-        bias: str = "none",
-        batch: int = 1,
-        groups: int = 1,
-        order_b: str = PLAIN,
-        scales: str = "",
-        shared: str = "",
-        group_form: str = "contiguous",
-        spread: str = "uniform",
-        counts: tuple[int, ...] = (),
-        room: int = 0,
-    ) -> Problem:
-        """Create a problem of this family with its operands, from our dtype names and the name of one of `scalings`.
+    def problem(self, plain: Problem, scales: str = "") -> Problem:
+        """Make a product one of this family, whose operands have the scale factors that a name of `scalings` says.
 
         Raises:
-            InputError: an impossible size, dtype, bias or granularity of scales.
+            InputError: the family has no such granularity of scales with these types.
         """
-        pairs = self.scalings(dtype_a, dtype_b)
-        pair = choose_pair(scales, pairs)
-        return Problem(
-            m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, *pair,
-            groups, group_form, spread, counts, room, scales="" if pair == pairs[0] else scales, shared=shared,
-        )  # fmt: skip
+        pair = choose_pair(scales, self.scalings(plain.a.dtype, plain.b.dtype))
+        return replace(plain.scaled(pair), family=self.name)
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
         """Return the default scale factors of A and B with these types."""
@@ -103,13 +78,8 @@ class Family(Plugin, abstract=True):
         """Say whether any target could compute a problem: whether its kind, scales and types are the family's."""
         if problem.kind not in self.kinds:
             kinds = " and ".join(self.kinds)
-            return Support(
-                f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones (batch {problem.batch}, groups "
-                f"{problem.groups}) are not computed yet"
-            )
-        pairs = self.scalings(problem.dtype_a, problem.dtype_b)
-        pair = problem.scale_a, problem.scale_b
-        if pair not in pairs or problem.scales != ("" if pair == pairs[0] else granularity(pair)):
+            return Support(f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones are not computed yet")
+        if problem.scalings not in self.scalings(problem.a.dtype, problem.b.dtype):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
         return self._computes(problem)
 

@@ -11,7 +11,8 @@ import torch
 from _common import gpu_seconds
 
 import tritongemm
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
@@ -45,7 +46,7 @@ def predict_saved(
 
     def of_linear(layers: Sequence[Any], last: int) -> Record | None:
         n, k, bias = sum(w.out_features for w in layers), layers[0].in_features, layers[0].bias
-        return find(Problem(last, n, k, "bf16", "bf16", "bf16", row_major_b=False, bias=_bias(bias)))
+        return find(Problem(last, n, k, *matrices("bf16", layout="TN"), bias=_bias(bias)))
 
     saved = 0.0
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
@@ -86,9 +87,11 @@ def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], 
                 mixtures.setdefault(tuple(pair[0].shape), []).append(pair)
     for (groups, n, k), pairs in mixtures.items():
         is_fp8 = pairs[0][0].element_size() == 1
-        problem = _fp8_problem(m * chosen, n, k, groups=groups) if is_fp8 else Problem(
-            m * chosen, n, k, "bf16", "bf16", "bf16", row_major_b=False, groups=groups
-        )  # fmt: skip
+        problem = (
+            _fp8_problem(m * chosen, n, k, groups=groups)
+            if is_fp8
+            else Problem(m * chosen, n, k, *matrices("bf16", layout="TN"), groups=Groups(groups))
+        )
         record = find(problem)
         if record is None:
             continue
@@ -100,7 +103,7 @@ def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], 
 
 def _fp8_problem(m: int, n: int, k: int, **changes: Any) -> Problem:
     family = registry.get(Family, _FAMILY)
-    made: Problem = family.problem(m, n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, **changes)
+    made: Problem = family.problem(Problem(m, n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN"), **changes))
     return made
 
 

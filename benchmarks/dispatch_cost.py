@@ -29,7 +29,8 @@ from torch.nn import functional
 
 import tritongemm
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
@@ -80,7 +81,7 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
     if loader.load_target(arch).fp8 != "fn":
         return {}
     family, config = registry.get(Family, "a8w8"), CONFIGS["tile"][1]
-    one = family.problem(M, SCALED, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    one = family.problem(Problem(M, SCALED, K, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     tritongemm.load([Record(one, arch, config, "triton", 1e-6, 0.0, "events", toolchain=toolchain)])
     eight = torch.float8_e4m3fn
     xs, ws = ([torch.randn(rows, K, device="cuda").to(eight) for _ in range(64)] for rows in (M, SCALED))
@@ -122,12 +123,19 @@ def other_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int
     tile, grouped = CONFIGS["tile"][1], Config("grouped", 16, 64, 64, 1, 1, 4, 2, (("per_unit", 1),))
     dense, eight = registry.get(Family, "dense"), registry.get(Family, "a8w8")
     has_fp8, fp8, bf16 = loader.load_target(arch).fp8 == "fn", "fp8e4m3fn", ("bf16",) * 3
-    problems = {dense.problem(M, BATCHED, K, *bf16, row_major_b=False, batch=BATCH): tile}
-    mixture = [dense.problem(M, n, k, *bf16, row_major_b=False, groups=BATCH) for n, k in ((2 * K, K), (K, K))]
-    problems |= dict.fromkeys((*mixture, dense.problem(M, BATCHED, K, *bf16, row_major_b=False, groups=BATCH)), grouped)
+    problems = {dense.problem(Problem(M, BATCHED, K, *matrices(*bf16, layout="TN"), batch=BATCH)): tile}
+    mixture = [
+        dense.problem(Problem(M, n, k, *matrices(*bf16, layout="TN"), groups=Groups(BATCH)))
+        for n, k in ((2 * K, K), (K, K))
+    ]
+    problems |= dict.fromkeys(
+        (*mixture, dense.problem(Problem(M, BATCHED, K, *matrices(*bf16, layout="TN"), groups=Groups(BATCH)))), grouped
+    )
     if has_fp8:
-        problems[eight.problem(M, BATCHED, K, fp8, fp8, "bf16", row_major_b=False, batch=BATCH)] = tile
-        problems[eight.problem(M, BATCHED, K, fp8, fp8, "bf16", row_major_b=False, groups=BATCH)] = grouped
+        problems[eight.problem(Problem(M, BATCHED, K, *matrices(fp8, c="bf16", layout="TN"), batch=BATCH))] = tile
+        problems[eight.problem(Problem(M, BATCHED, K, *matrices(fp8, c="bf16", layout="TN"), groups=Groups(BATCH)))] = (
+            grouped
+        )
     tritongemm.load(
         Record(problem, arch, config, "triton", 1e-6, 0.0, "events", toolchain=toolchain)
         for problem, config in problems.items()
@@ -194,7 +202,7 @@ def main() -> None:
         return torch.randn(shape, device="cuda", dtype=dtype)
 
     def problem(n: int, bias: str) -> Problem:
-        return Problem(M, n, K, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
+        return Problem(M, n, K, *matrices("bf16", layout="TN"), bias=bias)
 
     def record(n: int, config: Config, bias: str, winner: str = "triton") -> Record:
         return Record(
@@ -217,7 +225,9 @@ def main() -> None:
     for bias in kinds:
         ranged, row_major = (record(n, CONFIGS["tile"][1], bias) for n in (RANGE, ROW_MAJOR))
         records.append(replace(ranged, problem=replace(ranged.problem, m=2 * M), m_from=1))
-        records.append(replace(row_major, problem=replace(row_major.problem, row_major_b=True)))
+        records.append(
+            replace(row_major, problem=replace(row_major.problem, b=row_major.problem.b._replace(row_major=True)))
+        )
     start = time.perf_counter()
     tritongemm.load(records)
     seconds = time.perf_counter() - start

@@ -101,7 +101,7 @@ class Fit:
         low = np.maximum(every.min(axis=0), mean - WIDEST * spread)
         high = np.minimum(every.max(axis=0), mean + WIDEST * spread)
         width = every.shape[1]
-        dtypes = frozenset((e.problem.a.name, e.problem.b.name) for e in given)
+        dtypes = frozenset((e.problem.a.type.name, e.problem.b.type.name) for e in given)
         self.blank = Correction(
             tuple(templates), dtypes, low, high, mean, spread, np.zeros(width), np.zeros((width, width)), MOST
         )

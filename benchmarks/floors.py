@@ -149,7 +149,7 @@ class Rates:
     def tile(self, problem: Problem, tile: Tile, units: int) -> float:
         """The seconds of the compute unit that has the most of a problem's tiles to do."""
         rounds = cdiv(tile.programs(problem), units)
-        area, sides = tile.rows * tile.columns, (tile.rows + tile.columns) * problem.a.bytes
+        area, sides = tile.rows * tile.columns, (tile.rows + tile.columns) * problem.a.type.bytes
         step = max(2 * area / self.operations, sides / self.bytes)
         # Of a tile that programs share each adds up its part, and gets the others' sums of that.
         sums = 4 * area * (tile.split - 1) / tile.split / self.bytes
@@ -162,12 +162,12 @@ class Rates:
 
 def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKernel) -> Rates:
     """The best of `TILES` at each, with a program on every compute unit, fed by the copy engine from L2."""
-    dtype, units = getattr(torch, problem.a.torch), target.compute_units
-    x = torch.randn(MOST_ROWS, BLOCKS * 256 // problem.a.bytes, device="cuda").to(dtype)
+    dtype, units = getattr(torch, problem.a.type.torch), target.compute_units
+    x = torch.randn(MOST_ROWS, BLOCKS * 256 // problem.a.type.bytes, device="cuda").to(dtype)
     out = torch.empty(MOST_ROWS * MOST_COLUMNS, dtype=torch.float32, device="cuda")
     found: list[Rates] = []
     for rows, cols, row_bytes, warps, stages in TILES:
-        depth = row_bytes // problem.a.bytes
+        depth = row_bytes // problem.a.type.bytes
         wide = x[:, : BLOCKS * depth].contiguous()
         blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
 
@@ -182,17 +182,19 @@ def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKern
 
         once, twice = (seconds(bench, partial(fed, n * STEPS), head) for n in (1, 2))
         step, one = (twice - once) / STEPS, seconds(bench, partial(fed, 1), head)
-        found.append(Rates(2 * rows * cols * depth / step, (rows + cols) * depth * problem.a.bytes / step, one - step))
+        found.append(
+            Rates(2 * rows * cols * depth / step, (rows + cols) * depth * problem.a.type.bytes / step, one - step)
+        )
     return Rates(max(r.operations for r in found), max(r.bytes for r in found), min(r.launch for r in found))
 
 
 def clocks(problem: Problem, target: Target, head: LeadInKernel) -> Iterator[str]:
     """What the clock is while matrix instructions run without pause, and how many clocks they take."""
     (rows, cols, row_bytes, warps, _), units = TILES[0], target.compute_units
-    depth = row_bytes // problem.a.bytes
+    depth = row_bytes // problem.a.type.bytes
     out = torch.empty(rows * cols, dtype=torch.float32, device="cuda")
     times = torch.empty(units, 2, dtype=torch.int64, device="cuda")
-    noise = torch.randn(MOST_ROWS, depth, device="cuda").to(getattr(torch, problem.a.torch))
+    noise = torch.randn(MOST_ROWS, depth, device="cuda").to(getattr(torch, problem.a.type.torch))
     for name, x in (("random operands", noise), ("zeros", torch.zeros_like(noise))):
         samples = []
         for _ in range(ROUNDS):
@@ -240,7 +242,7 @@ def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> It
         def launch(i: int, group: int = group) -> None:
             where = sets[i % len(sets)]
             bring[grid](
-                *where, m, n, problem.k, tile.split, group, tile.rows, *parts, ROW_BYTES // problem.a.bytes, slots
+                *where, m, n, problem.k, tile.split, group, tile.rows, *parts, ROW_BYTES // problem.a.type.bytes, slots
             )
 
         yield launch
@@ -282,8 +284,8 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
         torch.cuda.synchronize()
         head = LeadInKernel(bench.sets[0]["a"].device)
         units = here.target.compute_units
-        if problem.a not in known:
-            rate = known[problem.a] = rates(bench, problem, here.target, head)
+        if problem.a.type not in known:
+            rate = known[problem.a.type] = rates(bench, problem, here.target, head)
             print(*clocks(problem, here.target, head), sep="\n")
             print(
                 f"a compute unit: {rate.operations / 1e12:.2f} TFLOPS, {rate.bytes / 1e9:.0f} GB/s come in;"
@@ -292,9 +294,9 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
         alone, at_once = (
             min(seconds(bench, launch, head) for launch in moves(bench, text)) for text in (None, following)
         )
-        rate = known[problem.a]
+        rate = known[problem.a.type]
         tiles = rate.tiles(problem, units)
-        along_k = not problem.row_major_b and problem.row_major_a
+        along_k = not problem.b.row_major and problem.a.row_major
         one_by_one = brought(bench, problem, rate, units, head) if along_k else rate.launch + tiles
         return {"alone": max(alone, one_by_one), "at_once": max(at_once, tiles), "tiles": tiles}
 
@@ -314,11 +316,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def fits(problem: Problem) -> bool:
     """Whether the kernels here stand for those of a size: full words of 32 bits, and instructions of 16 or 8 bits."""
     shapes = (
-        (problem.m * problem.k, problem.a),
-        (problem.k * problem.n, problem.b),
-        (problem.m * problem.n, problem.c),
+        (problem.m * problem.k, problem.a.type),
+        (problem.k * problem.n, problem.b.type),
+        (problem.m * problem.n, problem.c.type),
     )
-    return problem.dtype_a == problem.dtype_b in ("bf16", "fp16", "fp8e4m3fn") and all(
+    return problem.a.dtype == problem.b.dtype in ("bf16", "fp16", "fp8e4m3fn") and all(
         n * d.bytes % 4 == 0 for n, d in shapes
     )
 
@@ -350,7 +352,7 @@ def main() -> int:
             continue
         row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here, known)}
         row["tuned"] = min(record.seconds, record.library_seconds or record.seconds)
-        row["roofline"] = here.target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+        row["roofline"] = here.target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
         rows.append(row)
         torch.cuda.empty_cache()
         times = "".join(f"{row[name] * 1e6:10.2f}" for name in ("tuned", *MEASURED))

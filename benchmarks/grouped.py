@@ -47,9 +47,9 @@ from tritongemm.backends.deepgemm import package as deepgemm_package
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import prepare_launches
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.group_rows import row_counts
+from tritongemm.core.group_rows import Groups, row_counts
 from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext import machine
 from tritongemm.measure.jobs import LaunchCandidate
@@ -83,9 +83,8 @@ def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: in
     most = max(2 * cdiv(m, experts), *row_counts(m, experts, args.spread))
     room = round_up(most, ROOM_STEP) if args.form == "masked" else 0
     made: Problem = family.problem(
-        m, n, k, dtype, dtype, "bf16", row_major_b=False, groups=experts, spread=args.spread, group_form=args.form,
-        room=room,
-    )  # fmt: skip
+        Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(experts, room=room, spread=args.spread))
+    )
     return made
 
 
@@ -103,9 +102,9 @@ def tune(problems: Sequence[Problem], args: argparse.Namespace) -> dict[Problem,
 
 
 def _size_row(p: Problem) -> str:
-    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.dtype_a}, dtype_c: bf16, "
+    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.a.dtype}, dtype_c: bf16, "
     said += f"family: {p.family}, groups: {p.groups}, group_spread: {p.spread}"
-    return "- {" + said + (f", group_form: masked, group_room: {p.room}" if p.room else "") + "}\n"
+    return "- {" + said + (f", group_form: masked, group_room: {p.room}" if p.masked else "") + "}\n"
 
 
 def deep_gemm(folder: str) -> Any:
@@ -123,9 +122,9 @@ def deep_gemm_calls(package: Any, problem: Problem, sets: OperandSets, count: in
     """DeepGEMM's product on each copy, and what gives its C in our shape."""
     calls: Calls = []
     results: list[torch.Tensor] = []
-    scaled = problem.scale_a is not None
-    place = _padded_places(problem, package) if not problem.room else None
-    form = "masked" if problem.room else "contiguous"
+    scaled = problem.a.scaling is not None
+    place = _padded_places(problem, package) if not problem.masked else None
+    form = "masked" if problem.masked else "contiguous"
     product = getattr(package, f"m_grouped_{'fp8' if scaled else 'bf16'}_gemm_nt_{form}")
     for operands in sets.sets[:count]:
         a, b = operands["a"], operands["b"].mT

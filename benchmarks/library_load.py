@@ -22,7 +22,7 @@ from _common import ROOT
 from tritongemm.build import prepare
 from tritongemm.core.artifact import CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library import building, writing
@@ -93,9 +93,9 @@ def _configs() -> Iterator[Config]:
 def _problem(number: int, fp8: str | None) -> Problem:
     n, k = 512 + 64 * (number % 29) + _WIDTHS[number % len(_WIDTHS)], 512 + 128 * (number // 29)
     if fp8 is not None and number % 10 == 9:
-        scaled: Problem = registry.get(Family, "a8w8").problem(M, n, k, fp8, fp8, "bf16", row_major_b=False)
+        scaled: Problem = registry.get(Family, "a8w8").problem(Problem(M, n, k, *matrices(fp8, c="bf16", layout="TN")))
         return scaled
-    return Problem(M, n, k, "bf16", "bf16", "bf16", row_major_b=False, batch=4 if number % 10 == 8 else 1)
+    return Problem(M, n, k, *matrices("bf16", layout="TN"), batch=4 if number % 10 == 8 else 1)
 
 
 def _record(problem: Problem, config: Config, target: Target) -> Record:

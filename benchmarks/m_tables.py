@@ -29,7 +29,7 @@ from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY
@@ -94,8 +94,7 @@ def main() -> None:
     args = parser.parse_args()
     low, high = map(int, args.m_range.split("-"))
     products = [
-        Problem(1, *map(int, text.split("x")), "bf16", "bf16", "bf16", row_major_b=False)
-        for text in args.products.split(",")
+        Problem(1, *map(int, text.split("x")), *matrices("bf16", layout="TN")) for text in args.products.split(",")
     ]
     here = machine.find_machine(None)
     with tempfile.TemporaryDirectory() as temporary:

@@ -22,7 +22,7 @@ from _common import ROOT
 
 from tritongemm.codegen.render import module_name
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.hip_ext import machine
@@ -56,16 +56,16 @@ def make_problems(count: int) -> list[Problem]:
     problems = []
     for number, (m, (n, k)) in enumerate(islice(product(range(1, count + 1), WEIGHTS), count)):
         if number % 4 == 3:
-            problems.append(a8w8.problem(m, n, k, "int8", "int8", "bf16", row_major_b=False))
+            problems.append(a8w8.problem(Problem(m, n, k, *matrices("int8", c="bf16", layout="TN"))))
         else:
-            problems.append(Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False))
+            problems.append(Problem(m, n, k, *matrices("bf16", layout="TN")))
     return problems
 
 
 def write_results(folder: Path, problems: list[Problem]) -> None:
     """The files of a finished run of these problems: sizes.yaml, done.yaml, its journal, and empty modules."""
     here = machine.find_machine(TARGET)
-    typical = Problem(4096, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+    typical = Problem(4096, 4096, 4096, *matrices("bf16", layout="TN"))
     configs = prune(space(typical, here.target), typical, here.target).kept
     toolchain = machine.toolchain(here)
     (modules := folder / "done_kernels").mkdir()

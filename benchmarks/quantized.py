@@ -30,7 +30,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import brings_kernels, prepare_launches
 from tritongemm.build.quantization_kernels import choose_kernel
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
@@ -52,7 +52,9 @@ Calls = list[Callable[[], object]]
 def make_problem(kind: str, m: int, n: int, k: int, fp8: str) -> Problem:
     """A linear layer's product of a kind."""
     dtype = "bf16" if kind == "bf16" else fp8
-    made: Problem = registry.get(Family, FAMILIES[kind]).problem(m, n, k, dtype, dtype, "bf16", row_major_b=False)
+    made: Problem = registry.get(Family, FAMILIES[kind]).problem(
+        Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN"))
+    )
     return made
 
 
@@ -76,7 +78,7 @@ def _read(rows: Path) -> dict[Problem, Record]:
 
 
 def _size_row(p: Problem) -> str:
-    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.dtype_a}, dtype_c: bf16"
+    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.a.dtype}, dtype_c: bf16"
     return "- {" + f"{said}, family: {p.family}" + "}\n"
 
 

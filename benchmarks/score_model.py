@@ -32,7 +32,7 @@ import yaml
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
@@ -98,9 +98,10 @@ def _row(entry: dict[str, Any], fp8: str) -> Row | None:
     names = [str(entry.get(f"dtype_{x}", "fp16")) for x in "abc"]
     problem = Problem(
         *(int(entry[x]) for x in "MNK"),
-        *(dtype(name, fp8).name for name in names),
-        row_major_a=entry.get("rowMajorA", "T") == "T",
-        row_major_b=entry.get("rowMajorB", "N") == "T",
+        *matrices(
+            *(dtype(name, fp8).name for name in names),
+            layout="NT"[entry.get("rowMajorA", "T") == "T"] + "NT"[entry.get("rowMajorB", "N") == "T"],
+        ),
     )
     m, n, k = (int(entry[f"BLOCK_SIZE_{x}"]) for x in "MNK")
     return Row(problem, (m, n, k), int(entry.get("NUM_SMS", 0)))

@@ -31,7 +31,7 @@ from competitors._tuned import Tuned, recorded, tuned
 
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import settings
@@ -53,8 +53,8 @@ def problems(path: Path) -> list[Problem]:
     """
     found = [row.problem for row in sizes.from_file(path, Defaults("bf16", row_major_b=False))]
     for problem in found:
-        plain = Problem(problem.m, problem.n, problem.k, *[problem.dtype_a] * 3, row_major_b=False)
-        if problem != plain or problem.dtype_a not in ("bf16", "fp16"):
+        plain = Problem(problem.m, problem.n, problem.k, *matrices(*[problem.a.dtype] * 3, layout="TN"))
+        if problem != plain or problem.a.dtype not in ("bf16", "fp16"):
             raise InputError(f"{path}: {problem.key} is not x[M, K] @ w[N, K].T in bf16 or fp16; only that is compared")
     return found
 
@@ -68,7 +68,7 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     import torch
 
     target, index = here.target, here.devices[0]
-    roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
     times: dict[str, dict[str, Any]] = {}
     row = {"m": problem.m, "n": problem.n, "k": problem.k, "key": problem.key, "roofline_us": roof * 1e6}
     row["times"] = times

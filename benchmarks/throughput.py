@@ -21,7 +21,7 @@ from _common import ROOT, open_gpu
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
@@ -37,8 +37,8 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
     compiler = BuildPool(ArtifactCache(folder / "stages"))
     figures: dict[str, float] = {}
     for name, problem in (
-        ("compile", Problem(4096, 4096, 4096, row_major_b=False)),
-        ("screen", Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)),
+        ("compile", Problem(4096, 4096, 4096, *matrices(layout="TN"))),
+        ("screen", Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))),
     ):
         planned = planner.plan_search(problem, here.target, folder, backend.name)
         order = planned.order.configs[:1000]

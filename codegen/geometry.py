@@ -68,7 +68,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     def value(expression: str) -> int:
         return int(eval(_code(expression), {"__builtins__": {}}, scope))
 
-    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    row_major = {"a": problem.a.row_major, "b": problem.b.row_major, "c": True}
     packed = {name: problem.operands[name].dtype.packed for name in row_major}
     x, y, z = (value(g) for g in template.grid)
     products = problem.batch  # each has its own programs, along z, and its own partial sums
@@ -102,12 +102,12 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "K": lambda config, problem: problem.k,
     "GROUPS": lambda config, problem: problem.groups,
     "MASKED": lambda config, problem: bool(problem.room),
-    "ROW_MAJOR_B": lambda config, problem: problem.row_major_b,
+    "ROW_MAJOR_B": lambda config, problem: problem.b.row_major,
     "DEPTH": _depth_of_scales,
-    "INTEGERS": lambda config, problem: problem.a.is_integer,
-    "SCALED_N": lambda config, problem: problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1,
+    "INTEGERS": lambda config, problem: problem.a.type.is_integer,
+    "SCALED_N": lambda config, problem: problem.b.scaling.rows if problem.b.scaling and problem.scale_depth else 1,
     "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
-    "LONG_SUM": lambda config, problem: problem.a.is_fp8 and problem.k > LONG_FP8_SUM,
+    "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > LONG_FP8_SUM,
 }
 
 
@@ -168,7 +168,7 @@ def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> st
     if max(config.tile) * max(problem.leads) <= LARGEST_INDEX:
         return None
     template, (m, n, k) = kernel_template(config.template), config.tile
-    blocks = {"a": m if problem.row_major_a else k, "b": k if problem.row_major_b else n, "c": m}
+    blocks = {"a": m if problem.a.row_major else k, "b": k if problem.b.row_major else n, "c": m}
     for (name, rows), lead in zip(blocks.items(), problem.leads, strict=True):
         # Pointers beside descriptors only bring first blocks into a cache.
         by_pointer = name not in template.descriptors or (name in template.pointers and config.option("ahead"))
@@ -199,8 +199,8 @@ def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> st
 def batch_fault(config: Config, problem: Problem) -> str | None:
     """Return why descriptors would read a batch wrong: they fill with zeros only outside the entire batch."""
     described = set(map(operand_of, kernel_template(config.template).descriptors))
-    rows = {"a": problem.m if problem.row_major_a else problem.k, "b": problem.k if problem.row_major_b else problem.n}
-    along_k = {"a": not problem.row_major_a, "b": problem.row_major_b}
+    rows = {"a": problem.m if problem.a.row_major else problem.k, "b": problem.k if problem.b.row_major else problem.n}
+    along_k = {"a": not problem.a.row_major, "b": problem.b.row_major}
     for name in sorted(described & rows.keys()):
         batch = problem.operands[name].batch
         if batch * rows[name] > LARGEST_INDEX:
@@ -220,12 +220,12 @@ def split_piece(config: Config, problem: Problem) -> str | None:
     pieces = pieces_of_b(problem)
     if pieces is None:
         return None
-    run = pieces.run * problem.b.packed
+    run = pieces.run * problem.b.type.packed
     if not (config.block_n % pieces.columns or config.block_k % run):
         return None
     wanted = f"{pieces.columns} columns and {run} elements along K"
     return (
-        f"a B in the order {problem.order_b} is read in blocks of {wanted}, not {config.block_n} and {config.block_k}"
+        f"a B in the order {problem.b.order} is read in blocks of {wanted}, not {config.block_n} and {config.block_k}"
     )
 
 

@@ -101,7 +101,7 @@ class KernelFacts:
 
 def accumulator(problem: Problem) -> DType:
     """Return the type of sums over K: exact for integers, unless factors that change along K multiply parts of them."""
-    exact = common_type(problem.a, problem.b).is_integer and not problem.scale_depth
+    exact = common_type(problem.a.type, problem.b.type).is_integer and not problem.scale_depth
     return DTYPES["int32" if exact else "fp32"]
 
 
@@ -118,7 +118,7 @@ def common_type(a: DType, b: DType) -> DType:
 
 def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
     """Return the facts of a problem and a target on which its kernels' text depends."""
-    compute = common_type(problem.a, problem.b)
+    compute = common_type(problem.a.type, problem.b.type)
     integer = compute.is_integer
     dot_options = ""
     if compute.name == "fp32":
@@ -126,7 +126,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
     if integer:
         dot_options = ", out_dtype=tl.int32"
     acc = TL[accumulator(problem).name]
-    alike, both_fp8 = problem.a == problem.b, problem.a.is_fp8 and problem.b.is_fp8
+    alike, both_fp8 = problem.a.type == problem.b.type, problem.a.type.is_fp8 and problem.b.type.is_fp8
     long_sum = adds_blocks(problem, target)
     if long_sum:
         dot_options = ", max_num_imprecise_acc=BLOCK_K"
@@ -142,13 +142,13 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         long_sum=long_sum,
         fp8_pair=both_fp8 and not alike and target.has("matrix_instr_nonkdim"),
         dot_options=dot_options,
-        bounds=_bounds(problem.c, integer),
+        bounds=_bounds(problem.c.type, integer),
         zero="0" if integer or compute.packed > 1 else "0.0",
         unit=f" // {compute.packed}" if compute.packed > 1 else "",
-        formats=(DOT_FORMATS[problem.dtype_a], DOT_FORMATS[problem.dtype_b]) if problem.microscaled else (),
+        formats=(DOT_FORMATS[problem.a.dtype], DOT_FORMATS[problem.b.dtype]) if problem.microscaled else (),
         pieces=pieces_of_b(problem),
-        narrows=problem.c.is_fp8 and target.supports(problem.c) and target.has("narrow_fp8"),
-        unpacks=unpacked and problem.dtype_a == "fp4e2m1" and target.has("unpack_fp4"),
+        narrows=problem.c.type.is_fp8 and target.supports(problem.c.type) and target.has("narrow_fp8"),
+        unpacks=unpacked and problem.a.dtype == "fp4e2m1" and target.has("unpack_fp4"),
     )
 
 
@@ -289,24 +289,24 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
         "meaning_of": partial(_meaning, problem),
     }
     text = _render("winner.py.j2", problem, [config], target, **more)
-    known = {**constants, "GROUPS": problem.groups, "MASKED": problem.room > 0, "EDITED": 0, "CONFIG": ""}
+    known = {**constants, "GROUPS": problem.groups, "MASKED": problem.masked, "EDITED": 0, "CONFIG": ""}
     return specialise(text, "matmul", known)
 
 
 def _count(problem: Problem, operand: OperandSpec) -> str:
     """Return the number of an operand's elements, as written in a module."""
-    products = ("len(b)" if problem.shared == "a" else "len(a)") if operand.batch else ""
+    products = ("len(b)" if problem.a.shared else "len(a)") if operand.batch else ""
     if operand.name == problem.group_operand:
         return str(problem.groups)
     along_a = operand.name == "scale_a" or (operand.name == "bias" and problem.bias == "m")
     extent, scaling = "M" if along_a else "N", operand.scaling
-    if along_a and problem.room:
+    if along_a and problem.masked:
         extent = f"{problem.groups} * M"
     if scaling is not None:
         extent = _padded(extent, scaling.rows, scaling.pad[0])
         if scaling.depth:
             extent += f" * {_padded('K', scaling.depth, scaling.pad[1])}"
-    groups = str(problem.groups) if problem.groups > 1 and operand.name == "scale_b" else ""
+    groups = str(problem.groups) if problem.groups is not None and operand.name == "scale_b" else ""
     return " * ".join(filter(None, (products, groups, extent)))
 
 

@@ -173,12 +173,12 @@ def in_halves(problem: Problem) -> bool:
     Where scales change along K, the sum of a block of K needs registers beside the sum of all. Triton knows no matrix
     instruction of integers with 256 columns.
     """
-    return problem.scale_depth > 0 or problem.a.is_integer
+    return problem.scale_depth > 0 or problem.a.type.is_integer
 
 
 def adds_blocks(problem: Problem, target: Target) -> bool:
     """Return whether the sum over K is so long that blocks of it are added up in float32, outside the matrix units."""
-    fp8 = problem.a.is_fp8 and problem.b.is_fp8
+    fp8 = problem.a.type.is_fp8 and problem.b.type.is_fp8
     return fp8 and target.has("wgmma") and problem.k > LONG_FP8_SUM and not problem.scale_depth
 
 
@@ -237,12 +237,12 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
 
 def pieces_of_b(problem: Problem) -> Pieces | None:
     """Return how the columns of B are interleaved in memory; None where they are not."""
-    return None if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pieces(problem.b)
+    return None if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).pieces(problem.b.type)
 
 
 def reads_b(template: str, problem: Problem) -> bool:
     """Return whether a template's kernel reads B in the order in which it is stored."""
-    return problem.order_b == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
+    return problem.b.order == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
 
 
 def reads_scales(layout: str) -> bool:

@@ -146,7 +146,7 @@ def sizes_text(problems: Iterable[Problem]) -> str:
     """A file of sizes for the command line."""
     return "".join(
         f"- {{M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: {p.layout[0]}, rowMajorB: {p.layout[1]}, "
-        f"dtype_a: {p.dtype_a}, dtype_b: {p.dtype_b}, dtype_c: {p.dtype_c}}}\n"
+        f"dtype_a: {p.a.dtype}, dtype_b: {p.b.dtype}, dtype_c: {p.c.dtype}}}\n"
         for p in problems
     )
 

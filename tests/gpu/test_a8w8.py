@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from tritongemm.cli import tune
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
@@ -37,7 +38,7 @@ def test_libraries_scale_rows_and_columns(gpu_machine: Machine, name: str, bias:
     if encoding is None or reason:
         pytest.skip(reason or "no fp8 units")
     family = registry.get(Family, "a8w8")
-    problem = family.problem(96, 256, 512, encoding, encoding, "bf16", row_major_b=False, bias=bias)
+    problem = family.problem(Problem(96, 256, 512, *matrices(encoding, c="bf16", layout="TN"), bias=bias))
     operands = family.make_inputs(problem, "cuda")
     c = torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")
     backend = registry.get(LibraryBackend, name)

@@ -17,7 +17,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import assemble
@@ -26,8 +26,8 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
 
-SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
-BIASED = Problem(64, 320, 520, "fp16", "fp16", "fp16", bias="n")
+SIZE = Problem(250, 512, 1024, *matrices("bf16", layout="TN"))
+BIASED = Problem(64, 320, 520, *matrices(), bias="n")
 CONFIGS = [Config("tile", 64, 64, 64, 4, 1, 4, 3), Config("tile", 64, 128, 64, 1, 2, 4, 3)]
 
 
@@ -47,7 +47,7 @@ def manifests(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.Te
         yield paths
 
 
-@pytest.mark.parametrize("problem", [SIZE, BIASED, Problem(77, 528, 2048, "bf16", "bf16", "bf16", row_major_b=False)])
+@pytest.mark.parametrize("problem", [SIZE, BIASED, Problem(77, 528, 2048, *matrices("bf16", layout="TN"))])
 def test_exported_kernels_are_right_and_race(
     manifests: list[Path], gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool, problem: Problem
 ) -> None:

@@ -15,7 +15,7 @@ from tests.gpu.test_numeric import LAYOUTS, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.machine import Machine
@@ -49,20 +49,20 @@ def test_each_product_is_right_at_odd_sizes(
     gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool, shared: str
 ) -> None:
     pointers = [
-        Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias, batch=batch, shared=shared)
+        Problem(*size, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), bias=bias, batch=batch)
         for size, bias, batch in (((7, 33, 70), "n", 5), ((33, 100, 777), "m", 3), ((1, 1, 1), "none", 70))
     ]
     verify_all(gpu, compiler, tmp_path, pointers, POINTERS)
     # Complete blocks of K, which descriptors of operands that are stored by rows of K need.
-    entire = Problem(72, 136, 192, row_major_a=row_a, row_major_b=row_b, batch=7, shared=shared)
+    entire = Problem(72, 136, 192, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=7)
     verify_all(gpu, compiler, tmp_path, [entire], CONFIGS)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
 def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str) -> None:
     wide = "int32" if dtype == "int8" else dtype
-    problem = Problem(33, 96, 320, dtype, dtype, wide, row_major_b=False, batch=9)
-    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="b")], CONFIGS)
+    problem = Problem(33, 96, 320, *matrices(dtype, c=wide, layout="TN"), batch=9)
+    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, b=problem.b._replace(shared=True))], CONFIGS)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int8"])
@@ -74,9 +74,9 @@ def test_scales_of_each_product(
         pytest.skip(f"{gpu_machine.product} has no fp8 units")
     name = encoding if dtype == "fp8" and encoding else "int8"
     family: Family = registry.get(Family, "a8w8")
-    problem = family.problem(33, 96, 320, name, name, "bf16", row_major_b=False, bias="n", batch=9)
+    problem = family.problem(Problem(33, 96, 320, *matrices(name, c="bf16", layout="TN"), bias="n", batch=9))
     configs = [c for c in CONFIGS if c.block_k >= 32]
-    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="b")], configs)
+    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, b=problem.b._replace(shared=True))], configs)
 
 
 @pytest.mark.parametrize("scales", ["block", "block_rows", "group"])
@@ -85,9 +85,19 @@ def test_scales_along_k_of_each_product(
 ) -> None:
     name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8, "int8")
     family: Family = registry.get(Family, "a8w8_blockscale")
-    problem = family.problem(33, 272, 640, name, name, "bf16", row_major_b=False, bias="n", batch=9, scales=scales)
+    problem = family.problem(Problem(33, 272, 640, *matrices(name, c="bf16", layout="TN"), bias="n", batch=9), scales)
     configs = [c for c in CONFIGS if c.block_k >= 32]
-    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="a"), replace(problem, shared="b")], configs)
+    verify_all(
+        gpu,
+        compiler,
+        tmp_path,
+        [
+            problem,
+            replace(problem, a=problem.a._replace(shared=True)),
+            replace(problem, b=problem.b._replace(shared=True)),
+        ],
+        configs,
+    )
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])
@@ -101,7 +111,7 @@ def test_pytorchs_products_of_eight_bits_one_after_another(
     name = encoding if dtype == "fp8" and encoding else "int8"
     plugin: Family = registry.get(Family, family)
     backend = registry.get(LibraryBackend, "torch")
-    problem = plugin.problem(48, 128, 256, name, name, "bf16", row_major_b=False, batch=5, shared=shared)
+    problem = plugin.problem(Problem(48, 128, 256, *matrices(name, c="bf16", layout="TN", shared=shared), batch=5))
     operands = plugin.make_inputs(problem, "cuda")
     operands |= {"c": torch.empty(5, 48, 128, dtype=torch.bfloat16, device="cuda")}
     call = backend.operation(problem, operands)
@@ -129,7 +139,9 @@ def test_libraries(name: str, bias: str, shared: str) -> None:
     family: Family = registry.get(Family, "dense")
     backend = registry.get(LibraryBackend, name)
     for row_a, row_b in LAYOUTS:
-        problem = Problem(40, 64, 96, "bf16", "bf16", "bf16", row_a, row_b, bias, 5, shared=shared)
+        problem = Problem(
+            40, 64, 96, *matrices("bf16", layout="NT"[row_a] + "NT"[row_b], shared=shared), bias=bias, batch=5
+        )
         operands = family.make_inputs(problem, "cuda")
         operands |= {"c": torch.empty(5, 40, 64, dtype=torch.bfloat16, device="cuda")}
         for config in [None, *backend.list_algorithms(problem, operands, 3)]:
@@ -176,7 +188,7 @@ def normal(*shape: int) -> Tensor:
 @pytest.fixture(scope="module")
 def served() -> Problem:
     """A tuned batch, dense and in a range of M, loaded into the process's dispatcher."""
-    problem = Problem(33, 136, 528, "bf16", "bf16", "bf16", row_major_b=False, batch=6, bias="none")
+    problem = Problem(33, 136, 528, *matrices("bf16", layout="TN"), batch=6, bias="none")
     rows = [made(p, Config("tile", 32, 64, 64, 4, 2, 4, 2)) for p in (problem, replace(problem, bias="n"))]
     rows.append(replace(made(replace(problem, m=64, batch=3), Config("tile", 32, 64, 64, 4, 1, 4, 2)), m_from=1))
     assert tritongemm.load(rows) == 3
@@ -255,7 +267,9 @@ def test_a_batch_with_scales_is_served(gpu_machine: Machine, scales: str, shared
     name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(target.fp8, "int8")
     family: Family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
     usual = "" if scales in ("row", "block") else scales
-    problem = family.problem(33, 272, 640, name, name, "bf16", row_major_b=False, batch=5, shared=shared, scales=usual)
+    problem = family.problem(
+        Problem(33, 272, 640, *matrices(name, c="bf16", layout="TN", shared=shared), batch=5), usual
+    )
     assert tritongemm.load([made(problem, Config("tile", 32, 64, 64, 4, 2, 4, 2))]) == 1
     for m in (33, 7, 100):
         here = problem.at(m)

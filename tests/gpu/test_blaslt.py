@@ -12,7 +12,7 @@ import torch
 from tritongemm.backends.blaslt import algorithms
 from tritongemm.core.config import Config
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
@@ -31,7 +31,7 @@ def made(problem: Problem) -> Tensors:
         given["a"],
         given["b"],
         given.get("bias"),
-        torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.torch), device="cuda"),
+        torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.type.torch), device="cuda"),
     )
 
 
@@ -64,7 +64,7 @@ def check(problem: Problem, config: Config | None = None, operands: Tensors | No
 @pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
 def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> None:
     for m, n, k in ((128, 256, 192), (16, 40, 72), (1, 96, 64)):
-        check(Problem(m, n, k, dtype, dtype, dtype, row_major_a=row_a, row_major_b=row_b, bias=bias))
+        check(Problem(m, n, k, *matrices(dtype, layout="NT"[row_a] + "NT"[row_b]), bias=bias))
 
 
 @pytest.mark.skipif(
@@ -73,27 +73,27 @@ def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> 
 @pytest.mark.parametrize("out", ["fp16", "bf16", "fp32", "fp8e4m3fn"])
 def test_fp8_in_every_output(out: str) -> None:
     for bias in ("none",) if out == "fp8e4m3fn" else ("none", "n"):
-        problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
+        problem = Problem(64, 256, 512, *matrices(*FP8, layout="NT"[out] + "N"), bias=bias)
         check(problem)
         operands = made(problem)
         configs = BLASLT.list_algorithms(problem, named(*operands))
         assert {c.option("fast") for c in configs} == {0, 1}
         for config in (configs[0], configs[-1]):
             check(problem, config, operands)
-    row = Problem(64, 256, 512, *FP8, out)
+    row = Problem(64, 256, 512, *matrices(*FP8, layout="NT"[out] + "T"))
     assert BLASLT.operation(row, named(*made(row))) is None  # not TN
 
 
 def test_int8_and_mixed_types() -> None:
-    check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False))
-    check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
-    check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
-    mixed = Problem(64, 256, 512, "fp16", "bf16", "fp32")
+    check(Problem(64, 256, 512, *matrices("int8", c="int32", layout="TN")))
+    check(Problem(64, 256, 512, *matrices("int8", c="int32", layout="TN"), bias="n"))
+    check(Problem(64, 256, 512, *matrices(c="fp32", layout="TN")))
+    mixed = Problem(64, 256, 512, *matrices(b="bf16", c="fp32"))
     assert BLASLT.operation(mixed, named(*made(mixed))) is None
 
 
 def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
-    problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
+    problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"), bias="n")
     operands = made(problem)
     configs = BLASLT.list_algorithms(problem, named(*operands))
     assert len(configs) > 1 and len({algorithms.identity(c) for c in configs}) == len(configs)
@@ -108,7 +108,7 @@ def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
 
 @pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
 def test_algorithms_are_rebuilt_from_their_attributes() -> None:
-    problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"))
     operands = made(problem)
     prepared = algorithms._prepared(problem, named(*operands), False)
     assert prepared is not None
@@ -128,7 +128,7 @@ def test_algorithms_are_rebuilt_from_their_attributes() -> None:
 
 
 def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
-    problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
+    problem = Problem(64, 128, 256, *matrices("bf16", layout="TN"), bias="m")
     a, b, bias, c = made(problem)
     call = operation(problem, (a, b, bias, c))
     stream = torch.cuda.Stream()
@@ -142,14 +142,14 @@ def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert verify.deviation(c, DENSE.reference(problem, named(a, b, bias, c))) <= DENSE.tolerance(problem)
-    odd = Problem(33, 7, 13, "bf16", "bf16", "bf16")
+    odd = Problem(33, 7, 13, *matrices("bf16"))
     flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
     a, b, _, c = made(odd)
     check(odd, None, (flat[1:].view(33, 13), b, None, c))
 
 
 def test_batches() -> None:
-    problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
+    problem = Problem(32, 48, 64, *matrices(), batch=5)
     a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
     c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
     operation(problem, (a, b, None, c))()

@@ -8,13 +8,13 @@ import pytest
 
 from tritongemm.cli import check, shell
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import settings
 
-SIZES = [Problem(m, n, 512, "bf16", "bf16", "bf16", row_major_b=False) for m in (32, 64, 200) for n in (256, 328)]
+SIZES = [Problem(m, n, 512, *matrices("bf16", layout="TN")) for m in (32, 64, 200) for n in (256, 328)]
 CONFIGS = [Config("tile", 32, 64, 64, 4, 1, 4, 3), Config("tile", 64, 64, 64, 4, 1, 4, 3)]
 
 

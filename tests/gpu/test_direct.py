@@ -16,7 +16,7 @@ import tritongemm
 from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
 from tritongemm.backends.blaslt.torch_choice import WORKSPACE_BYTES
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
@@ -138,7 +138,7 @@ def test_the_launch_is_pytorchs(bias: str, mode: str, monkeypatch: pytest.Monkey
 @known
 def test_float32_follows_pytorchs_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, bias = operands(16, 1280, 8192, "n", torch.float32)
-    p = Problem(16, 1280, 8192, "fp32", "fp32", "fp32", row_major_b=False)
+    p = Problem(16, 1280, 8192, *matrices("fp32", layout="TN"))
     mine, tuned = Dispatcher(), Dispatcher()
     tuned.load([Record(p, ARCH, Config("tile", 16, 64, 64), "triton", 1e-6, 0.0, "events", library="torch")])
     results = []
@@ -159,7 +159,7 @@ def test_float32_follows_pytorchs_precision(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (7, 1280, 8192), (33, 100, 999), (2048, 512, 768)])
 def test_it_is_right_and_follows_its_operands(size: tuple[int, int, int], bias: str) -> None:
     m, n, k = size
-    p = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
+    p = Problem(m, n, k, *matrices("bf16", layout="TN"), bias=bias)
     given = DENSE.make_inputs(p, "cuda")
     x, w, added, exact = given["a"], given["b"].T.contiguous(), given.get("bias"), DENSE.reference(p, given)
     mine = Dispatcher()
@@ -212,7 +212,7 @@ def test_on_another_device_than_the_current_one(bias: str) -> None:
 
 @known
 def test_where_pytorch_won_its_kernel_is_ready_after_loading() -> None:
-    p = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    p = Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))
     x, w, _ = operands(p.m, p.n, p.k, "none", torch.bfloat16)
     mine = Dispatcher()
     mine.load([Record(p, ARCH, Config("tile", 16, 64, 64), "torch", 1e-6, 0.0, "events", library="torch")])

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import tritongemm
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
@@ -33,7 +33,7 @@ TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", c: str = "bf16") -> Problem:
-    return Problem(m, n, k, "bf16", "bf16", c, row_major_b=False, bias=bias)
+    return Problem(m, n, k, *matrices("bf16", c=c, layout="TN"), bias=bias)
 
 
 CASES = {
@@ -116,7 +116,7 @@ def operands(name: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, t
     p = CASES[name][0]
     given = DENSE.make_inputs(p, "cuda", seed=seed)
     w = given["b"].T.contiguous()
-    return given["a"], w, given.get("bias"), getattr(torch, p.c.torch), DENSE.reference(p, given)
+    return given["a"], w, given.get("bias"), getattr(torch, p.c.type.torch), DENSE.reference(p, given)
 
 
 def assert_right(name: str, out: Tensor, exact: Tensor) -> None:

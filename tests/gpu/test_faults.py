@@ -12,8 +12,9 @@ from tritongemm.backends.torch.backend import CHOICE
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.launch import Buffer, Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
@@ -141,10 +142,10 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem(64, 128, 256, "bf16", "bf16", "bf16", bias="n"),
-        Problem(64, 128, 256, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False),
-        Problem(64, 128, 256, "int8", "int8", "int32", row_major_b=False, batch=3, shared="b"),
-        Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, groups=4),
+        Problem(64, 128, 256, *matrices("bf16"), bias="n"),
+        Problem(64, 128, 256, *matrices("fp8e4m3fn", c="bf16", layout="TN")),
+        Problem(64, 128, 256, *matrices("int8", c="int32", layout="TN", shared="b"), batch=3),
+        Problem(64, 128, 256, *matrices("bf16", layout="TN"), groups=Groups(4)),
     ],
     ids=str,
 )

@@ -16,7 +16,8 @@ from tests.gpu.test_numeric import triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
@@ -59,9 +60,15 @@ def fp8(target: Target) -> str:
 def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, **more: Any) -> Problem:
     form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
-        sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, room=room, spread="captured",
-        counts=COUNTS, **{"row_major_b": False, **more},
-    )  # fmt: skip
+        Problem(
+            sum(COUNTS),
+            n,
+            k,
+            *matrices(dtype, c=dtype_c),
+            groups=Groups(len(COUNTS), room=room, spread="captured", counts=COUNTS),
+            **{"row_major_b": False, **more},
+        )
+    )
     return made
 
 
@@ -182,7 +189,7 @@ def test_each_kernel_is_served(
 def _asked(family: str, target: Target, m: int, spread: str) -> Problem:
     dtype = "bf16" if family == "dense" else fp8(target)
     made: Problem = registry.get(Family, family).problem(
-        m, 512, 256, dtype, dtype, "bf16", row_major_b=False, groups=8, spread=spread
+        Problem(m, 512, 256, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(8, spread=spread))
     )
     return made
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import grouped
 from tritongemm.numerics.verify import deviation
@@ -18,9 +20,14 @@ from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 def test_groups_of_rows(gpu_machine: Machine, family: str, dtype: str, counts: tuple[int, ...], room: int) -> None:
     backend, numbers = registry.get(LibraryBackend, "deepgemm"), registry.get(Family, family)
     problem = numbers.problem(
-        sum(counts), 1040, 768, dtype, dtype, "bf16", row_major_b=False, groups=len(counts), spread="captured",
-        counts=counts, group_form="masked" if room else "contiguous", room=room,
-    )  # fmt: skip
+        Problem(
+            sum(counts),
+            1040,
+            768,
+            *matrices(dtype, c="bf16", layout="TN"),
+            groups=Groups(len(counts), room=room, spread="captured", counts=counts),
+        )
+    )
     state = registry.available(Backend, "deepgemm") and backend.supports(problem, gpu_machine.target)
     if not state:
         pytest.skip(state.reason)

@@ -9,7 +9,7 @@ import tritongemm
 from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -48,7 +48,7 @@ def large(rows: int, k: int) -> torch.Tensor:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
 @pytest.mark.parametrize("size", [(300, 528, 16400), (7, 272, 16400)])
 def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, size: tuple[int, int, int]) -> None:
-    problem = Problem(*size, "int8", "int8", "int32", row_major_b=False)
+    problem = Problem(*size, *matrices("int8", c="int32", layout="TN"))
     if not triton().check(config, problem, gpu_machine.target):
         pytest.skip(f"{gpu_machine.target.name} has no {config.template}")
     a, w = large(size[0], size[2]), large(size[1], size[2])
@@ -66,7 +66,7 @@ def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, siz
 def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors are powers of two and sums multiples of 64 below 2 ** 30: float32 has every bit of the result."""
     m, n, k = 300, 528, 4096
-    problem = registry.get(Family, "a8w8").problem(m, n, k, "int8", "int8", "fp32", row_major_b=False)
+    problem = registry.get(Family, "a8w8").problem(Problem(m, n, k, *matrices("int8", c="fp32", layout="TN")))
     if not triton().check(config, problem, gpu_machine.target):
         pytest.skip(f"{gpu_machine.target.name} has no {config.template}")
     a, w = (large(rows, k) // 8 * 8 for rows in (m, n))

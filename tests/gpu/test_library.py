@@ -53,7 +53,7 @@ def library(
             p, target.name, config, "triton", 1e-6, 0.0, "events", compute_units=target.compute_units, toolchain=tools
         )
         for p, config in CASES.values()
-        if p.dtype_c == "bf16" and p.bias == "none"
+        if p.c.dtype == "bf16" and p.bias == "none"
     ]
     ranged = [CASES[name] for name in RANGED if name in CASES]
     records += [

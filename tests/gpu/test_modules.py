@@ -48,20 +48,20 @@ for path in sorted(pathlib.Path().glob("*.operands")):
 
 def sizes_of(problem: Problem, winner: bool) -> list[Problem]:
     """A row, an odd number as a view, and many rows for a winner; for candidates a row, and the tuned M as a view."""
-    if problem.groups > 1:
+    if problem.groups is not None:
         return [problem]
     # The copy engine wants columns of A to begin at multiples of 16 bytes.
-    one, odd = (1, 97) if problem.row_major_a else (8, 104)
+    one, odd = (1, 97) if problem.a.row_major else (8, 104)
     return [problem.at(m) for m in ((one, odd, 1000) if winner else (one, problem.m))]
 
 
 def operands_of(problem: Problem, view: bool) -> dict[str, Any]:
     """Operands, and a C that is spoiled; with `view`, A's rows are halves of longer ones."""
     operands = registry.get(Family, problem.family).make_inputs(problem, "cpu")
-    if view and problem.row_major_a:
+    if view and problem.a.row_major:
         a = operands["a"]
         operands["a"] = torch.cat((a.view(torch.uint8), a.view(torch.uint8)), -1).view(a.dtype)[..., : a.shape[-1]]
-    c = torch.full(problem.operands["c"].extents, float("nan")).to(getattr(torch, problem.c.torch))
+    c = torch.full(problem.operands["c"].extents, float("nan")).to(getattr(torch, problem.c.type.torch))
     return operands | {"c": c}
 
 

@@ -13,7 +13,7 @@ from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
@@ -49,7 +49,7 @@ TORCH = {"fp4e2m1": torch.uint8, "fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": to
 
 def of(dtype: str, scales: str, m: int, n: int, k: int, **more: Any) -> Problem:
     family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
-    made: Problem = family.problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, scales=scales, **more)
+    made: Problem = family.problem(Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN"), **more), scales)
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
@@ -124,7 +124,7 @@ def test_layouts_and_biases_at_odd_sizes(
     gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool
 ) -> None:
     problems = [
-        Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias)
+        Problem(*size, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias=bias)
         for size, bias in (((7, 33, 70), "n"), ((33, 100, 777), "m"), ((72, 136, 200), "none"), ((1, 1, 1), "none"))
     ]
     verify_all(gpu, compiler, tmp_path, problems)
@@ -148,7 +148,7 @@ def dtype_sets(target: Target) -> list[tuple[str, str, str]]:
         ("fp16", fp8, "fp16"),
     ]
     family = registry.get(Family, "dense")
-    return [d for d in every if family.supports(Problem(1, 1, 1, *d), target)]
+    return [d for d in every if family.supports(Problem(1, 1, 1, *matrices(*d)), target)]
 
 
 @pytest.mark.parametrize("index", range(12))
@@ -157,8 +157,8 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: i
     sets = dtype_sets(gpu.target)
     if index >= len(sets):
         pytest.skip("this GPU has fewer combinations")
-    odd = Problem(33, 50, 99, *sets[index], row_major_b=False, bias="n")
-    even = Problem(64, 128, 256, *sets[index], row_major_b=False)
+    odd = Problem(33, 50, 99, *matrices(*sets[index], layout="TN"), bias="n")
+    even = Problem(64, 128, 256, *matrices(*sets[index], layout="TN"))
     chosen = [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"]
     verify_all(gpu, compiler, tmp_path, [odd, even], chosen)
 
@@ -166,7 +166,7 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: i
 def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]
-    problems = [Problem(4097, 4097, 520, "bf16", "bf16", "bf16"), Problem(4097, 4104, 520)]
+    problems = [Problem(4097, 4097, 520, *matrices("bf16")), Problem(4097, 4104, 520)]
     verify_all(gpu, compiler, tmp_path, problems, chosen)
 
 
@@ -178,7 +178,7 @@ def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPo
 
 def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """A of more than 2^31 elements: the corner of a tile needs 64 bits."""
-    problem = Problem(2**21 + 3, 16, 1032, "int8", "int8", "int32")
+    problem = Problem(2**21 + 3, 16, 1032, *matrices("int8", c="int32"))
     if gpu.target.memory_bytes < 60e9:
         pytest.skip("A and its float64 reference need about 40 GB")
     verify_all(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
@@ -192,7 +192,7 @@ def test_split_k_gives_the_same_bits_every_time(gpu: GpuEvaluator, gpu_machine: 
     from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
     from tritongemm.measure.operand_sets import OperandSets
 
-    problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
+    problem = Problem(48, 80, 4096, *matrices("fp32"))
     polled = (
         Config("tile", 16, 32, 32, 1, 6, 4, 2, (("poll", 1),)),
         Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)),

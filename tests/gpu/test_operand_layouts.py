@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import tritongemm
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
@@ -43,7 +43,7 @@ def rows(config: Config, *layouts: str) -> list[Record]:
     made = []
     for layout in layouts:
         for bias in ("none", "n"):
-            of = Problem(M, N, K, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T", bias)
+            of = Problem(M, N, K, *matrices("bf16", layout="NT"[layout[0] == "T"] + "NT"[layout[1] == "T"]), bias=bias)
             own = Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
             made += [own, replace(own, problem=of.at(64), m_from=M + 1)]
     return made

@@ -14,7 +14,7 @@ import tritongemm
 from tests.cpu.serving.test_patch_experts import HIDDEN, experts, fp8_experts, rows, tokens
 from tests.gpu.test_batched import made
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
@@ -46,7 +46,7 @@ def test_quantising_is_timed(
     dtype = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" and scales != "mx" else "fp8e4m3fn"
     if family == "a4w4_blockscale":
         dtype, k = "fp4e2m1", k + k % 2
-    problem = registry.get(Family, family).problem(m, 256, k, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+    problem = registry.get(Family, family).problem(Problem(m, 256, k, *matrices(dtype, c="bf16", layout="TN")), scales)
     asked = quantization.quantization_of(problem)
     assert asked is not None and gpu.times_quantization
     found = gpu.time_quantization(problem, quantization._launches(asked, gpu.target))
@@ -122,8 +122,8 @@ def test_rows_decide_whether_a_layer_quantises(
     family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
     tile, rows = Config("tile", 64, 64, 128, 4, 1, 4, 2), []
     for m, seconds in ((16, 7e-6), (64, 9e-6)):
-        quantised = family.problem(m, n, k, name, name, "bf16", row_major_b=False, scales=scales)
-        entire = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
+        quantised = family.problem(Problem(m, n, k, *matrices(name, c="bf16", layout="TN")), scales)
+        entire = Problem(m, n, k, *matrices("bf16", layout="TN"))
         rows.append(replace(made(quantised, tile), seconds=5e-6, quantize_seconds=3e-6))
         rows.append(replace(made(entire, tile), seconds=seconds))
     assert tritongemm.load(rows) == len(rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 import tritongemm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.hip_ext.driver import driver
@@ -54,7 +54,7 @@ def problems() -> dict[str, Problem]:
                     continue  # test_mx.py has those
                 scales = "" if pair == family.scalings(dtype, dtype)[0] else granularity(pair)
                 for bias in ("none", "n"):
-                    one = family.problem(16, N, K, dtype, dtype, "bf16", row_major_b=False, bias=bias, scales=scales)
+                    one = family.problem(Problem(16, N, K, *matrices(dtype, c="bf16", layout="TN"), bias=bias), scales)
                     computed = registry.get(KernelBackend, "triton").supports(one, TARGET)
                     if family.supports(one, TARGET) and computed:
                         found[f"{granularity(pair)}, {dtype}, bias {bias}"] = one
@@ -91,11 +91,11 @@ def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Te
     here, family = replace(one, m=m), registry.get(Family, one.family)
     given = family.make_inputs(here, "cuda", seed=seed)
     exact = family.reference(here, given)
-    assert here.scale_a is not None and here.scale_b is not None
+    assert here.a.scaling is not None and here.b.scaling is not None
     # The tensors of families are in memory as kernels read them; a caller's have one row for each row of its operand,
     # whatever the rows are padded to.
-    scale_a = given["scale_a"].t()[:m] if here.scale_a.layout == "groups" else given["scale_a"]
-    scale_b = given["scale_b"].t() if here.scale_b.layout == "groups" else given["scale_b"]
+    scale_a = given["scale_a"].t()[:m] if here.a.scaling.layout == "groups" else given["scale_a"]
+    scale_b = given["scale_b"].t() if here.b.scaling.layout == "groups" else given["scale_b"]
     named = {"a": given["a"], "b": given["b"].T, "scale_a": scale_a, "scale_b": scale_b}
     return named | ({"bias": given["bias"]} if "bias" in given else {}), exact
 

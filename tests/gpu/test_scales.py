@@ -9,7 +9,7 @@ import pytest
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
@@ -63,7 +63,7 @@ def problems(target: Target, family: str, scales: str, bias: str) -> list[Proble
     fp8 = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(target.fp8, "int8")
     found = registry.get(Family, family)
     made = [
-        found.problem(*size, dtype, dtype, "bf16", row_major_b=False, bias=bias, scales=scales)
+        found.problem(Problem(*size, *matrices(dtype, c="bf16", layout="TN"), bias=bias), scales)
         for dtype in dict.fromkeys((fp8, "int8"))
         for size in SIZES
     ]

@@ -14,7 +14,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.driver import driver
@@ -44,7 +44,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel of a known tile for M=16, with a bias and without."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     toolchain, file = {"triton": settings.version("triton")}, tmp_path / "tuned.yaml"
-    problems = [Problem(M, N, K, "bf16", "bf16", "bf16", row_major_b=False, bias=bias) for bias in ("none", "n")]
+    problems = [Problem(M, N, K, *matrices("bf16", layout="TN"), bias=bias) for bias in ("none", "n")]
     records = [Record(p, ARCH, TILE, "triton", 1e-6, 0.01, "events", toolchain=toolchain) for p in problems]
     file.write_text(results_format().write(records), encoding="utf-8")
     return file
@@ -91,7 +91,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 def joined_table(table: Path) -> list[Record]:
     """Kernels for M=16 of the parts, of 10 us each, and of their joined product, of 10 us."""
     toolchain = {"triton": settings.version("triton")}
-    problems = [Problem(M, n, K, "bf16", "bf16", "bf16", row_major_b=False, bias="n") for n in (N, 2 * N, 4 * N)]
+    problems = [Problem(M, n, K, *matrices("bf16", layout="TN"), bias="n") for n in (N, 2 * N, 4 * N)]
     return [Record(p, ARCH, TILE, "triton", 1e-5, 0.01, "events", toolchain=toolchain) for p in problems]
 
 

@@ -13,6 +13,7 @@ import torch
 from tests.gpu.test_grouped import fp8
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics.verify import deviation
@@ -38,7 +39,7 @@ def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, count
     """The first competitors and some of the others, on odd sizes."""
     dtype = fp8(gpu_machine.target)
     groups: Any = {"groups": len(counts), "spread": "captured", "counts": counts} if counts else {}
-    problem = FAMILY.problem(sum(counts) or m, 520, 640, dtype, dtype, "bf16", row_major_b=False, **groups)
+    problem = FAMILY.problem(Problem(sum(counts) or m, 520, 640, *matrices(dtype, c="bf16", layout="TN"), **groups))
     backend = registry.get(LibraryBackend, server)
     if not backend.supports(problem, gpu_machine.target):
         pytest.skip("not for this GPU")

@@ -14,7 +14,7 @@ from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError
 from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -34,7 +34,9 @@ def test_splits_add_their_sums_through_memory(
         raise UnknownAssemblyError("a new version")
 
     monkeypatch.setattr(assembly_edits, "edit", refuse)
-    problem: Problem = registry.get(Family, family).problem(61, 528, 1040, dtype, dtype, "bf16", row_major_b=False)
+    problem: Problem = registry.get(Family, family).problem(
+        Problem(61, 528, 1040, *matrices(dtype, c="bf16", layout="TN"))
+    )
     chosen = usable(problem, gpu.target, CONFIGS)
     if not chosen:
         pytest.skip("no kernels with warps that have roles on this target")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.export.library import writing
@@ -26,7 +26,7 @@ UNITS = 132
 
 def linear(m: int, n: int, k: int, dtype: str = "fp32") -> Problem:
     """The problem of a linear layer."""
-    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False)
+    return Problem(m, n, k, *matrices(dtype, layout="TN"))
 
 
 def tuned(problem: Problem, seconds: float = 2e-6, **changes: Any) -> Record:

@@ -12,7 +12,7 @@ import torch
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
@@ -28,7 +28,7 @@ COMPUTE_UNITS = 132  # of the device that stands in
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
-    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
+    return Problem(m, n, k, *matrices(dtype, layout="TN"), bias=bias)
 
 
 def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:

@@ -16,7 +16,7 @@ from tests.support.kernel_cases import (
     TMA,
 )
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
@@ -31,7 +31,7 @@ class ModuleCase(NamedTuple):
 
 def _problem(family: str, dtype: str, sizes: tuple[int, int, int] = (48, 256, 256), **more: Any) -> Problem:
     column_major: dict[str, Any] = {"row_major_b": False} | more
-    made: Problem = registry.get(Family, family).problem(*sizes, dtype, dtype, "bf16", **column_major)
+    made: Problem = registry.get(Family, family).problem(Problem(*sizes, *matrices(dtype, c="bf16"), **column_major))
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.stores import CONFIG, TOOLS
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import results_format
@@ -21,7 +21,7 @@ _SPANS = ((1, 16), (17, 96), (97, 512), (513, 4096))  # of M
 
 def problem(m: int, n: int = 4096, k: int = 4096) -> Problem:
     """A product of bf16 with a linear layer's weight."""
-    return Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
+    return Problem(m, n, k, *matrices("bf16", layout="TN"))
 
 
 def result(size: Problem, seconds: float, **other: Any) -> Record:

@@ -18,6 +18,7 @@ from tests.support import quick_interpreter
 from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
 from tritongemm.codegen import modules
+from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import powers_of
 from tritongemm.measure.guarded_operands import guarded
 from tritongemm.measure.interpreting import mend_interpreter
@@ -84,7 +85,7 @@ class InterpretedProducts:
         operands = GroupedOperands(*operands)
         reading = GROUPED.read(operands._replace(out_dtype=torch.bfloat16))
         assert isinstance(reading, Reading), reading
-        problem, given = replace(reading.problems[0], dtype_c="fp32"), reading.tensors
+        problem, given = replace(reading.problems[0], c=Operand("fp32")), reading.tensors
         text = modules.write_candidates(problem, [CONFIG], SM90, self._folder).read_text(encoding="utf-8")
         module = modules.run_text(text, "generated")
         vars(module)["torch"] = torch

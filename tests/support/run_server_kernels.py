@@ -11,7 +11,8 @@ import triton.backends
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
@@ -26,7 +27,7 @@ def main(name: str) -> int:
     backend = registry.get(LibraryBackend, name)
     for groups, (m, n, k) in SIZES:
         problem = FAMILY.problem(
-            m, n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, groups=groups, scales="block_rows"
+            Problem(m, n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN"), groups=Groups(groups)), "block_rows"
         )
         template = "grouped_tile" if groups > 1 else "tile"
         configs = [Config(template, 16, 64, 128, 1, num_warps=4, num_stages=3, backend=name)]

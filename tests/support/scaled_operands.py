@@ -8,7 +8,7 @@ import torch
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
 
 TENSOR, ROW = Scaling(rows=0), Scaling()
@@ -35,8 +35,8 @@ def problem(
 ) -> Problem:
     """x [M, K] @ w[N, K].T with a pair of scalings; its family's name stands for the pairs that it can have."""
     family = "a8w8_blockscale" if pair[0].depth else "a8w8"
-    return Problem(
-        m, n, k, dtype, dtype, dtype_c, row_major_b=False, bias=bias, family=family, scale_a=pair[0], scale_b=pair[1]
+    return Problem(m, n, k, *matrices(dtype, c=dtype_c, layout="TN"), bias=bias, family=family).scaled(
+        (pair[0], pair[1])
     )
 
 
@@ -47,18 +47,18 @@ def operands(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Operands,
     one's place shows.
     """
     generator = torch.Generator().manual_seed(seed)
-    assert of.scale_a is not None and of.scale_b is not None
-    powers = torch.randint(-10, 11, (-(-of.k // (of.scale_a.depth or of.k)),), generator=generator).float()
-    left, factors_a = _quantised(of.m, of.k, of.scale_a, of.dtype_a, powers, generator)
-    right, factors_b = _quantised(of.n, of.k, of.scale_b, of.dtype_b, -powers, generator)
-    exact = (left.double() * _spread(factors_a, of.scale_a, of.m, of.k)) @ (
-        right.double() * _spread(factors_b, of.scale_b, of.n, of.k)
+    assert of.a.scaling is not None and of.b.scaling is not None
+    powers = torch.randint(-10, 11, (-(-of.k // (of.a.scaling.depth or of.k)),), generator=generator).float()
+    left, factors_a = _quantised(of.m, of.k, of.a.scaling, of.a.dtype, powers, generator)
+    right, factors_b = _quantised(of.n, of.k, of.b.scaling, of.b.dtype, -powers, generator)
+    exact = (left.double() * _spread(factors_a, of.a.scaling, of.m, of.k)) @ (
+        right.double() * _spread(factors_b, of.b.scaling, of.n, of.k)
     ).T
     made = {
         "a": left,
         "b": right.T,
-        "scale_a": _arranged(factors_a, of.scale_a),
-        "scale_b": _arranged(factors_b, of.scale_b),
+        "scale_a": _arranged(factors_a, of.a.scaling),
+        "scale_b": _arranged(factors_b, of.b.scaling),
         "c": torch.full((of.m, of.n), float("nan")).to(getattr(torch, of.c.torch)),
     }
     if of.bias != "none":

@@ -20,7 +20,7 @@ from typing import Any
 from tests.support.json_kernels import TOKENS, Interpreted
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 
 _SIZES = ("stride_a", "stride_b", "stride_c", "batch_a", "batch_b", "batch_c")
@@ -48,7 +48,9 @@ def problems(fp8: str) -> dict[str, Problem]:
     from tritongemm.plugins.contracts import Family
 
     def made(family: str, m: int, n: int, k: int, dtype: str = fp8, **form: Any) -> Problem:
-        one: Problem = registry.get(Family, family).problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, **form)
+        one: Problem = registry.get(Family, family).problem(
+            Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN"), **form)
+        )
         return one
 
     return {

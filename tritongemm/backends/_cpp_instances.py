@@ -38,11 +38,11 @@ def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
         problem: the problem to compute.
         outputs: dtypes of C that the library has for the operands' dtype.
     """
-    if problem.dtype_a != problem.dtype_b:
-        return Support(f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type")
-    if problem.dtype_c not in outputs:
+    if problem.a.dtype != problem.b.dtype:
+        return Support(f"{problem.a.dtype} times {problem.b.dtype}: both operands must be of one type")
+    if problem.c.dtype not in outputs:
         return Support(
-            f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+            f"{problem.a.dtype} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.c.dtype}"
         )
     return SUPPORTED
 

@@ -36,9 +36,9 @@ def coverage(problem: Problem) -> str:
         ``tensor``, ``row`` (of A and column of B), ``block`` (1 x 128 of A, 128 x 128 of B), ``group`` (1 x 128 of
         both), ``mx`` (1 x 32 of both, powers of two), ``other``, or "" if there are no factors.
     """
-    if problem.scale_a is None or problem.scale_b is None:
-        return "" if problem.scale_a is problem.scale_b else _OTHER
-    return _NAMES.get((_covers(problem.scale_a), _covers(problem.scale_b)), _OTHER)
+    if problem.a.scaling is None or problem.b.scaling is None:
+        return "" if problem.a.scaling is problem.b.scaling else _OTHER
+    return _NAMES.get((_covers(problem.a.scaling), _covers(problem.b.scaling)), _OTHER)
 
 
 def _covers(scaling: Scaling) -> tuple[str, int, int]:

@@ -94,15 +94,15 @@ class ServerBackend(LibraryBackend, abstract=True):
         return {}
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        if problem.dtype_a not in self.dtypes or problem.dtype_a != problem.dtype_b:
+        if problem.a.dtype not in self.dtypes or problem.a.dtype != problem.b.dtype:
             return Support(f"its kernels multiply {' or '.join(self.dtypes)}, not {problem.dtypes}")
-        if problem.dtype_c not in _RESULTS:
-            return Support(f"its kernels write {', '.join(_RESULTS)}, not {problem.dtype_c}")
+        if problem.c.dtype not in _RESULTS:
+            return Support(f"its kernels write {', '.join(_RESULTS)}, not {problem.c.dtype}")
         if coverage(problem) != "block":
             return Support("its kernels take scales for 1 x 128 of A and 128 x 128 of B")
         if problem.bias != "none" or problem.layout != "TN":
             return Support("its kernels read operands contiguous along K (TN) and add no bias")
-        if problem.room:
+        if problem.masked:
             return Support("its kernel of experts reads rows that follow each other, not groups of equal room")
         return SUPPORTED
 
@@ -297,7 +297,7 @@ def expert_arguments(problem: Problem, operands: Operands, config: Config) -> di
     """
     import triton.language as tl
 
-    compute = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[problem.dtype_c]
+    compute = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[problem.c.dtype]
     return {
         "A": operands["a"], "B": operands["b"].mT, "C": operands["c"].unsqueeze(1),
         "A_scale": dense(factors(problem, operands, "scale_a")), "B_scale": operands["scale_b"].contiguous(),

@@ -111,10 +111,10 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
     mode = _mode(problem)
     if mode is None:
         return
-    x, q, k = problem.dtype_c, problem.dtype_a, problem.k
+    x, q, k = problem.c.dtype, problem.a.dtype, problem.k
     for ids in ID_TYPES:
         yield from (choose_sort(ids, count, problem.groups) for count in _SORTED_AT_A_TIME)
-    if target.supports(problem.a) or not problem.a.is_fp8:
+    if target.supports(problem.a.type) or not problem.a.type.is_fp8:
         yield choose_gather(x, q, mode, problem.m, k, k, 1)
         yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
     for weights in dict.fromkeys(("fp32", x)):
@@ -124,14 +124,14 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
 
 def _mode(problem: Problem) -> str | None:
     """Return how `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
-    if problem.kind != "grouped" or problem.room or problem.layout != "TN" or problem.bias != "none":
+    if problem.kind != "grouped" or problem.masked or problem.layout != "TN" or problem.bias != "none":
         return None
-    if problem.scale_a is None:
-        return "" if problem.dtype_a == problem.dtype_c else None
-    pair = granularity((problem.scale_a, problem.scale_b))
-    if pair in MX_MODES or (pair == "row" and (problem.a.is_fp8 or problem.dtype_a == "int8")):
+    if problem.a.scaling is None:
+        return "" if problem.a.dtype == problem.c.dtype else None
+    pair = granularity((problem.a.scaling, problem.b.scaling))
+    if pair in MX_MODES or (pair == "row" and (problem.a.type.is_fp8 or problem.a.dtype == "int8")):
         return pair
-    return "block" if pair in ("block", "block_rows") and problem.a.is_fp8 else None
+    return "block" if pair in ("block", "block_rows") and problem.a.type.is_fp8 else None
 
 
 def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:

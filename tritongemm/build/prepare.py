@@ -74,7 +74,7 @@ class PreparedKernel:
         Of a column-major A the compiler knows what divides M, which the neighbours of an M do not share.
         """
         own = self.record.problem
-        neighbour = m if own.row_major_a else m + (m < own.m) - (m > own.m)
+        neighbour = m if own.a.row_major else m + (m < own.m) - (m > own.m)
         for other in {m, neighbour}:
             job = compile_job(self._problem(other), self.record.config, self.target)
             if isinstance(job, Support):

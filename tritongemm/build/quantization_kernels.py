@@ -54,23 +54,23 @@ def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | No
         dtype_x: name of the activations' type.
         m: rows of them.
     """
-    scaling = problem.scale_a
-    if scaling is None or not problem.row_major_a:
+    scaling = problem.a.scaling
+    if scaling is None or not problem.a.row_major:
         return None
     extents = scaling.shape(m, problem.k)
     if problem.microscaled:
         places = scale_places(scaling.layout)
-        return Quantization(m, problem.k, dtype_x, problem.dtype_a, "mx", extents, places) if all(places) else None
-    if not (problem.a.is_fp8 or problem.dtype_a == "int8"):
+        return Quantization(m, problem.k, dtype_x, problem.a.dtype, "mx", extents, places) if all(places) else None
+    if not (problem.a.type.is_fp8 or problem.a.dtype == "int8"):
         return None
     if scaling == Scaling(rows=0):
-        return Quantization(m, problem.k, dtype_x, problem.dtype_a, "tensor", (1, 1))
+        return Quantization(m, problem.k, dtype_x, problem.a.dtype, "tensor", (1, 1))
     if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, SCALED_BLOCK):
         return None
     if scaling.layout not in ("rows", "groups"):
         return None
     strides = (1, extents[1]) if scaling.layout == "groups" else (extents[1], 1)
-    return Quantization(m, problem.k, dtype_x, problem.dtype_a, "block" if scaling.depth else "row", strides)
+    return Quantization(m, problem.k, dtype_x, problem.a.dtype, "block" if scaling.depth else "row", strides)
 
 
 def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArguments], ...]:

@@ -59,7 +59,7 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
     except InputError as error:
         return Support(str(error))
     if call.bias and LIBRARY_TYPES.get(call.bias) != problem.bias_dtype.name:
-        return Support(f"its bias is {call.bias}; here one of {problem.dtype_c} results is {problem.bias_dtype.name}")
+        return Support(f"its bias is {call.bias}; here one of {problem.c.dtype} results is {problem.bias_dtype.name}")
     return problem
 
 
@@ -136,7 +136,7 @@ def as_call(problem: Problem) -> LoggedCall:
     )  # fmt: skip
     a_lead, b_lead, d_lead = (rows for _, rows, _, _ in _matrices(call))
     strides = [0 if p.batch == 1 else rows * columns for _, rows, columns, _ in _matrices(call)]
-    of_a, of_b = 0 if p.shared == "b" else strides[0], 0 if p.shared == "a" else strides[1]
+    of_a, of_b = 0 if p.b.shared else strides[0], 0 if p.a.shared else strides[1]
     return replace(call, leads=(a_lead, b_lead, d_lead, d_lead), strides=(of_a, of_b, strides[2], strides[2]))
 
 
@@ -146,25 +146,25 @@ def their_type(name: str) -> str:
 
 
 def _sums(problem: Problem) -> str:
-    if problem.a.is_integer:
+    if problem.a.type.is_integer:
         return "i32_r"
-    return "xf32_r" if "fp32" in (problem.dtype_a, problem.dtype_b) else "f32_r"
+    return "xf32_r" if "fp32" in (problem.a.dtype, problem.b.dtype) else "f32_r"
 
 
 def _scales_of(problem: Problem) -> tuple[str, str, str, str]:
     """Return a problem's scales by a library's names, or our own where it has none."""
-    if problem.scale_a is None and problem.scale_b is None:
+    if problem.a.scaling is None and problem.b.scaling is None:
         return ("none", "none", "none", "none")
-    name = granularity((problem.scale_a, problem.scale_b)) or "block"
+    name = granularity((problem.a.scaling, problem.b.scaling)) or "block"
     a, b = next((pair for pair, ours in _ALONG_K.items() if ours == name), (name, name))
     return (a, b, "none", "none")
 
 
 def _unsaid(problem: Problem) -> Iterator[str]:
-    if problem.groups > 1:
+    if problem.groups is not None:
         yield f"{problem.groups} groups"
-    if problem.order_b != Problem(1, 1, 1).order_b:
-        yield f"B in the order {problem.order_b}"
+    if problem.b.order != Problem(1, 1, 1).b.order:
+        yield f"B in the order {problem.b.order}"
     if problem.bias == "m":
         yield "a bias a row"
 

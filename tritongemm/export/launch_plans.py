@@ -180,13 +180,13 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """
     if problem.kind == "grouped":
         return _grouped_operands(problem)
-    row_major = (problem.row_major_a, problem.row_major_b, True)
+    row_major = (problem.a.row_major, problem.b.row_major, True)
     known = {
         name: _operand(problem.operands[name], problem.operands[name].shape, _strides(lead, in_rows))
         for name, lead, in_rows in zip("abc", problem.leads, row_major, strict=True)
     }
     known["c"]["init"] = "poison"
-    if problem.order_b != PLAIN:
+    if problem.b.order != PLAIN:
         known["b"]["order"] = "shuffled"
     for e in problem.extras:
         shape = (1, *e.shape) if e.batch and len(e.shape) == 1 else e.shape
@@ -196,7 +196,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
 
 def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """Return operands of grouped products: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
-    strides = {"b": (problem.k * problem.n, *_strides(problem.leads[1], problem.row_major_b))}
+    strides = {"b": (problem.k * problem.n, *_strides(problem.leads[1], problem.b.row_major))}
     known = {
         name: _operand(spec, spec.shape, strides.get(name) or _dense(spec.shape))
         for name, spec in problem.operands.items()

@@ -102,7 +102,7 @@ class CellReader:
         try:
             if kind not in self._kinds:
                 model = make_problem(Defaults(fp8_encoding=encoding, families=self._defaults.families), m, n, k, given)
-                if scaled and not (model.a.bytes == 1 and _has_one_scale(model)):
+                if scaled and not (model.a.type.bytes == 1 and _has_one_scale(model)):
                     cells.fail(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
@@ -280,19 +280,19 @@ def _is_nameable(config: Config) -> bool:
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Return whether a family of AITER's computes a problem."""
-    if not family.ours or problem.groups != 1 or problem.shared or (problem.batch > 1) != ("B" in family.keys):
+    if not family.ours or problem.groups is not None or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
     if family.scaled and _has_one_scale(problem):
-        return problem.order_b == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
+        return problem.b.order == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
     if problem.scales != family.scales:
         return False
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
-    return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
+    return any((found.name, typical.order_b) == (problem.family, problem.b.order) for found, typical in known)
 
 
 def _has_one_scale(problem: Problem) -> bool:
     """Return whether all of A shares one scale factor, and all of B."""
-    return all(s is not None and not s.rows and not s.depth for s in (problem.scale_a, problem.scale_b))
+    return all(s is not None and not s.rows and not s.depth for s in (problem.a.scaling, problem.b.scaling))
 
 
 def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
@@ -314,11 +314,11 @@ def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds
         "N": str(p.n),
         "K": str(p.k),
         "bias": str(p.bias == "n"),
-        "dtype": f"torch.{p.a.torch}",
-        "outdtype": f"torch.{p.c.torch}",
+        "dtype": f"torch.{p.a.type.torch}",
+        "outdtype": f"torch.{p.c.type.torch}",
         "scaleAB": str(_has_one_scale(p)),
-        "bpreshuffle": str(p.order_b != PLAIN),
-        "q_dtype_w": f"torch.{p.b.torch}",
+        "bpreshuffle": str(p.b.order != PLAIN),
+        "q_dtype_w": f"torch.{p.b.type.torch}",
         "libtype": kernel.library,
         "solidx": str(kernel.index),
         "kernelId": str(kernel.index),

@@ -48,8 +48,8 @@ class ColumnMajor:
     @classmethod
     def of(cls, problem: Problem) -> ColumnMajor:
         """Return the product that computes a problem's C, as far as sizes, layouts and types say."""
-        transposes = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
-        types = problem.dtype_b, problem.dtype_a, problem.dtype_c
+        transposes = ("N" if problem.b.row_major else "T") + ("N" if problem.a.row_major else "T")
+        types = problem.b.dtype, problem.a.dtype, problem.c.dtype
         return cls(transposes, problem.n, problem.m, problem.batch, problem.k, *types)
 
     @property
@@ -73,7 +73,7 @@ class ColumnMajor:
 
 def column_major(problem: Problem) -> ColumnMajor | Support:
     """Return a problem as hipBLASLt's files have it, or why they have no such product."""
-    if problem.groups > 1 or problem.order_b != PLAIN or problem.shared:
+    if problem.groups is not None or problem.b.order != PLAIN or problem.shared:
         return Support("a row holds single products and batches of dense operands alone")
     return ColumnMajor.of(problem)
 

@@ -35,8 +35,8 @@ from typing import Any
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
-from tritongemm.core.group_rows import GROUP_FORMS, SPREADS, check_shares, counts_of_shares
-from tritongemm.core.problem import BIASES, PLAIN, Problem
+from tritongemm.core.group_rows import GROUP_FORMS, SPREADS, Groups, check_shares, counts_of_shares
+from tritongemm.core.problem import BIASES, PLAIN, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.values import SECONDS
 from tritongemm.formats._rows import make_problem
@@ -101,7 +101,7 @@ def groups_row(problem: Problem) -> dict[str, Any]:
     """How a problem's rows are shared out to groups, as far as a row that says nothing would be read otherwise."""
     found: dict[str, Any] = {"group_spread": problem.spread} if problem.spread == "skewed" else {}
     found |= {"group_counts": list(problem.counts)} if problem.counts else {}
-    return found | ({"group_form": problem.group_form, "group_room": problem.room} if problem.room else {})
+    return found | ({"group_form": problem.group_form, "group_room": problem.room} if problem.masked else {})
 
 
 _SIZES = ("M", "N", "K")
@@ -209,10 +209,10 @@ class RowReader:
         try:
             if kind not in self._kinds:
                 if "family" in given:
-                    given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
+                    given.setdefault("order_b", registry.family_of(given["family"])[1].b.order)
                     given.setdefault("scales", "")
                 model = make_problem(self._defaults, m, n, k, given)
-                if model.groups > 1:
+                if model.groups is not None:
                     return model  # whether its groups add up depends on its sizes
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
@@ -377,7 +377,7 @@ def make_size(row: FormatRow) -> dict[str, Any]:
 
 
 def _require_writable(problem: Problem) -> None:
-    if (problem.scale_a or problem.scale_b) and problem != _as_read(problem):
+    if (problem.a.scaling or problem.b.scaling) and problem != _as_read(problem):
         raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't hold them")
 
 
@@ -389,9 +389,9 @@ def _size_row(problem: Problem) -> dict[str, Any]:
 def _kind_row(problem: Problem) -> dict[str, Any]:
     """Return the keys of a row for a problem beside its sizes and layouts."""
     row: dict[str, Any] = {key: getattr(problem, key) for key in _HELD}
-    row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
+    row |= {"order_b": problem.b.order} if problem.b.order != PLAIN else {}
     row |= {"scales": problem.scales} if problem.scales else {}
-    row |= {"groups": problem.groups} if problem.groups != 1 else {}
+    row |= {"groups": problem.groups} if problem.groups is not None else {}
     return row | ({"shared": problem.shared} if problem.shared else {}) | groups_row(problem)
 
 
@@ -400,10 +400,24 @@ def _as_read(problem: Problem) -> Problem:
     p = problem
     family: Family = registry.get(Family, p.family)
     return family.problem(
-        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, group_form=p.group_form, spread=p.spread,
-        counts=p.counts, room=p.room, scales=p.scales, shared=p.shared,
-    )  # fmt: skip
+        Problem(
+            p.m,
+            p.n,
+            p.k,
+            *matrices(
+                p.a.dtype,
+                p.b.dtype,
+                p.c.dtype,
+                layout="NT"[p.a.row_major] + "NT"[p.b.row_major],
+                order=p.b.order,
+                shared=p.shared,
+            ),
+            bias=p.bias,
+            batch=p.batch,
+            groups=Groups(p.groups, room=p.room, spread=p.spread, counts=p.counts),
+        ),
+        p.scales,
+    )
 
 
 def _microseconds(seconds: float) -> Decimal:

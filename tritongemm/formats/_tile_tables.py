@@ -153,7 +153,7 @@ class TileTables(ServerTables, abstract=True):
 
 def _problem_of(kind: Kind, problem: Problem) -> Problem:
     """Return the problem of a table's kind with these sizes."""
-    given = kind.given | {"dtype_c": problem.dtype_c}
-    if problem.dtype_a in ENCODINGS and kind.dtype == "fp8":
-        given |= {"dtype_a": problem.dtype_a, "dtype_b": problem.dtype_a}
+    given = kind.given | {"dtype_c": problem.c.dtype}
+    if problem.a.dtype in ENCODINGS and kind.dtype == "fp8":
+        given |= {"dtype_a": problem.a.dtype, "dtype_b": problem.a.dtype}
     return make_problem(Defaults(), problem.m, problem.n, problem.k, given)

@@ -103,7 +103,9 @@ class AiterCsv(TunerFormat):
         """Return why a result of another family is not a row of the file, though its columns may be the same; or ""."""
         columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
         possible = families_of_output(path, columns, family)
-        fits = any(is_of(record.problem, found) if found.ours else record.problem.groups > 1 for found in possible)
+        fits = any(
+            is_of(record.problem, found) if found.ours else record.problem.groups is not None for found in possible
+        )
         if fits or possible == FAMILIES:
             return ""
         return f"the file is of AITER's family {' or '.join(found.name for found in possible)}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Translation
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
@@ -104,15 +103,17 @@ def key_of(problem: Problem) -> str:
 
     A bias is one for each column; Inductor sees it stretched over the rows.
     """
-    m, n, k, name = problem.m, problem.n, problem.k, problem.dtype_a
-    dense = Problem(m, n, k, name, name, name, problem.row_major_a, problem.row_major_b, problem.bias)
+    m, n, k, name = problem.m, problem.n, problem.k, problem.a.dtype
+    dense = Problem(
+        m, n, k, *matrices(name, layout="NT"[problem.a.row_major] + "NT"[problem.b.row_major]), bias=problem.bias
+    )
     if problem != dense or problem.bias == "m":
         return ""
     lead_a, lead_b, _ = problem.leads
-    a = ([m, k], [lead_a, 1] if problem.row_major_a else [1, lead_a])
-    b = ([k, n], [lead_b, 1] if problem.row_major_b else [1, lead_b])
+    a = ([m, k], [lead_a, 1] if problem.a.row_major else [1, lead_a])
+    b = ([k, n], [lead_b, 1] if problem.b.row_major else [1, lead_b])
     bias = [([m, n], [0, 1])] if problem.bias == "n" else []
-    operands = ", ".join(f"(torch.{problem.a.torch}, {size}, {strides})" for size, strides in (*bias, a, b))
+    operands = ", ".join(f"(torch.{problem.a.type.torch}, {size}, {strides})" for size, strides in (*bias, a, b))
     operation = "addmm" if bias else "mm"
     return "+".join(part for part in (f"({operands})", _SCALARS[operation], operation) if part)
 
@@ -135,7 +136,7 @@ def _read_key(key: str) -> tuple[Problem, str]:
     given: dict[str, Any] = {"dtype_a": name, "dtype_b": name, "dtype_c": name}
     given |= {"family": DEFAULT_FAMILY, "order_b": PLAIN, "bias": "n" if operation == "addmm" else "none"}
     dense = make_problem(Defaults(), int(m), int(n), int(k), given)
-    orders = (replace(dense, row_major_a=a, row_major_b=b) for a, b in _ORDERS)
+    orders = (dense.stored(a, b) for a, b in _ORDERS)
     problem = next((one for one in orders if key.endswith(key_of(one))), None)
     if problem is None:
         raise KeptError("its operands have other dtypes or strides than dense ones")

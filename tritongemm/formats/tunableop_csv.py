@@ -167,7 +167,7 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
 def _require_dense(problem: Problem, parameters: re.Match[str]) -> None:
     """Refuse operands that are parts of larger ones; where there is one column only, nothing steps to the next."""
     p, (lead_a, lead_b, lead_c) = problem, problem.leads
-    columns = {"A": p.k if p.row_major_b else p.n, "B": p.m if p.row_major_a else p.k, "C": p.m}
+    columns = {"A": p.k if p.b.row_major else p.n, "B": p.m if p.a.row_major else p.k, "C": p.m}
     for name, ours, rows in (("A", "b", lead_b), ("B", "a", lead_a), ("C", "c", lead_c)):
         lead = int(parameters[f"lead_{ours}"] or rows)
         if lead != rows and columns[name] > 1:
@@ -265,9 +265,9 @@ def _number(version: str) -> int | None:
 def _names(problem: Problem) -> list[str]:
     """Return the operation and parameters of a dense product; none where TunableOp's are not known."""
     m, n, k = problem.m, problem.n, problem.k
-    dtype = _WRITABLE.get(problem.dtype_a)
+    dtype = _WRITABLE.get(problem.a.dtype)
     kind = "GemmStridedBatched" if problem.batch > 1 else "GemmAndBias" if problem.bias == "n" else "Gemm"
-    layout = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
+    layout = ("N" if problem.b.row_major else "T") + ("N" if problem.a.row_major else "T")
     batch = f"_B_{problem.batch}" if problem.batch > 1 else ""
     lead_a, lead_b, lead_c = problem.leads
     names = [f"{kind}TunableOp_{dtype}_{layout}", f"{layout.lower()}_{n}_{m}_{k}{batch}_ld_{lead_b}_{lead_a}_{lead_c}"]

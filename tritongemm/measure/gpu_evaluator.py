@@ -265,7 +265,7 @@ class GpuEvaluator(Evaluator):
             problem: the problem whose A they write.
             launches: of the kernels in order, on addresses named x, part, q and scale.
         """
-        key = problem.m, problem.k, problem.dtype_a, problem.scale_a
+        key = problem.m, problem.k, problem.a.dtype, problem.a.scaling
         if key not in self._quantization:
             self._quantization[key] = None
             with suppress(_ProcessGone, TritonGemmError):  # The next job starts the process again.

@@ -36,24 +36,22 @@ def reduced(problem: Problem, config: Config) -> Problem:
     def shrink(size: int, block: int, blocks: int) -> int:
         return min(size, blocks * block + size % block)
 
-    shared = problem.scale_b.rows if problem.scale_b else 0
+    shared = problem.b.scaling.rows if problem.b.scaling else 0
     tiles_m = 3 if problem.n <= config.block_n else 2
     tiles_n = max(3 if problem.m <= config.block_m else 2, cdiv(shared + 1, config.block_n) if shared > 1 else 0)
-    room = shrink(problem.room, config.block_m, tiles_m) if problem.room else 0
+    room = shrink(problem.room, config.block_m, tiles_m) if problem.masked else 0
     m = min(shrink(problem.m, config.block_m, tiles_m), room or problem.m)
     blocks = cdiv(problem.k, config.block_k)
-    depth = max((s.depth for s in (problem.scale_a, problem.scale_b) if s), default=0)
+    depth = max((s.depth for s in (problem.a.scaling, problem.b.scaling) if s), default=0)
     least = max(2 * config.split_k if config.split_k > 1 else 3, cdiv(depth + 1, config.block_k))
     kept = min(blocks, least + (blocks - least) % config.split_k)
     return replace(
         problem,
         m=m,
-        room=room,
-        spread="skewed" if problem.counts else problem.spread,
-        counts=(),
         n=shrink(problem.n, config.block_n, tiles_n),
         k=problem.k - (blocks - kept) * config.block_k,
         batch=min(problem.batch, 3),
+        groups=replace(problem.groups, room=room, spread="skewed" if problem.counts else problem.spread, counts=()),
     )
 
 
@@ -76,7 +74,7 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
     if tiles > most:
         alike = (n for n in range(2, few_tiles) if (few_tiles % n == 0) is (tiles % most == 0))
         programs = next(alike, max(1, few_tiles - 1))
-    elif small.groups > 1:  # those have more tiles than these
+    elif small.groups is not None:  # those have more tiles than these
         return config, target
     else:
         programs = few_tiles + 1
@@ -127,7 +125,7 @@ class Interpreter:
         problem, family = job.problem, registry.get(Family, job.problem.family)
         operands = {name: guarded(t) for name, t in family.make_inputs(problem, "cpu").items()}
         # The interpreter truncates where hardware rounds to nearest: floats stay float32.
-        dtype = getattr(self._torch, problem.c.torch) if problem.c.is_integer else self._torch.float32
+        dtype = getattr(self._torch, problem.c.type.torch) if problem.c.type.is_integer else self._torch.float32
         c = guarded(self._torch.empty(problem.operands["c"].extents, dtype=dtype))
         # A program that waits for others waits for those that were started before it.
         waits = module.config(job.config.name)[3].get("POLL") == 1

@@ -151,17 +151,17 @@ class OperandSets:
         self._reference: Tensor | None = None if taller is None else taller.reference[: problem.m]
         # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
         # one kernel more than for another, and the order of the race decides who is measured when.
-        arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a)
-        traffic_s = target.roofline_seconds(0, problem.bytes, problem.a)
+        arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a.type)
+        traffic_s = target.roofline_seconds(0, problem.bytes, problem.a.type)
         self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
         self.rotation_bytes = protocol.rotation_bytes(target)
         self._target = target
-        self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
+        self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type) + 1e-6
 
     def can_narrow(self, setup: MeasureSetup) -> bool:
         """Say whether the first rows of A and C, and all of B, can serve another problem, in enough copies."""
         problem, mine = setup.problem, self.problem
-        if not (mine.row_major_a and mine.batch == mine.groups == 1 and all(e.name == "bias" for e in mine.extras)):
+        if not (mine.a.row_major and mine.batch == mine.groups == 1 and all(e.name == "bias" for e in mine.extras)):
             return False
         if mine.bias == "m" or problem.m > mine.m or problem != replace(mine, m=problem.m):
             return False
@@ -173,7 +173,7 @@ class OperandSets:
 
         problem, place = self.problem, f"cuda:{device}"
         operands: Operands = self.family.make_inputs(problem, place, self.protocol.init, self.protocol.seed)
-        c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch), device=place)
+        c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.type.torch), device=place)
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         copied = {"a": operands["a"], "b": operands["b"], "c": c}
         return [operands | copy for copy in side_by_side(copied, self.copies)]
@@ -328,7 +328,7 @@ class OperandSets:
 
     def traffic_seconds(self, nbytes: int) -> float:
         """Return the shortest time of a kernel that moves this many bytes, in seconds."""
-        return self._target.roofline_seconds(0, nbytes, self.problem.a) + 1e-6
+        return self._target.roofline_seconds(0, nbytes, self.problem.a.type) + 1e-6
 
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
         """Return the number of launches in one graph: enough to fill `seconds` and to pass through the copies.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -31,7 +31,7 @@ def defaults_on(target: Target, defaults: Defaults) -> Defaults:
 def name_others(problem: Problem, target: Target) -> str:
     """Return a list of what a target computes, where it can't compute a problem's family; "" where it can."""
     found = dict(_computable(target))
-    if any((typical.family, typical.order_b) == (problem.family, problem.order_b) for typical in found.values()):
+    if any((typical.family, typical.order_b) == (problem.family, problem.b.order) for typical in found.values()):
         return ""
     return f"; {target.name} computes the families {', '.join(found)}"
 
@@ -57,4 +57,4 @@ def _typical(name: str, target: Target) -> Iterator[Problem]:
     for a in (given.dtype_a, "int8"):
         with suppress(InputError):  # the target has no such dtype
             a_, b, c = (dtype(d, target.fp8).name for d in (a, given.dtype_b or a, given.dtype_c or a))
-            yield family.problem(*_SIZES, a_, b, c, row_major_b=False, order_b=given.order_b)
+            yield family.problem(Problem(*_SIZES, *matrices(a_, b, c, layout="TN", order=given.order_b)))

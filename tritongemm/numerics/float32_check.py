@@ -7,7 +7,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ FEWEST = 4  # rows or columns of which one may be infinite, so that most others 
 
 def tolerance(problem: Problem) -> float:
     """Return the largest error of an element that rounding in float32 can cause; 0 for integers."""
-    return 0.0 if problem.c.is_integer else ERROR_OF_AN_ADDITION * sqrt(problem.k)
+    return 0.0 if problem.c.type.is_integer else ERROR_OF_AN_ADDITION * sqrt(problem.k)
 
 
 def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
@@ -44,7 +44,7 @@ def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
 def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
     """Return the sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
     positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
-    return family.reference(replace(problem, dtype_c="fp32"), positive)
+    return family.reference(replace(problem, c=Operand("fp32")), positive)
 
 
 def enlarge(problem: Problem, operands: Operands) -> None:

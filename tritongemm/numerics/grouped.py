@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 def one_group(problem: Problem, rows: int) -> Problem:
     """Return the product of one group of a grouped problem, with this number of rows."""
-    return replace(problem, m=rows, groups=1, group_form="contiguous", spread="uniform", counts=(), room=0)
+    return replace(problem, m=rows, groups=None)
 
 
 def supports(problem: Problem) -> Support:
     """Return whether a grouped problem is one that has inputs and a reference here."""
-    scales = [scaling for scaling in (problem.scale_a, problem.scale_b) if scaling is not None]
+    scales = [scaling for scaling in (problem.a.scaling, problem.b.scaling) if scaling is not None]
     wrong = (
         "a batch" if problem.batch > 1 else "",
-        "a column-major A" if not problem.row_major_a else "",
+        "a column-major A" if not problem.a.row_major else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
-        f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
+        f"B in the order {problem.b.order}" if problem.b.order != PLAIN else "",
         "scales of an entire operand" if any(s.rows == 0 for s in scales) else "",
         "scales with padded rows" if any(s.layout == "groups" and s.pad != (1, 1) for s in scales) else "",
     )
@@ -49,12 +49,12 @@ def make_inputs(
     import torch
 
     def fill(rows: int, number: int) -> Operands:
-        small = replace(one_group(problem, rows), scale_a=None, scale_b=None)
+        small = one_group(problem, rows).scaled((None, None))
         return random_inputs(small, deviation, typical_scale, device, distribution, seed + number)
 
     each = problem.operands["a"].shape[:-1]
     a = fill(problem.rows, 0)["a"].reshape(*each, -1)
-    if problem.room and a.dtype.is_floating_point:
+    if problem.masked and a.dtype.is_floating_point:
         for group, rows in enumerate(problem.row_counts):
             a[group, rows:] = float("nan")
     operands = {"a": a, "b": _stacked(problem, lambda group: fill(1, group + 1)["b"])}
@@ -71,9 +71,9 @@ def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
     import torch
 
     first = of_group(0)
-    matrix = first if problem.row_major_b else first.T
+    matrix = first if problem.b.row_major else first.T
     stored = torch.empty((problem.groups, *matrix.shape), dtype=first.dtype, device=first.device)
-    b = stored if problem.row_major_b else stored.mT
+    b = stored if problem.b.row_major else stored.mT
     for group in range(problem.groups):
         b[group].copy_(of_group(group) if group else first)
     return b
@@ -97,7 +97,7 @@ def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, O
         for e in problem.extras
         if e.scaling is not None and e.scaling.depth and e.name in operands
     }
-    plain = replace(problem, scale_a=_rows(problem.scale_a), scale_b=_rows(problem.scale_b))
+    plain = problem.scaled((_rows(problem.a.scaling), _rows(problem.b.scaling)))
     for group, first, rows in groups_of(problem, operands):
         flat[first : first + rows] = of_one(one_group(plain, rows), _of_group(problem, arranged, group, first, rows))
     return exact
@@ -107,7 +107,7 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
     """Yield the number, first row of A and number of rows of each group that has any, from the operands."""
     first = 0
     for group, number in enumerate(operands[problem.group_operand].tolist()):
-        if problem.room:
+        if problem.masked:
             first, rows = group * problem.room, number
         else:
             rows = number - first
@@ -137,7 +137,7 @@ def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows
 
 def written(problem: Problem, c: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of C and of its reference that belong to a group: all, but of the masked form."""
-    if not problem.room:
+    if not problem.masked:
         return c, exact
     there = ~exact[..., 0].isnan()
     return c[there], exact[there]

@@ -78,8 +78,8 @@ def random_inputs(
             return random_factors(operand, typical_scale, generator)
         return fill((*operand.lead, prod(operand.shape)), getattr(torch, operand.dtype.torch), 0.5)
 
-    a = matrix("a", problem.row_major_a, 0.0)
-    b = matrix("b", problem.row_major_b, 1.5707963)
+    a = matrix("a", problem.a.row_major, 0.0)
+    b = matrix("b", problem.b.row_major, 1.5707963)
     return {"a": a, "b": b} | {operand.name: vector(operand) for operand in problem.extras}
 
 

@@ -88,8 +88,8 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | 
 def multiplied(problem: Problem, operands: Operands) -> Operands:
     """Return operands whose A [..., M, K] and B [..., K, N] are in float64, multiplied by the factors along K."""
     a, b = operands["a"].double(), operands["b"].double()
-    if problem.scale_a is not None and problem.scale_a.depth:
-        a = a * spread(problem.scale_a, operands["scale_a"], problem.m, problem.k)
-    if problem.scale_b is not None and problem.scale_b.depth:
-        b = b * spread(problem.scale_b, operands["scale_b"], problem.n, problem.k).mT
+    if problem.a.scaling is not None and problem.a.scaling.depth:
+        a = a * spread(problem.a.scaling, operands["scale_a"], problem.m, problem.k)
+    if problem.b.scaling is not None and problem.b.scaling.depth:
+        b = b * spread(problem.b.scaling, operands["scale_b"], problem.n, problem.k).mT
     return operands | {"a": a, "b": b}

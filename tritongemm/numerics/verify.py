@@ -27,8 +27,8 @@ def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
         if vector.dim() == len(extra.lead) + 1:
             vector = vector.unsqueeze(-1 if extra.along == "m" else -2)
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
-    if problem.c.is_fp8 or problem.dtype_c == "int8":
-        exact = exact.clamp(-problem.c.maximum - (problem.dtype_c == "int8"), problem.c.maximum)
+    if problem.c.type.is_fp8 or problem.c.dtype == "int8":
+        exact = exact.clamp(-problem.c.type.maximum - (problem.c.dtype == "int8"), problem.c.type.maximum)
     return exact
 
 
@@ -90,7 +90,7 @@ class VerifyResult:
 
 def library_fault(problem: Problem, result: VerifyResult) -> str:
     """Return why the result of a library's own choice is wrong, with the numbers; "" where it is correct."""
-    allowed = result.tolerance + ROUNDINGS_OF_A_LIBRARY * problem.c.epsilon
+    allowed = result.tolerance + ROUNDINGS_OF_A_LIBRARY * problem.c.type.epsilon
     return "" if result.error <= allowed else result.reason
 
 

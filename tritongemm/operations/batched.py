@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import (
     check_bias,
@@ -265,7 +265,14 @@ class Batched(ProductOperation):
         one = [name for name, its in (("a", of_a), ("b", of_b)) if batch > 1 and its.apart == 0]
         if len(one) > 1:
             return Support("all products are the same one")
-        plain = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
+        plain = Problem(
+            m,
+            n,
+            k,
+            *matrices(*dtypes, layout="NT"[row_a] + "NT"[row_b]),
+            bias="none" if bias is None else "n",
+            batch=batch,
+        )
         strides = {"a": of_a, "b": of_b, "c": of_c}
         for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
             if beside is not None and batch > 1:

@@ -200,9 +200,9 @@ def bind(call: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Oper
 
 def _dense_lead(problem: Problem, name: str) -> int:
     if name == "a":
-        return problem.k // problem.a.packed if problem.row_major_a else problem.m
+        return problem.k // problem.a.type.packed if problem.a.row_major else problem.m
     if name == "b":
-        return problem.n if problem.row_major_b else problem.k // problem.b.packed
+        return problem.n if problem.b.row_major else problem.k // problem.b.type.packed
     return problem.n if name == "c" else 0
 
 

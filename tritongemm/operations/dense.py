@@ -86,6 +86,6 @@ DENSE = Dense()
 
 def _coinciding(problem: Problem) -> Iterator[Problem]:
     """Yield the problem, then those whose operands are the same memory: a matrix of one row or column has any order."""
-    of_a = {problem.row_major_a: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
-    of_b = {problem.row_major_b: None} | (dict.fromkeys((True, False)) if 1 in (problem.n, problem.k) else {})
-    return (replace(problem, row_major_a=a, row_major_b=b) for a in of_a for b in of_b)
+    of_a = {problem.a.row_major: None} | (dict.fromkeys((True, False)) if 1 in (problem.m, problem.k) else {})
+    of_b = {problem.b.row_major: None} | (dict.fromkeys((True, False)) if 1 in (problem.n, problem.k) else {})
+    return (problem.stored(a, b) for a in of_a for b in of_b)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.integers import cdiv
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import (
     GRANULARITIES,
     MX_DEPTH,
@@ -71,7 +71,7 @@ def why_none(
 ) -> str:
     """Return why `readings` has no problem for these arguments, with what the families that have such factors say."""
     refusals = dict.fromkeys(possible.reason for _, possible in _candidates(problem, of_a, of_b, target))
-    why = "; ".join(refusals) or f"no family multiplies {problem.dtype_a} by {problem.dtype_b} with these"
+    why = "; ".join(refusals) or f"no family multiplies {problem.a.dtype} by {problem.b.dtype} with these"
     return f"scale factors of A {_in_words(of_a)} and of B {_in_words(of_b)}: {why}"
 
 
@@ -80,11 +80,11 @@ def _candidates(
 ) -> Iterator[tuple[Problem, Support]]:
     """Yield the problems of families that have such factors, and whether the family and the target compute them."""
     for family in registry.every(Family):
-        pairs = family.scalings(problem.dtype_a, problem.dtype_b)
+        pairs = family.scalings(problem.a.dtype, problem.b.dtype)
         for pair in pairs:
             name = "" if pair == pairs[0] else granularity(pair)
             if pair[0] in of_a and pair[1] in of_b and (name or pair == pairs[0]):
-                made = replace(problem, family=family.name, scale_a=pair[0], scale_b=pair[1], scales=name)
+                made = replace(problem, family=family.name).scaled((pair[0], pair[1]))
                 yield made, family.computes(made) if target is None else family.supports(made, target)
 
 
@@ -99,7 +99,7 @@ def _in_words(ways: Sequence[Scaling | None]) -> str:
 
 def products_with(dtype: str, pair: ScalePair) -> tuple[Problem, ...]:
     """Return problems of ordinary sizes, one of each family that has A and B of a type with a pair of factors."""
-    return readings(Problem(128, 256, 512, dtype, dtype, "bf16", row_major_b=False), pair[:1], pair[1:])
+    return readings(Problem(128, 256, 512, *matrices(dtype, c="bf16", layout="TN")), pair[:1], pair[1:])
 
 
 def find_scalings(scales: Tensor, rows: int, k: int, layout: str = "") -> Ways:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, ScalePair, Scaling
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import (
@@ -283,7 +284,14 @@ class Grouped(ProductOperation):
         form = {"group_form": "masked", "room": a.shape[1]} if checked.masked else {}
         row_major_b = not b.mT.is_contiguous()
         try:
-            plain = Problem(prod(a.shape[:-1]), n, k, *checked.dtypes, row_major_b=row_major_b, groups=groups, **form)
+            plain = Problem(
+                prod(a.shape[:-1]),
+                n,
+                k,
+                *matrices(*checked.dtypes, layout="T" + "NT"[row_major_b]),
+                groups=Groups(groups),
+                **form,
+            )
         except InputError as error:
             return Support(str(error))
         of_a, of_b = checked.scalings

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.operations import microscaling
 from tritongemm.operations.checks import check_fit, check_tensors
@@ -80,7 +80,7 @@ class QuantisedLayer(ProductOperation):
         m, n = x.numel() // k, weight.shape[0]
         if not m or not n or not out:
             return Support("an operand is empty" if out else f"no kernels for {checked.given.result_type}")
-        plain = Problem(m, n, k, q, q, out, row_major_b=False, bias="none" if bias is None else "n")
+        plain = Problem(m, n, k, *matrices(q, c=out, layout="TN"), bias="none" if bias is None else "n")
         ways = of_layer(scale, (m, n, k))
         problems, result = readings(plain, *ways), (*x.shape[:-1], n)
         why = "" if problems else why_none(plain, *ways)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.core.scaling import Scaling
 from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_layout
 from tritongemm.operations.factors import agreeing, describe_known, find_scalings, readings, why_none
@@ -76,7 +76,7 @@ class ScaledProduct:
     def plain(self) -> Problem:
         """The product without its factors."""
         sizes = self.m, self.n, self.k
-        return Problem(*sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b)
+        return Problem(*sizes, *matrices(*self.dtypes, layout="TN", order=self.order_b), bias=self.bias)
 
 
 def read_product(operands: ScaledOperands) -> ScaledProduct:
@@ -100,7 +100,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
     check_bias(bias)
     dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
-    _check_order(Problem(max(m, 1), n, k, *dtypes, row_major_b=False, order_b=order_b))
+    _check_order(Problem(max(m, 1), n, k, *matrices(*dtypes, layout="TN", order=order_b)))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
     found_a = find_scalings(scale_a, m, k, scale_layout)
@@ -128,9 +128,9 @@ def _check_order(problem: Problem) -> None:
     Raises:
         InputError: an unknown order, or sizes that it does not divide; says which it does.
     """
-    if problem.order_b == PLAIN:
+    if problem.b.order == PLAIN:
         return
-    possible = registry.get(WeightLayout, problem.order_b).supports(problem)
+    possible = registry.get(WeightLayout, problem.b.order).supports(problem)
     if not possible:
         raise InputError(f"{possible}; b has N {problem.n} and K {problem.k}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
@@ -16,31 +16,31 @@ def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bia
         dtypes: of x, of w and of the result.
         bias: ``n`` or ``none``.
     """
-    return Problem(*sizes, *dtypes, row_major_b=False, bias=bias)
+    return Problem(*sizes, *matrices(*dtypes, layout="TN"), bias=bias)
 
 
 def is_layer(problem: Problem) -> bool:
     """Return whether a problem is a linear layer's, which `mm` asks for where x and w are row-major."""
     p = problem
-    return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.dtype_a, p.dtype_b, p.dtype_c), p.bias)
+    return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.a.dtype, p.b.dtype, p.c.dtype), p.bias)
 
 
 def is_product(problem: Problem) -> bool:
     """Return whether `mm` can ask for a problem: a linear layer's, or that with x or w a transposed view."""
-    return is_layer(replace(problem, row_major_a=True, row_major_b=False))
+    return is_layer(problem.stored(True, False))
 
 
 def other_layouts(problem: Problem) -> list[Problem]:
     """Return the problem with A and B in each other memory layout that `mm` can ask for."""
-    every = (replace(problem, row_major_a=a, row_major_b=b) for a in (True, False) for b in (False, True))
+    every = (problem.stored(a, b) for a in (True, False) for b in (False, True))
     return [other for other in every if other != problem and is_product(other)]
 
 
 def is_scaled(problem: Problem) -> bool:
     """Return whether `scaled_mm` can ask for a problem."""
     p = problem
-    plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None, scales="")
-    return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
+    plain = replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled((None, None))
+    return p.a.scaling is not None and p.b.scaling is not None and is_layer(plain)
 
 
 class ExpertWeights(NamedTuple):
@@ -62,9 +62,9 @@ class ExpertWeights(NamedTuple):
 
 def expert_weights(problem: Problem) -> ExpertWeights | None:
     """Return the weights of a grouped product whose groups' rows are one after another; None of other products."""
-    if problem.kind != "grouped" or problem.room or problem.row_major_b:
+    if problem.kind != "grouped" or problem.masked or problem.b.row_major:
         return None
-    return ExpertWeights(problem.groups, problem.n, problem.k, problem.dtype_b, problem.family)
+    return ExpertWeights(problem.groups, problem.n, problem.k, problem.b.dtype, problem.family)
 
 
 def is_served(problem: Problem) -> bool:
@@ -78,7 +78,7 @@ def why_unserved(problem: Problem) -> str:
         return ""
     if problem.bias == "m":
         return "with a bias along M, which no call has"
-    if problem.scale_a is not None and (problem.layout, problem.order_b) != ("TN", PLAIN):
+    if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
     return "of products that no call computes"
 
@@ -90,10 +90,10 @@ def describe_calls(problem: Problem) -> str:
     if problem.kind == "grouped":
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":
-        return "bmm(a, b)" if problem.scale_a is None else "scaled_bmm(a, b, scale_a, scale_b)"
-    if problem.scale_a is not None:
+        return "bmm(a, b)" if problem.a.scaling is None else "scaled_bmm(a, b, scale_a, scale_b)"
+    if problem.a.scaling is not None:
         return "scaled_mm(a, w, scale_a, scale_w) with w [N, K], and linear_fp8 of such weights"
-    of_x = "" if problem.row_major_a else ", x the transposed view of a [K, M] matrix"
-    if problem.row_major_b:
+    of_x = "" if problem.a.row_major else ", x the transposed view of a [K, M] matrix"
+    if problem.b.row_major:
         return f"mm(x, b.t()) and, inside serve(), x @ b with b [K, N]{of_x}; for linear layers tune with -col_b"
     return f"mm(x, w) and linear layers, with w [N, K]{of_x}"

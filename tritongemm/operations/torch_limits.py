@@ -53,20 +53,20 @@ def serves_other_m(problem: Problem, arch: str) -> bool:
     if problem.kind == "grouped":
         return True
     if problem.kind == "batched":
-        return problem.a.bytes == 1
-    return problem.scale_a is not None and problem.scale_b is not None and not _has_fast_call(problem, arch)
+        return problem.a.type.bytes == 1
+    return problem.a.scaling is not None and problem.b.scaling is not None and not _has_fast_call(problem, arch)
 
 
 def _has_fast_call(problem: Problem, arch: str) -> bool:
     """Return whether PyTorch computes a product with scale factors without turning its operands into wider numbers."""
-    of_a, of_b = problem.scale_a, problem.scale_b
+    of_a, of_b = problem.a.scaling, problem.b.scaling
     assert of_a is not None and of_b is not None
-    if problem.order_b != PLAIN:
+    if problem.b.order != PLAIN:
         return False
-    if problem.dtype_a == "int8":
+    if problem.a.dtype == "int8":
         return takes_int8(problem.m, problem.n, problem.k) and not (of_a.depth or of_b.depth)
-    if not (problem.a.is_fp8 and problem.b.is_fp8 and takes_fp8(problem.n, problem.k)):
+    if not (problem.a.type.is_fp8 and problem.b.type.is_fp8 and takes_fp8(problem.n, problem.k)):
         return False
     if not (of_a.depth or of_b.depth):
         return True
-    return takes_blocks(arch) and of_a.depth == of_b.depth == SCALED_BLOCK and problem.dtype_c == "bf16"
+    return takes_blocks(arch) and of_a.depth == of_b.depth == SCALED_BLOCK and problem.c.dtype == "bf16"

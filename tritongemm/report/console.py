@@ -195,7 +195,7 @@ class Reporter:
             "config",
         ]
         rows = []
-        plain = {_sizes(r): r.served_seconds for r in records if r.problem.scale_a is None}
+        plain = {_sizes(r): r.served_seconds for r in records if r.problem.a.scaling is None}
         for record in records:
             cells = _cells(record, target) | _quantised(record, plain)
             rows.append([cells[column] for column in columns])
@@ -287,7 +287,7 @@ def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
 def _cells(record: Record, target: Target) -> dict[str, str]:
     """Return the cells of a result's row, by column."""
     problem, library = record.problem, record.library_seconds
-    least = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    least = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
     return {
         "size": problem.key,
         "us": f"{record.seconds * 1e6:.2f}",
@@ -321,4 +321,4 @@ def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dic
 def _sizes(record: Record) -> tuple[object, ...]:
     """Return what products have in common that compute the same on other types, then the type of A."""
     p = record.problem
-    return p.m, p.n, p.k, p.batch, p.groups, p.bias, p.dtype_a
+    return p.m, p.n, p.k, p.batch, p.groups, p.bias, p.a.dtype

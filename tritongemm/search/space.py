@@ -25,14 +25,14 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         problem: the problem to compute.
         target: the GPU's architecture.
     """
-    widths = problem.a.width, problem.b.width, problem.c.width
+    widths = problem.a.type.width, problem.b.type.width, problem.c.type.width
     row_bytes = {name: lead * width for name, lead, width in zip("abc", problem.leads, widths, strict=True)}
     aligned = all(row_bytes[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
-    if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
+    if "operands" in section and (problem.a.type != problem.b.type or problem.a.type.name not in section["operands"]):
         return False
-    if problem.a.name in section.get("along_k", ()) and (not problem.row_major_a or problem.row_major_b):
+    if problem.a.type.name in section.get("along_k", ()) and (not problem.a.row_major or problem.b.row_major):
         return False  # matrix units read these types only along K
-    if "results" in section and problem.c.name not in section["results"]:
+    if "results" in section and problem.c.type.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])
 
@@ -47,7 +47,7 @@ def computes(template: str, problem: Problem, target: Target) -> bool:
     """
     facts = template_facts.kernel_template(template)
     if problem.microscaled:
-        layouts = {s.layout for s in (problem.scale_a, problem.scale_b) if s is not None}
+        layouts = {s.layout for s in (problem.a.scaling, problem.b.scaling) if s is not None}
         if not (facts.microscaled and target.has("dot_scaled") and all(map(template_facts.reads_scales, layouts))):
             return False
     return problem.kind in facts.kinds and template_facts.reads_b(template, problem)
@@ -85,7 +85,7 @@ def space(
         space_schema.check_template(f"{where}.{template}", section, AXES)
         if not backend and template in template_facts.names() and not computes(template, problem, target):
             continue
-        if backend and {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
+        if backend and {problem.a.type.packed, problem.b.type.packed} != {1} and "operands" not in section:
             continue  # elements that share a byte are for templates that name them
         if can_compute(section, problem, target) and _promising(section, problem):
             axes = section["axes"] | (section.get("microscaled", {}) if problem.microscaled else {})

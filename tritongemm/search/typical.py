@@ -13,11 +13,8 @@ def typical(problem: Problem) -> Problem:
     Each row is weighted by the size of its group, as a few large groups among many small ones decide which tiles are
     good.
     """
-    if problem.groups == 1:
+    if problem.groups is None:
         return problem
     counts = [rows for rows in problem.row_counts if rows]
     rows = round(sum(c * c for c in counts) / problem.m)
-    return replace(
-        problem, m=max(1, rows), batch=max(1, round(problem.m / max(1, rows))), groups=1, group_form="contiguous",
-        spread="uniform", counts=(), room=0,
-    )  # fmt: skip
+    return replace(problem, m=max(1, rows), batch=max(1, round(problem.m / max(1, rows))), groups=None)

@@ -278,7 +278,7 @@ class Dispatcher:
             check_encodings(reading.tensors, lambda: device.target)
         if not reading.problems:
             return CallAnswers.pytorch(reading.why_none)
-        if reading.problems[0].dtype_a != "fp32":
+        if reading.problems[0].a.dtype != "fp32":
             precision = "fp32"
         signature = CallSignature(reading.problems[0], precision or float32_precision(), reading.vector, frequent)
         return replace(self._answer(reading, signature, device), reading=reading)

@@ -66,7 +66,7 @@ def load_device(
         found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
         _add_stored(found, rows)
         for problem in (record.problem for record in tuned if winners.baseline_won(record)):
-            found.torch_kernels.find(problem, float32_precision() if problem.dtype_a == "fp32" else "fp32")
+            found.torch_kernels.find(problem, float32_precision() if problem.a.dtype == "fp32" else "fp32")
     return found
 
 

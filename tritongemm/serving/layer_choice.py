@@ -221,7 +221,7 @@ def losing_type(device: DeviceKernels, n: int, k: int) -> torch.dtype | None:
     for dtype in TYPES:
         name = DTYPE_NAMES[dtype]
         for problem in scaled:
-            plain = layer_problem((problem.m, n, k), (name, name, problem.dtype_c), problem.bias)
+            plain = layer_problem((problem.m, n, k), (name, name, problem.c.dtype), problem.bias)
             if compare(device, [problem], plain).unquantized:
                 return dtype
     return None

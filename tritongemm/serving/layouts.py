@@ -8,7 +8,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import E8M0_BIAS
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.operations.checks import check_tensors
 from tritongemm.operations.factors import EXPONENTS
 from tritongemm.operations.quantisation import FACTOR_LAYOUTS, empty_in
@@ -120,7 +120,7 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
         raise InputError(f"w is {tuple(w.shape)} with strides {w.stride()}; a weight is [N, K], dense and row-major")
     dtype = dtype_name("w", w)
     k = w.shape[1] * (2 if dtype == "fp4e2m1" else 1)
-    possible = layout.supports(Problem(1, w.shape[0], k, dtype, dtype, row_major_b=False, order_b=order))
+    possible = layout.supports(Problem(1, w.shape[0], k, *matrices(dtype, c="fp16", layout="TN", order=order)))
     if not possible:
         raise InputError(f"w is {w.dtype} {tuple(w.shape)}: {possible}")
     return layout

@@ -101,7 +101,7 @@ class OnlineTuner:
         problem = call.problem
         if call.vector:
             return Support("x is a vector, which is another operation to PyTorch")
-        if problem.dtype_a == "fp32" and call.precision == "fp32":
+        if problem.a.dtype == "fp32" and call.precision == "fp32":
             return Support("algorithms are tried in tf32, while PyTorch multiplies float32 in full")
         known = self._known.get(problem)
         if known is not None:

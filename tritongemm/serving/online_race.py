@@ -126,7 +126,7 @@ class AlgorithmRace:
         self.problem, self._library, self._device, self._clock = problem, library, device, clock
         self._family = registry.get(Family, problem.family)
         self.operands = dict(self._family.make_inputs(problem, str(device)))
-        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=device)
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.type.torch), device=device)
         self.operands["c"] = c
         writing = baseline.list_algorithms(problem, self.operands, 1)
         run = baseline.operation(problem, self.operands, writing[0]) if writing else None

@@ -140,8 +140,8 @@ def csv_row(problem: Problem, algorithm: Config) -> str:
         algorithm: as the library lists it.
     """
     m, n, k = problem.n, problem.m, problem.k
-    a, b, c = (_TYPES.get(name, name) for name in (problem.dtype_b, problem.dtype_a, problem.dtype_c))
-    compute = "i32_r" if problem.a.is_integer else "f32_r"
+    a, b, c = (_TYPES.get(name, name) for name in (problem.b.dtype, problem.a.dtype, problem.c.dtype))
+    compute = "i32_r" if problem.a.type.is_integer else "f32_r"
     sides = (a, k, 0, b, k, 0, c, m, 0)
     kernel = (algorithm.option("index", -1), algorithm.template)
     return ",".join(map(str, ("false", "false", "T", "N", m, n, k, *sides, compute, 1, *kernel)))

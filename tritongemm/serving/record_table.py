@@ -164,9 +164,9 @@ def _any_m(problem: Problem) -> Problem:
 
 def _product(problem: Problem) -> Problem:
     """Return what the problems of one product agree in, whatever their M and the spread of groups' rows."""
-    if problem.groups == 1:
+    if problem.groups is None:
         return problem.at(1)
-    return replace(problem, m=1, spread="uniform", counts=(), room=min(problem.room, 1))
+    return replace(problem, m=1, groups=replace(problem.groups, spread="uniform", counts=(), room=min(problem.room, 1)))
 
 
 def rows_of(problem: Problem) -> int:

@@ -45,7 +45,7 @@ def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) ->
     try:
         operands = family.make_inputs(problem, str(device.torch_device))
         c = torch.empty(
-            problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch), device=device.torch_device
+            problem.operands["c"].extents, dtype=getattr(torch, problem.c.type.torch), device=device.torch_device
         )
         call = PatchedCall(kernel, device, c.shape, c.dtype)
         run = partial(call.start_on, {name: tensor.data_ptr() for name, tensor in (operands | {"c": c}).items()})

@@ -45,7 +45,7 @@ def baseline_won(record: Record) -> bool:
 
 def rounds_to_tf32(record: Record) -> bool:
     """Return whether the kernel that won a record rounds float32 operands to tf32."""
-    if record.problem.dtype_a != "fp32":
+    if record.problem.a.dtype != "fp32":
         return False
     if isinstance(find_winner(record), LibraryBackend):
         return True  # a library is asked for tf32 on any target

@@ -53,7 +53,7 @@ def compile_jobs(problem: Problem, evaluator: Evaluator) -> list[CompileJob]:
 
 def _measured(problem: Problem, evaluator: Evaluator) -> Quantization | None:
     """Return the quantisation of A that is measured beside a problem; None where the target or the timer can't."""
-    converts = evaluator.target.supports(problem.a) or not problem.a.is_fp8
+    converts = evaluator.target.supports(problem.a.type) or not problem.a.type.is_fp8
     return quantization_of(problem) if converts and evaluator.times_quantization else None
 
 

@@ -46,8 +46,10 @@ def _stage_and_time(trial: Trial) -> tuple[bool, float]:
 
 def _kind(problem: Problem) -> Problem:
     """Return what neighbours share: all but sizes and how rows are spread."""
-    plain = replace(problem, spread="uniform", counts=(), room=1 if problem.room else 0)
-    return replace(plain, m=1, n=1, k=1) if not problem.room else replace(plain, m=problem.groups, n=1, k=1)
+    plain = replace(
+        problem, groups=replace(problem.groups, spread="uniform", counts=(), room=1 if problem.masked else 0)
+    )
+    return replace(plain, m=1, n=1, k=1) if not problem.masked else replace(plain, m=problem.groups, n=1, k=1)
 
 
 def _distance(one: Problem, other: Problem) -> float:

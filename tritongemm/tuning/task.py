@@ -185,7 +185,7 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
     """
 
     def least_seconds(problem: Problem) -> float:
-        return target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+        return target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
 
     return sorted(problems, key=least_seconds, reverse=True)
 

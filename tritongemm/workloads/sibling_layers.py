@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.workloads.m_spans import MSpan, group_spans
 
@@ -103,7 +103,7 @@ def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = No
             worth.append(one.row)
     found = {}
     for span in group_spans(worth, m_range):
-        high = min(span.high, _MOST_RESULT_BYTES // (span.problem.n * span.problem.c.bytes))
+        high = min(span.high, _MOST_RESULT_BYTES // (span.problem.n * span.problem.c.type.bytes))
         if span.low <= high:
             wanted = tuple(m for m in span.wanted if m <= high)
             found[replace(span, high=high, wanted=wanted)] = layers[span.problem]
@@ -138,5 +138,5 @@ def saved_by_joining(joined: Sequence[JoinedRow], records: Mapping[Problem, Reco
 def _is_layer(problem: Problem) -> bool:
     p = problem
     return p.bias != "m" and p == Problem(
-        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_b=False, bias=p.bias
+        p.m, p.n, p.k, *matrices(p.a.dtype, p.b.dtype, p.c.dtype, layout="TN"), bias=p.bias
     )

@@ -21,7 +21,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
@@ -74,7 +74,7 @@ ONE = 0x3F800000  # 1.0
 
 @pytest.mark.parametrize("nbytes", [288, 336, 352])
 def test_bf16_block(nbytes: int) -> None:
-    problem = Problem(100, 256, 512, "bf16", "bf16", "bf16", True, False, "n")
+    problem = Problem(100, 256, 512, *matrices("bf16", layout="TN"), bias="n")
     launch = kernel_launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
     block = launch.pack({"c": 1, "a": 2, "b": 3, "bias": 4, "semaphore": 5})
     assert len(block) == nbytes
@@ -86,7 +86,7 @@ def test_bf16_block(nbytes: int) -> None:
 
 
 def test_fp32_output_and_no_bias() -> None:
-    problem = Problem(1, 64, 192, "bf16", "bf16", "fp32", True, False)
+    problem = Problem(1, 64, 192, *matrices("bf16", c="fp32", layout="TN"))
     block = kernel_launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
     assert numbers(block)[6] == 64 * 4
     assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
@@ -94,7 +94,7 @@ def test_fp32_output_and_no_bias() -> None:
 
 def test_scaled_blocks() -> None:
     problem = registry.get(Family, "a8w8").problem(
-        40, 256, 384, "int8", "int8", "bf16", row_major_b=False, order_b="shuffled_16x16"
+        Problem(40, 256, 384, *matrices("int8", c="bf16", layout="TN", order="shuffled_16x16"))
     )
     launch = kernel_launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
     assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
@@ -112,7 +112,7 @@ def test_scaled_blocks() -> None:
 
 def scaled_problem(family: str, dtype: str, k: int = 1024) -> Problem:
     return registry.get(Family, family).problem(
-        100, 512, k, dtype, dtype, "bf16", row_major_b=False, order_b="shuffled_16x16"
+        Problem(100, 512, k, *matrices(dtype, c="bf16", layout="TN", order="shuffled_16x16"))
     )
 
 
@@ -157,11 +157,11 @@ def test_a_bf16_kernel_writes_fp32_where_the_object_has_the_type(tmp_path: Path)
     rows = "_ZN5aiter24bf16gemm_bf16_tn_256x256E,p.co,1,256,256,0,0,0,64,0\n"
     rows += "_ZN5aiter28bf16gemm_outf32_tn_32x64_pf3E,q.co,1,32,64,3,0,0,64,0\n"
     path = write(tmp_path, BF16 + rows)
-    problem = Problem(512, 512, 512, "bf16", "bf16", "fp32", True, False)
+    problem = Problem(512, 512, 512, *matrices("bf16", c="fp32", layout="TN"))
     assert len(asm.survey(problem, GFX942, [path])[0]) == 2
-    narrow, refused = asm.survey(replace(problem, dtype_c="bf16"), GFX942, [path])
+    narrow, refused = asm.survey(replace(problem, c=Operand("bf16")), GFX942, [path])
     assert len(narrow) == len(refused) == 1 and "writes fp32, not" in next(iter(refused.values()))
-    assert not asm.survey(replace(problem, dtype_c="fp16"), GFX942, [path])[0]
+    assert not asm.survey(replace(problem, c=Operand("fp16")), GFX942, [path])[0]
 
 
 @pytest.mark.parametrize("layout", param_layout.LAYOUTS)
@@ -179,14 +179,14 @@ def test_kinds_are_checked_against_the_object() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (Problem(64, 64, 192, "fp16", "fp16", "fp16", True, False), "it reads bf16"),
-        (Problem(64, 64, 192, "bf16", "bf16", "bf16"), r"\(TN\), not TT"),
-        (Problem(64, 64, 200, "bf16", "bf16", "bf16", True, False), "multiple of 64"),
-        (Problem(64, 100, 192, "bf16", "bf16", "bf16", True, False), "N of 64"),
-        (Problem(64, 64, 192, "bf16", "bf16", "bf16", True, False, "m"), "bias along N, not m"),
-        (Problem(64, 64, 192, "bf16", "bf16", "fp32", True, False, "n"), "a bf16 bias"),
-        (Problem(1, 64, 128, "bf16", "bf16", "bf16", True, False), "192 elements of A"),
-        (Problem(2**20, 64, 4096, "bf16", "bf16", "bf16", True, False), "beyond its 32-bit"),
+        (Problem(64, 64, 192, *matrices(layout="TN")), "it reads bf16"),
+        (Problem(64, 64, 192, *matrices("bf16")), r"\(TN\), not TT"),
+        (Problem(64, 64, 200, *matrices("bf16", layout="TN")), "multiple of 64"),
+        (Problem(64, 100, 192, *matrices("bf16", layout="TN")), "N of 64"),
+        (Problem(64, 64, 192, *matrices("bf16", layout="TN"), bias="m"), "bias along N, not m"),
+        (Problem(64, 64, 192, *matrices("bf16", c="fp32", layout="TN"), bias="n"), "a bf16 bias"),
+        (Problem(1, 64, 128, *matrices("bf16", layout="TN")), "192 elements of A"),
+        (Problem(2**20, 64, 4096, *matrices("bf16", layout="TN")), "beyond its 32-bit"),
     ],
 )
 def test_problems_a_kernel_can_not_compute(tmp_path: Path, problem: Problem, reason: str) -> None:
@@ -200,13 +200,13 @@ def test_tiles_and_splits_that_fit(tmp_path: Path) -> None:
     shuffled = PLAIN.replace("pf3", "bshuffle")
     rows = f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n{CLEAN},q.co,1,48,64,0,0,1,64,1\n{shuffled},r.co,1,32,64,0,1,0,64,1\n"
     path = write(tmp_path, BF16 + rows)
-    problem = Problem(64, 64, 320, "bf16", "bf16", "bf16", True, False)
+    problem = Problem(64, 64, 320, *matrices("bf16", layout="TN"))
     configs, refused = asm.survey(problem, GFX942, [path])
     assert [(c.template, c.split_k) for c in configs] == [(PLAIN, 1), *((CLEAN, s) for s in (2, 3, 4, 5))]
     assert list(refused) == [shuffled]
     assert "shuffled" in refused[shuffled]
     assert all(Config.parse(c.name) == c for c in configs)
-    wide, _ = asm.survey(Problem(4096, 1024, 4096, "bf16", "bf16", "bf16", True, False), GFX942, [path])
+    wide, _ = asm.survey(Problem(4096, 1024, 4096, *matrices("bf16", layout="TN")), GFX942, [path])
     assert {c.template for c in wide} == {PLAIN}  # more tiles than counters
 
 

@@ -17,7 +17,7 @@ from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
@@ -36,7 +36,7 @@ EXCHANGING = Config("ws_tma", 64, 64, 128, 1, split_k=2, num_warps=4, num_stages
 
 def scaled(m: int = 4096) -> Problem:
     found = registry.get(Family, "a8w8_blockscale")
-    return found.problem(m, 4096, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    return found.problem(Problem(m, 4096, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
 
 
 def compiled_anew(config: Config, problem: Problem) -> tuple[Artifact, str, str]:
@@ -143,7 +143,7 @@ def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]
 
 def test_blocks_of_256_bytes_come_in_two_pieces() -> None:
     """Both pieces go to both programs of a pair, or into L2."""
-    linear = registry.get(Family, "a8w8").problem(128, 4096, 7168, "int8", "int8", "bf16", row_major_b=False)
+    linear = registry.get(Family, "a8w8").problem(Problem(128, 4096, 7168, *matrices("int8", c="bf16", layout="TN")))
     options = (("ahead", 2), ("pair", 1))
     after = compiled(replace(PAIR, block_k=256, num_stages=5, options=options), linear)[2]
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
@@ -167,7 +167,7 @@ def test_no_barrier_is_made_that_nothing_waits_at(assembly: dict[Config, tuple[s
 
 def test_all_pieces_of_a_block_are_for_both() -> None:
     """128 columns of bf16 side by side are two copies: the copy engine swizzles 128 bytes at a time."""
-    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, True)
+    problem = Problem(1000, 776, 1032, *matrices("bf16"))
     config = Config("ws_tma", 64, 128, 32, 4, num_warps=4, num_stages=4, options=(("pair", 1),))
     _, _, after = compiled(config, problem)
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
@@ -200,7 +200,7 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
 )
 def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str) -> None:
     """A thread has half as many sums of a product as that has columns, of the 64 that the wider block has."""
-    problem = Problem(300, 1120, 512, kind, kind, "int32" if kind == "int8" else kind, row_major_b=False)
+    problem = Problem(300, 1120, 512, *matrices(kind, c="int32" if kind == "int8" else kind, layout="TN"))
     _, before, after = compiled(config, problem)
     products = re.compile(r"wgmma\.mma_async\S*m64n(\d+)k\d+\S*\s+\{([^}]*)\}")
     made, narrowed = products.findall(before), products.findall(after)
@@ -211,7 +211,7 @@ def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str)
 @pytest.mark.parametrize("along_k", [False, True])
 def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     """A group of warps keeps in step, but not where sums of blocks are scaled."""
-    problem = scaled() if along_k else Problem(4096, 4096, 7168, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = scaled() if along_k else Problem(4096, 4096, 7168, *matrices("bf16", layout="TN"))
     block_n, block_k = (128, 128) if along_k else (96, 64)
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
     _, before, _ = compiled(config, problem)
@@ -261,7 +261,7 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         raise UnknownAssemblyError("a new version")
 
     monkeypatch.setattr(assembly_edits, "edit", refuse)
-    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     config = Config("ws_tma", 64, 32, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
     built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
     assert built.status == "ok" and built.launch["cluster"] == 1 and code

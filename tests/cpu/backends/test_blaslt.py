@@ -20,7 +20,7 @@ from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt import library as blaslt_library
@@ -53,7 +53,7 @@ def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     def fill(rows: int, cols: int, row_major: bool) -> torch.Tensor:
         return torch.randn(*lead, rows, cols) if row_major else torch.randn(*lead, cols, rows).transpose(-1, -2)
 
-    a, b = fill(problem.m, problem.k, problem.row_major_a), fill(problem.k, problem.n, problem.row_major_b)
+    a, b = fill(problem.m, problem.k, problem.a.row_major), fill(problem.k, problem.n, problem.b.row_major)
     length = {"none": 0, "m": problem.m, "n": problem.n}[problem.bias]
     return a, b, torch.randn(length) if length else None, torch.full((*lead, problem.m, problem.n), float("nan"))
 
@@ -77,7 +77,7 @@ def prepared(problem: Problem, tensors: Operands, config: Config | None = None) 
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 @pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
 def test_every_layout_and_bias(library: blaslt_library.Library, row_a: bool, row_b: bool, bias: str) -> None:
-    problem = Problem(5, 7, 3, *F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
+    problem = Problem(5, 7, 3, *matrices(*F32, layout="NT"[row_a] + "NT"[row_b]), bias=bias)
     a, b, vector, c = operands(problem)
     call = prepared(problem, named(a, b, vector, c))
     for _ in range(2):
@@ -88,12 +88,12 @@ def test_every_layout_and_bias(library: blaslt_library.Library, row_a: bool, row
 
 
 def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None:
-    problem = Problem(4, 6, 5, *F32, row_major_b=False)
+    problem = Problem(4, 6, 5, *matrices(*F32, layout="TN"))
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
     prepared(problem, named(a, b, None, c[:, :6]))()
     torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
-    problem = Problem(4, 6, 5, *F32, batch=3, row_major_a=False)
+    problem = Problem(4, 6, 5, *matrices(*F32, layout="NT"), batch=3)
     a, b, _, c = operands(problem)
     prepared(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
@@ -103,7 +103,7 @@ def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None
 @pytest.mark.parametrize("shared", ["a", "b"])
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 def test_what_a_batch_shares_is_read_again(library: blaslt_library.Library, shared: str, bias: str) -> None:
-    problem = Problem(4, 6, 5, *F32, row_major_b=False, batch=3, bias=bias, shared=shared)
+    problem = Problem(4, 6, 5, *matrices(*F32, layout="TN", shared=shared), batch=3, bias=bias)
     family = registry.get(Family, "dense")
     tensors = family.make_inputs(problem, "cpu") | {"c": torch.full((3, 4, 6), float("nan"))}
     call = prepared(problem, tensors)
@@ -113,14 +113,14 @@ def test_what_a_batch_shares_is_read_again(library: blaslt_library.Library, shar
 
 
 def test_one_row_whose_stride_says_nothing(library: blaslt_library.Library) -> None:
-    problem = Problem(1, 6, 5, *F32)
+    problem = Problem(1, 6, 5, *matrices(*F32))
     a, b, _, c = operands(problem)
     prepared(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
     torch.testing.assert_close(c, a @ b)
 
 
 def test_algorithms_become_configs_that_find_their_way_back(library: blaslt_library.Library) -> None:
-    problem = Problem(5, 7, 3, *F32, bias="n")
+    problem = Problem(5, 7, 3, *matrices(*F32), bias="n")
     a, b, bias, c = operands(problem)
     configs = blaslt.list_configs(problem, named(a, b, bias, c))
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
@@ -152,7 +152,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library: blaslt_libr
 def test_an_algorithm_serves_operands_that_move(
     library: blaslt_library.Library, bias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = Problem(5, 7, 3, *F32, bias=bias, row_major_b=False)
+    problem = Problem(5, 7, 3, *matrices(*F32, layout="TN"), bias=bias)
     a, b, given, c = operands(problem)
     config = blaslt.list_configs(problem, named(a, b, given, c))[-1]
     record = Record(problem, "sm90", config, "blaslt", 1e-6, 0.0, "events")
@@ -174,7 +174,7 @@ def test_an_algorithm_serves_operands_that_move(
 
 
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library: blaslt_library.Library) -> None:
-    problem = Problem(5, 7, 3, *F32)
+    problem = Problem(5, 7, 3, *matrices(*F32))
     a, b, _, c = operands(problem)
     config = blaslt.list_configs(problem, named(a, b, None, c))[-1]
     if library.table.vendor == "nvidia":
@@ -190,7 +190,7 @@ def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library: blas
 
 
 def test_stored_rows_follow_the_library(library: blaslt_library.Library, caplog: pytest.LogCaptureFixture) -> None:
-    problem = Problem(5, 7, 3, *F32)
+    problem = Problem(5, 7, 3, *matrices(*F32))
     a, b, _, c = operands(problem)
     stored = blaslt.list_configs(problem, named(a, b, None, c))
     version = blaslt.version()
@@ -220,7 +220,7 @@ def test_stored_rows_follow_the_library(library: blaslt_library.Library, caplog:
 def test_an_index_that_means_another_kernel_is_not_used(library: blaslt_library.Library) -> None:
     if library.table.vendor != "amd":
         pytest.skip("cuBLASLt's algorithms are compared by their attributes")
-    problem = Problem(5, 7, 3, *F32)
+    problem = Problem(5, 7, 3, *matrices(*F32))
     a, b, _, c = operands(problem)
     first, second, *_ = blaslt.list_configs(problem, named(a, b, None, c))
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
@@ -231,7 +231,7 @@ def test_an_index_that_means_another_kernel_is_not_used(library: blaslt_library.
 
 
 def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_library.Library) -> None:
-    problem = Problem(5, 7, 3, *F32)
+    problem = Problem(5, 7, 3, *matrices(*F32))
     a, b, _, c = operands(problem)
     call = prepared(problem, named(a, b, None, c))
     poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
@@ -244,7 +244,7 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_
             blaslt.prepare_call(problem, named(a, b, None, c)) is None
             and blaslt.list_configs(problem, named(a, b, None, c)) == []
         )
-        fnuz = Problem(5, 7, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp16")
+        fnuz = Problem(5, 7, 3, *matrices("fp8e4m3fnuz", c="fp16"))
         assert blaslt.prepare_call(fnuz, named(a, b, None, c)) is None
     else:  # the C++ side still has some
         assert [x.option("index") for x in blaslt.list_configs(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
@@ -289,7 +289,9 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
     library: blaslt_library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
-    problem = registry.get(Family, "a8w8").problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n")
+    problem = registry.get(Family, "a8w8").problem(
+        Problem(5, 7, 3, *matrices(encoding, c="bf16", layout="TN"), bias="n")
+    )
     asked = list[Matmul]()
 
     def without_algorithms(library: blaslt_library.Library, matmul: Matmul, *rest: int) -> SimpleNamespace:
@@ -305,18 +307,18 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
         assert matmul.scale_modes == ("outer_vec", "outer_vec")
         assert (matmul.a.dtype, matmul.d.dtype, matmul.trans) == (encoding, "bf16", "TN")
     asked.clear()
-    integers = registry.get(Family, "a8w8").problem(5, 7, 3, "int8", "int8", "bf16", row_major_b=False)
+    integers = registry.get(Family, "a8w8").problem(Problem(5, 7, 3, *matrices("int8", c="bf16", layout="TN")))
     tensors = registry.get(Family, "a8w8").make_inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
     assert blaslt.prepare_call(integers, tensors) is None
     assert asked == []
 
 
 def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
-    problem = Problem(16, 32, 64, "fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn", row_major_b=False)
+    problem = Problem(16, 32, 64, *matrices("fp8e4m3fn", layout="TN"))
     matmul = blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
     assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
     assert blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
-    entire = blaslt.to_matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
+    entire = blaslt.to_matmul(Problem(16, 32, 64, *matrices("int8", c="int32")), (64, 32, 32), (0, 0, 0), 16, "amd")
     assert (entire.compute, entire.scale, entire.trans) == ("int32", "int32", "NN")
 
 

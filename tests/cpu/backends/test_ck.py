@@ -22,7 +22,7 @@ from tritongemm.cli import launch_plan
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
@@ -33,7 +33,7 @@ from tritongemm.search_spaces import loader as target_files
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 SMALL = "ck.universal__bm32__bn32__bk64__gm1__sk1__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
 BLOCK_SCALED = "ck.ab_scale__bm{}__bn{}__bk128__gm1__sk1__w4__s2__interwave0__pipeline{}__wave_m{}__xdl{}"
-BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
+BF16 = Problem(1024, 4096, 4096, *matrices("bf16", layout="TN"))
 ck = registry.get(KernelBackend, "ck")
 needs_ck = pytest.mark.skipif(not ck.available(), reason=ck.available().reason)
 
@@ -63,7 +63,7 @@ SIZES = ((1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096))
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:
-    problem = Problem(*size, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T")
+    problem = Problem(*size, *matrices("bf16", layout="NT"[layout[0] == "T"] + "NT"[layout[1] == "T"]))
     configs = ck.candidates(problem, facts)
     assert configs
     for config in configs:
@@ -87,7 +87,7 @@ def test_few_instances_are_compiled_for_a_size() -> None:
 def test_threads_share_the_tiles() -> None:
     """Every instance of the space moves each element once: threads times vectors tile the block."""
     for layout in ((True, False), (False, True)):
-        problem = replace(BF16, row_major_a=layout[0], row_major_b=layout[1], m=1000, n=1004, k=1006)
+        problem = replace(BF16, m=1000, n=1004, k=1006).stored(layout[0], layout[1])
         for config in ck.candidates(problem, GFX942, everything=True)[::25]:
             shape = ck_instances.shape(config, problem)
             for side, block, size in (("a", config.block_m, problem.m), ("b", config.block_n, problem.n)):
@@ -135,11 +135,15 @@ def test_reasons(change: str, reason: str) -> None:
     [
         (BF16, target_files.load_target("sm90"), "not sm90"),
         (replace(BF16, batch=2), GFX942, "it computes single products, not batched ones"),
-        (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
-        (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
-        (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),
-        (Problem(8, 8, 64, "int8", "int8", "int32", bias="n"), GFX942, "no bias on integers"),
-        (replace(BF16, dtype_a="fp4e2m1", dtype_b="fp4e2m1"), GFX942, "fp4e2m1 on gfx950 only, not on gfx942"),
+        (replace(BF16, b=BF16.b._replace(dtype="fp16")), GFX942, "of one type"),
+        (replace(BF16, c=Operand("fp16")), GFX942, "bf16 operands give bf16 here"),
+        (Problem(8, 8, 64, *matrices("fp32")), GFX942, "give nothing here"),
+        (Problem(8, 8, 64, *matrices("int8", c="int32"), bias="n"), GFX942, "no bias on integers"),
+        (
+            replace(BF16, a=BF16.a._replace(dtype="fp4e2m1"), b=BF16.b._replace(dtype="fp4e2m1")),
+            GFX942,
+            "fp4e2m1 on gfx950 only, not on gfx942",
+        ),
     ],
 )
 def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
@@ -155,8 +159,8 @@ def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
 
     assert digest() == digest(replace(BF16, m=2048, k=8192)) == digest(split_k=4)
     others = [
-        digest(replace(BF16, dtype_a="fp16", dtype_b="fp16", dtype_c="fp16")),
-        digest(replace(BF16, row_major_b=True)),
+        digest(replace(BF16, a=BF16.a._replace(dtype="fp16"), b=BF16.b._replace(dtype="fp16"), c=Operand("fp16"))),
+        digest(replace(BF16, b=BF16.b._replace(row_major=True))),
         digest(replace(BF16, bias="n")),
         digest(replace(BF16, bias="m")),
         digest(replace(BF16, k=4100)),  # narrower vectors
@@ -173,7 +177,9 @@ def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
 def test_pipeline_5_reads_along_k_only() -> None:
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
     assert ck.check(config, BF16, GFX942)
-    assert "arrays end up in scratch" in ck.check(config, replace(BF16, row_major_b=True), GFX942).reason
+    assert (
+        "arrays end up in scratch" in ck.check(config, replace(BF16, b=BF16.b._replace(row_major=True)), GFX942).reason
+    )
 
 
 @pytest.mark.parametrize(("facts", "dtype"), [(GFX942, "fp8e4m3fnuz"), (GFX950, "fp8e4m3fn")])
@@ -190,9 +196,12 @@ def test_block_scales_have_instances_of_their_own(facts: Target, dtype: str) -> 
     assert "one scale of B for a block" in ck.check(Config.parse(wide), problem, facts).reason
     assert "multiple of 128" in ck.check(Config.parse(one), replace(problem, k=1000), facts).reason
     assert "does not apply the scales" in ck.check(Config.parse(SMALL), problem, facts).reason
-    plain = replace(problem, scale_a=None, scale_b=None, family="dense")
+    plain = replace(problem, family="dense").scaled((None, None))
     assert "does not apply the scales" in ck.check(Config.parse(one), plain, facts).reason
-    assert "[M, K / 128]" in ck.supports(replace(problem, scale_a=scaled_operands.GROUPS), facts).reason
+    assert (
+        "[M, K / 128]"
+        in ck.supports(replace(problem, a=problem.a._replace(scaling=scaled_operands.GROUPS)), facts).reason
+    )
     assert "adds no bias" in ck.supports(replace(problem, bias="n"), facts).reason
 
 
@@ -257,7 +266,7 @@ def test_instances_of_aiters_order_run(tmp_path: Path, arch: str, dtype: str, fa
 def test_a_split_adds_no_bias_and_no_integers() -> None:
     split = Config.parse(SMALL.replace("sk1", "sk4"))
     assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
-    integers = Problem(1024, 4096, 4096, "int8", "int8", "int32", True, False)
+    integers = Problem(1024, 4096, 4096, *matrices("int8", c="int32", layout="TN"))
     assert "int32" in ck.check(split, integers, GFX942).reason
     assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
 
@@ -265,7 +274,7 @@ def test_a_split_adds_no_bias_and_no_integers() -> None:
 def test_the_call_has_sizes_strides_and_splits() -> None:
     config, problem = (
         Config.parse(SMALL.replace("sk1", "sk4")),
-        Problem(5, 64, 4096, "bf16", "bf16", "bf16", True, False),
+        Problem(5, 64, 4096, *matrices("bf16", layout="TN")),
     )
     built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck_module._parameters(problem)]})
     call = ck.launch(built, problem, GFX942)

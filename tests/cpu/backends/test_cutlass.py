@@ -22,7 +22,7 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer, HostLaunch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
@@ -34,7 +34,7 @@ from tritongemm.search_spaces import loader as target_files
 cutlass = registry.get(KernelBackend, "cutlass")
 NO_DEVICE: Any = None  # A call of host code takes no device; the library finds it itself.
 SM90 = target_files.load_target("sm90")
-BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
+BF16 = Problem(1024, 4096, 4096, *matrices("bf16", layout="TN"))
 NAME = "cutlass.pingpong__bm128__bn128__bk64__gm1__sk1__w12__s6__cluster_m2__cluster_n1__raster0__swap_ab0"
 SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__cluster_n2__raster0__swap_ab1"
 
@@ -67,7 +67,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_every_size_has_instances_that_render(layout: str, size: tuple[int, int, int]) -> None:
     rows = layout == "TN"
     m = size[0] if rows else -(-size[0] // 8) * 8  # column-major rows of A are of M
-    problem = Problem(m, *size[1:], "bf16", "bf16", "bf16", rows, not rows)
+    problem = Problem(m, *size[1:], *matrices("bf16", layout="NT"[rows] + "NT"[not rows]))
     configs = cutlass.candidates(problem, SM90)
     assert configs
     section = target_files.space_file("sm90")["cutlass"]
@@ -110,9 +110,9 @@ def test_a_swapped_kernel_computes_the_transpose() -> None:
         (BF16, target_files.load_target("sm100"), "not sm100"),
         (replace(BF16, k=4095), SM90, "lda 4095: rows must start at multiples of 16 bytes"),
         (replace(BF16, n=4095), SM90, "ldc 4095"),
-        (replace(BF16, dtype_c="fp16"), SM90, "bf16 or fp32 here, not fp16"),
-        (Problem(64, 64, 64, "fp8e4m3fn", "fp8e4m3fn", "bf16"), SM90, "contiguous along K"),
-        (Problem(64, 64, 64, "int8", "int8", "int32"), SM90, "give nothing here"),
+        (replace(BF16, c=Operand("fp16")), SM90, "bf16 or fp32 here, not fp16"),
+        (Problem(64, 64, 64, *matrices("fp8e4m3fn", c="bf16")), SM90, "contiguous along K"),
+        (Problem(64, 64, 64, *matrices("int8", c="int32")), SM90, "give nothing here"),
     ],
 )
 def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
@@ -142,8 +142,8 @@ def test_what_a_binary_depends_on(tools: Path) -> None:
     assert digest() == digest(replace(BF16, m=7, n=64, k=8192)) == digest(group_m=4)
     others = [
         digest(replace(BF16, bias="n")),
-        digest(replace(BF16, row_major_b=True)),
-        digest(replace(BF16, dtype_c="fp32")),
+        digest(replace(BF16, b=BF16.b._replace(row_major=True))),
+        digest(replace(BF16, c=Operand("fp32"))),
         digest(num_stages=5),
     ]
     assert len({digest(), *others}) == 1 + len(others)

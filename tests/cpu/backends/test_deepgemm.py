@@ -19,7 +19,8 @@ from tests.support.fakes.blaslt_library import NO_CAPTURE
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.deepgemm import package, served
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.numerics import grouped
@@ -78,7 +79,7 @@ def test_bf16_in_any_layout(deep_gemm: Any) -> None:
     family = registry.get(Family, "dense")
     for rows_a in (True, False):
         for rows_b in (True, False):
-            problem = Problem(40, 48, 64, "bf16", "bf16", "bf16", row_major_a=rows_a, row_major_b=rows_b)
+            problem = Problem(40, 48, 64, *matrices("bf16", layout="NT"[rows_a] + "NT"[rows_b]))
             operands = family.make_inputs(problem, "cpu") | {"c": torch.empty(40, 48, dtype=torch.bfloat16)}
             call = BACKEND.operation(problem, operands)
             assert call is not None and BACKEND.supports(problem, SM90)
@@ -91,9 +92,14 @@ def test_bf16_in_any_layout(deep_gemm: Any) -> None:
 def test_groups_of_rows(deep_gemm: Any, dtype: str, counts: tuple[int, ...], room: int) -> None:
     family = registry.get(Family, "a8w8_blockscale" if dtype != "bf16" else "dense")
     problem = family.problem(
-        sum(counts), 264, 256, dtype, dtype, "bf16", row_major_b=False, groups=len(counts), spread="captured",
-        counts=counts, group_form="masked" if room else "contiguous", room=room,
-    )  # fmt: skip
+        Problem(
+            sum(counts),
+            264,
+            256,
+            *matrices(dtype, c="bf16", layout="TN"),
+            groups=Groups(len(counts), room=room, spread="captured", counts=counts),
+        )
+    )
     assert BACKEND.supports(problem, SM90)
     operands = family.make_inputs(problem, "cpu")
     operands["c"] = torch.full(problem.operands["c"].shape, float("nan"), dtype=torch.bfloat16)
@@ -110,7 +116,7 @@ def test_groups_of_rows(deep_gemm: Any, dtype: str, counts: tuple[int, ...], roo
 
 def test_padded_groups_are_given_as_they_are_to_a_user(deep_gemm: Any) -> None:
     family = registry.get(Family, "dense")
-    problem = family.problem(30, 16, 64, "bf16", "bf16", "bf16", row_major_b=False, groups=3)
+    problem = family.problem(Problem(30, 16, 64, *matrices("bf16", layout="TN"), groups=Groups(3)))
     operands = family.make_inputs(problem, "cpu") | {"c": torch.full((30, 16), float("nan"), dtype=torch.bfloat16)}
     call: Any = BACKEND.operation(problem, operands)
     padded = call()
@@ -122,15 +128,15 @@ def test_padded_groups_are_given_as_they_are_to_a_user(deep_gemm: Any) -> None:
 def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:
     block = scaled_operands.problem(8, 32, 256, PAIRS["block, A in rows"])
     for problem, said in (
-        (replace(block, dtype_c="fp16"), "e4m3fn into bf16"),
+        (replace(block, c=Operand("fp16")), "e4m3fn into bf16"),
         (replace(block, n=20), "rows of C take 40 bytes"),
-        (replace(block, row_major_b=True), "contiguous along K"),
+        (replace(block, b=block.b._replace(row_major=True)), "contiguous along K"),
         (replace(block, bias="n"), "adds no bias"),
         (replace(block, batch=2), "batched"),
         (scaled_operands.problem(8, 32, 256, PAIRS["row"]), "can't apply scale_a in the epilogue"),
         (scaled_operands.problem(8, 32, 256, PAIRS["group, B in rows"]), "128 x 128 of B"),
         (Problem(8, 32, 64), "bf16 or fp8, not fp16"),
-        (Problem(8, 32, 60, "bf16", "bf16", "bf16", row_major_b=False), "rows of A take 120 bytes"),
+        (Problem(8, 32, 60, *matrices("bf16", layout="TN")), "rows of A take 120 bytes"),
     ):
         assert said in BACKEND.supports(problem, SM90).reason
     assert "for sm90, not sm100" in BACKEND.supports(block, SM100).reason

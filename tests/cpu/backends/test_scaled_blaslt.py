@@ -12,6 +12,7 @@ from tests.support.fakes.blaslt_library import NEEDS_COMPILER, NO_CAPTURE
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import scale_modes, served_algorithm
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
@@ -108,13 +109,15 @@ def test_what_the_library_lacks_is_refused_by_name() -> None:
     assert asked(scaled_operands.problem(8, 32, 512, PAIRS["tensor"]), version=120800) == ""
     assert "fp8 alone, not to int8" in asked(scaled_operands.problem(8, 32, 512, PAIRS["row"], "int8"))
     assert "a batch" in asked(replace(row, batch=2))
-    assert "no scales that cover" in asked(replace(block, scale_b=Scaling(rows=64, depth=128)))
+    assert "no scales that cover" in asked(replace(block, b=block.b._replace(scaling=Scaling(rows=64, depth=128))))
     assert registry.get(Backend, "blaslt").supports(block, SM90)
     assert "M must be a multiple of 4" in asked(replace(block, m=3))
 
 
 def test_shuffled_factors_of_fp4_are_read_as_they_are() -> None:
-    fp4 = registry.get(Family, "a4w4_blockscale").problem(64, 96, 256, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+    fp4 = registry.get(Family, "a4w4_blockscale").problem(
+        Problem(64, 96, 256, *matrices("fp4e2m1", c="bf16", layout="TN"))
+    )
     assert scale_modes.modes(fp4) == ("blk32_ue8m0_swizzled",) * 2
     assert scale_modes.supports(fp4, GFX950, "amd", lambda: 0) and scale_modes.reads_as_they_are(fp4)
     assert not scale_modes.supports(fp4, SM100, "nvidia", lambda: 130100)

@@ -13,6 +13,7 @@ from tests.support.fakes import scaled_products
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
+from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
@@ -121,13 +122,13 @@ def test_what_pytorch_has_no_function_for() -> None:
     assert torch_backend.function(block) == "scaled_mm"
     assert BACKEND.torch_function(block) == ""
     for other in (
-        replace(block, dtype_c="fp8e4m3fn"),
+        replace(block, c=Operand("fp8e4m3fn")),
         replace(block, bias="n"),
         replace(block, n=40),
-        replace(block, order_b="shuffled_16x16"),
-        replace(block, scale_b=Scaling(rows=64, depth=128)),
-        replace(block, scale_b=None),
+        replace(block, b=block.b._replace(order="shuffled_16x16")),
+        replace(block, b=block.b._replace(scaling=Scaling(rows=64, depth=128))),
+        replace(block, b=block.b._replace(scaling=None)),
     ):
         assert torch_backend.function(other) == ""
-    assert coverage(replace(block, scale_b=None)) == "other"
-    assert coverage(replace(block, scale_a=None, scale_b=None)) == ""
+    assert coverage(replace(block, b=block.b._replace(scaling=None))) == "other"
+    assert coverage(block.scaled((None, None))) == ""

@@ -24,7 +24,8 @@ from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
@@ -44,9 +45,15 @@ def backend(name: str) -> ServerBackend:
 
 def grouped(counts: tuple[int, ...], n: int = 136, k: int = 200) -> Problem:
     return FAMILY.problem(
-        sum(counts), n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, groups=len(counts), spread="captured",
-        counts=counts, scales="block_rows",
-    )  # fmt: skip
+        Problem(
+            sum(counts),
+            n,
+            k,
+            *matrices("fp8e4m3fn", c="bf16", layout="TN"),
+            groups=Groups(len(counts), spread="captured", counts=counts),
+        ),
+        "block_rows",
+    )
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -167,8 +174,7 @@ def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("target", [SM90, GFX942], ids=lambda target: target.name)
-@pytest.mark.parametrize("problem", [*(FAMILY.problem(m, 4096, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16",
-                         row_major_b=False) for m in (1, 64, 4096)), grouped((64,) * 32, 1536, 2048)],
+@pytest.mark.parametrize("problem", [*(FAMILY.problem(Problem(m, 4096, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN"))) for m in (1, 64, 4096)), grouped((64,) * 32, 1536, 2048)],
                          ids=lambda problem: problem.key)  # fmt: skip
 def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     """What the server runs today comes first; tiles of many shapes are among the first of the others."""
@@ -192,23 +198,23 @@ def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     ],
 )
 def test_configs_that_are_no_row(change: dict[str, Any], why: str) -> None:
-    problem = FAMILY.problem(16, 256, 512, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    problem = FAMILY.problem(Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     config = Config("tile", 16, 64, 128, backend="vllm")
     assert backend("vllm").check(config, problem, SM90)
     assert why in backend("vllm").check(replace(config, **change), problem, SM90).reason
 
 
 def test_problems_that_are_none_of_its_kernels() -> None:
-    problem = FAMILY.problem(16, 256, 512, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    problem = FAMILY.problem(Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     changes: list[Callable[[Problem], Problem]] = [
-        lambda p: replace(p, dtype_a="int8", dtype_b="int8"),
-        lambda p: replace(p, row_major_b=True),
-        lambda p: replace(p, scale_a=None, scale_b=None),
+        lambda p: replace(p, a=p.a._replace(dtype="int8"), b=p.b._replace(dtype="int8")),
+        lambda p: replace(p, b=p.b._replace(row_major=True)),
+        lambda p: p.scaled((None, None)),
         lambda p: replace(p, bias="n"),
     ]
     for change in changes:
         assert backend("vllm").supports(problem, SM90) and not backend("vllm").supports(change(problem), SM90)
-    fnuz = replace(problem, dtype_a="fp8e4m3fnuz", dtype_b="fp8e4m3fnuz")
+    fnuz = replace(problem, a=problem.a._replace(dtype="fp8e4m3fnuz"), b=problem.b._replace(dtype="fp8e4m3fnuz"))
     assert backend("vllm").supports(fnuz, GFX942) and not backend("sglang").supports(fnuz, GFX942)
 
 

@@ -16,7 +16,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.trial import OUR_FAULT
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -114,7 +114,7 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str) 
     """Triton's own conversions to it make whatever else a kernel computes in fp16 saturate."""
     config, problem, target = (
         Config("tile", 16, 16, 64, 1, 1, 1, 2),
-        Problem(16, 16, 64, dtype_c=dtype),
+        Problem(16, 16, 64, *matrices(c=dtype)),
         target_files.load_target(arch),
     )
     changes = []
@@ -146,7 +146,7 @@ def test_a_binary_with_a_lost_wait_is_refused(
 
     Rows of A begin at no multiple of 4 bytes in the one, and a thread has a single number of it in the other.
     """
-    problem = registry.get(Family, family).problem(*size, dtype, dtype, "bf16", row_major_b=False, batch=batch)
+    problem = registry.get(Family, family).problem(Problem(*size, *matrices(dtype, c="bf16", layout="TN"), batch=batch))
     fixed = replace(config, options=(("matrix_instr_nonkdim", 16), ("xcds", 8)))
     refused, code, _ = TRITON.compile(TRITON.compile_job(fixed, problem, target_files.load_target("gfx950")))
     assert (refused.status, code) == ("compile_failed", b"")
@@ -180,10 +180,10 @@ def test_rows_that_start_at_16_bytes_are_read_so() -> None:
         "stride_b": 8,
         "stride_c": 8,
     }
-    assert triton_backend.divisors(Problem(6, 33, 1001, row_major_a=False)) == {"M": 2, "stride_a": 2}
+    assert triton_backend.divisors(Problem(6, 33, 1001, *matrices(layout="NT"))) == {"M": 2, "stride_a": 2}
     target, config, wide = target_files.load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
     for k in (1024, 1000, 1001):
-        problem = Problem(64, 64, k, row_major_b=False)
+        problem = Problem(64, 64, k, *matrices(layout="TN"))
         code = TRITON.compile(TRITON.compile_job(config, problem, target))[1]
         wide[k] = sum(w >> 26 == 0x38 and w >> 18 & 0x7F == 0x17 for w in words(code))  # buffer_load_dwordx4
     assert wide[1000] == wide[1024] > 0 == wide[1001]

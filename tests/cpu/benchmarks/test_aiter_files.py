@@ -35,4 +35,4 @@ def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> 
 
 def test_one_type_of_fp8_may_stand_for_int8(files: Any, tmp_path: Path) -> None:
     path = files.write_file(tmp_path, "llama_70b", "a8w8", "torch.float8_e4m3fn")
-    assert {row.problem.dtype_a for row in sizes.from_file(path, Defaults())} == {"fp8e4m3fn"}
+    assert {row.problem.a.dtype for row in sizes.from_file(path, Defaults())} == {"fp8e4m3fn"}

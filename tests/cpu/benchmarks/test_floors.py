@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def floors() -> ModuleType:
 
 
 def bf16(m: int, n: int, k: int) -> Problem:
-    return Problem(m, n, k, "bf16", "bf16", "bf16")
+    return Problem(m, n, k, *matrices("bf16"))
 
 
 def test_one_tile_is_its_instructions_or_its_blocks(floors: ModuleType) -> None:

@@ -19,4 +19,4 @@ def test_its_kernels_are_distinct(arch: str) -> None:
     assert len({job.digest for job in jobs if isinstance(job, CompileJob)}) == 200
     assert len({record.problem for record in records}) == 200
     assert {record.problem.kind for record in records} == {"one", "batched"}
-    assert sum(record.problem.scale_a is not None for record in records) >= 10
+    assert sum(record.problem.a.scaling is not None for record in records) >= 10

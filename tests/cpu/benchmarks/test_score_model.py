@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tests.support import DATA
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.search_spaces import loader as target_files
 
 FIXTURE = DATA / "score_model.yaml"
@@ -53,13 +53,13 @@ def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
 
 
 def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
-    row = script.Row(Problem(4864, 4096, 4096, row_major_b=False), (256, 256, 64), 304)
+    row = script.Row(Problem(4864, 4096, 4096, *matrices(layout="TN")), (256, 256, 64), 304)
     assert script.score([row], GFX942)[0].rank == 1
     assert script.score([row], GFX942, script.Conditions(cut_k=True))[0].rank == 1  # nothing is left over to cut
 
 
 def test_stream_k_rows_are_ranked_by_full_tiles_by_default(script: ModuleType) -> None:
-    row = script.Row(Problem(512, 1024, 5120, row_major_b=False), (64, 32, 256), 304)
+    row = script.Row(Problem(512, 1024, 5120, *matrices(layout="TN")), (64, 32, 256), 304)
     entire, cut = script.order(row, GFX942), script.order(row, GFX942, script.Conditions(cut_k=True))
     assert entire[0] == row.tile  # 256 tiles, each a program's
     assert cut[0] != row.tile and cut.index(row.tile) > 3  # larger tiles, cut so that 304 programs have a share
@@ -67,7 +67,7 @@ def test_stream_k_rows_are_ranked_by_full_tiles_by_default(script: ModuleType) -
 
 def test_programs_of_stream_k_rows_have_a_compute_unit_to_themselves(script: ModuleType) -> None:
     """Small tiles gain nothing by sharing compute units, as they do where each has a program of its own."""
-    problem = Problem(2048, 2048, 512, row_major_b=False)
+    problem = Problem(2048, 2048, 512, *matrices(layout="TN"))
     alone = script.order(script.Row(problem, (64, 64, 64), 304), GFX942)
     shared = script.order(script.Row(problem, (64, 64, 64), 0), GFX942)
     assert alone.index((64, 64, 64)) > shared.index((64, 64, 64))
@@ -86,7 +86,7 @@ def test_tables_of_tiles_rank_what_they_name(
     file = tmp_path / NAME
     file.write_text(json.dumps(table))
     read = script.read(file)
-    assert [(r.problem.m, r.tile[:2], r.problem.a.name) for r in read] == [
+    assert [(r.problem.m, r.tile[:2], r.problem.a.type.name) for r in read] == [
         (m, tile, "fp8e4m3fnuz") for m, tile in rows.items()
     ]
     named = script.Conditions(named=frozenset(r.tile for r in read))
@@ -97,6 +97,6 @@ def test_tables_of_tiles_rank_what_they_name(
 
 
 def test_ranks_only_what_the_tuner_tried_by_default(script: ModuleType) -> None:
-    row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
+    row = script.Row(Problem(512, 1024, 5120, *matrices()), (64, 32, 128), 0)
     assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(tried=False))
     assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))

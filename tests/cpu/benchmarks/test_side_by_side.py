@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import ROOT
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
@@ -24,7 +24,7 @@ from tritongemm.search_spaces.loader import load_target
 from tritongemm.workloads import sizes
 
 BENCHMARKS = ROOT / "benchmarks"
-PROBLEM = Problem(16, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+PROBLEM = Problem(16, 4096, 4096, *matrices("bf16", layout="TN"))
 NAMES = ["torch", "inductor", "ours"]
 
 
@@ -169,7 +169,7 @@ def test_a_finished_run_is_printed_without_a_gpu(
 
 def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -> None:
     tuned = importlib.import_module("competitors._tuned")
-    half = Problem(7, 33, 777, "fp16", "fp16", "fp16", row_major_b=False)
+    half = Problem(7, 33, 777, *matrices(layout="TN"))
     file = tmp_path / "sizes.yaml"
     file.write_text(tuned.sizes_text([PROBLEM, half]))
     assert [r.problem for r in sizes.from_file(file, Defaults())] == [PROBLEM, half]

@@ -26,7 +26,7 @@ from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 
 
 MACHINE = Machine(loader.load_target("gfx942"), "amd", (0, 1), "AMD Instinct MI300X", "")
-PROBLEMS = [Problem(16 * (i + 1), 64, 128, "bf16", "bf16", "bf16", row_major_b=False) for i in range(5)]
+PROBLEMS = [Problem(16 * (i + 1), 64, 128, *matrices("bf16", layout="TN")) for i in range(5)]
 
 
 def algorithm(index: int) -> Config:

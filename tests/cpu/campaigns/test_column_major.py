@@ -9,7 +9,7 @@ import pytest
 from tests.support.call_logs import line
 from tritongemm.backends.blaslt.algorithms import to_matmul
 from tritongemm.campaigns.column_major import as_call, as_problem, config_letters, least_bytes
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
@@ -29,7 +29,7 @@ def problem(**changes: object) -> Problem:
 
 
 def test_the_guide_s_first_row() -> None:
-    assert problem() == Problem(109, 16032, 16384, "bf16", "bf16", "bf16", row_major_b=False)
+    assert problem() == Problem(109, 16032, 16384, *matrices("bf16", layout="TN"))
     assert problem().key == "109x16032x16384_bf16_TN"
     assert config_letters(call()) == "BBS_TN"
 
@@ -47,7 +47,7 @@ def test_the_library_is_asked_for_the_same(theirs: str, batch: int) -> None:
     ours = as_problem(row)
     assert isinstance(ours, Problem) and ours.batch == batch
     p = ours
-    lead = p.k if p.row_major_a else p.m, p.n if p.row_major_b else p.k, p.n
+    lead = p.k if p.a.row_major else p.m, p.n if p.b.row_major else p.k, p.n
     matmul = to_matmul(p, lead, (p.m * p.k, p.k * p.n, p.m * p.n), 16, "amd")
     assert "".join(matmul.trans) == row.transposes
     assert (matmul.a.ld, matmul.b.ld, matmul.d.ld) == (row.leads[0], row.leads[1], row.leads[3])
@@ -61,12 +61,12 @@ def test_what_else_a_problem_holds() -> None:
     assert problem(m=64, n=16, k=32, batch=8, stride_a=0).shared == "b"
     assert problem(m=64, n=16, k=32, batch=8, stride_b=0).shared == "a"
     rows = problem(a="f8_r", scale=2)
-    assert (rows.family, rows.scales, rows.dtype_a) == ("a8w8", "", "fp8e4m3fn")
+    assert (rows.family, rows.scales, rows.a.dtype) == ("a8w8", "", "fp8e4m3fn")
     tensor = problem(a="f8_fnuz_r", scale=1)
-    assert (tensor.scales, tensor.dtype_b) == ("tensor", "fp8e4m3fnuz")
-    assert problem(a="f32_r", d="f32_r", compute="xf32_r").dtype_a == "fp32"
+    assert (tensor.scales, tensor.b.dtype) == ("tensor", "fp8e4m3fnuz")
+    assert problem(a="f32_r", d="f32_r", compute="xf32_r").a.dtype == "fp32"
     assert problem(n=1, ldb=9000).m == 1, "the step to the next column counts for nothing where there is one"
-    assert problem(m=64, n=16, k=32, a="i8_r", d="i32_r", compute="i32_r").dtype_c == "int32"
+    assert problem(m=64, n=16, k=32, a="i8_r", d="i32_r", compute="i32_r").c.dtype == "int32"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_
 from tritongemm.campaigns.stages.benchmark import read_records
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -34,7 +34,7 @@ from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
-PROBLEMS = [Problem(16 * (i + 1), 64, 128, "bf16", "bf16", "bf16", row_major_b=False) for i in range(4)]
+PROBLEMS = [Problem(16 * (i + 1), 64, 128, *matrices("bf16", layout="TN")) for i in range(4)]
 
 
 def algorithm(index: int) -> Config:

@@ -17,7 +17,7 @@ import tritongemm
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator, passed
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -
 
 def test_sizes_of_every_kind(capfd: pytest.CaptureFixture[str]) -> None:
     """Predicted, printed nowhere but where asked, and the same in the file of results."""
-    given = Problem(5, 16, 16, "fp16", "fp16", "fp16")
+    given = Problem(5, 16, 16, *matrices())
     results = autotune([(16, 16, 16), {"M": 8, "N": 16, "K": 16, "bias": "n"}, given], output="out.yaml")
     assert capfd.readouterr() == ("", "")
     assert [r.problem.key for r in results] == ["5x16x16_fp16_TT", "16x16x16_bf16_TN", "8x16x16_bf16_TN_biasn"]

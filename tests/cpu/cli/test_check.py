@@ -17,7 +17,7 @@ from tests.support.stores import TOOLS
 from tritongemm.cli import check as command
 from tritongemm.cli import library as library_command
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
@@ -35,7 +35,7 @@ TARGET = loader.load_target("gfx942")
 GPU = Machine(TARGET, "", (0,), "MI300X", "")
 TILE = Config("tile", 32, 32, 32, num_warps=2)
 FASTER = Config("tile", 16, 32, 32, num_warps=2)
-SIZES = [Problem(m, 96, 160, "bf16", "bf16", "bf16", row_major_b=False) for m in (40, 48, 64)]
+SIZES = [Problem(m, 96, 160, *matrices("bf16", layout="TN")) for m in (40, 48, 64)]
 
 
 def tuned(problem: Problem, **changes: Any) -> Record:
@@ -254,7 +254,7 @@ def _reported_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tup
 
 def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "library"
-    scaled = Problem(16, 128, 256, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
+    scaled = Problem(16, 128, 256, *matrices("int8", c="bf16", layout="TN"), family="a8w8")
     with Store.open(tmp_path / "scaled.yaml", "gfx942", TOOLS, {}, compute_units=TARGET.compute_units) as store:
         store.add_record(tuned(scaled))
         store.merge()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.stores import ONE, TWO, record
 from tritongemm.cli import convert
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
 from tritongemm.results import tuned_file
@@ -47,7 +47,7 @@ def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
-    problem = Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(16, 512, 4096, *matrices("bf16", layout="TN"))
     translated = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
     ours.write_text(results_format().write([translated, record(ONE)]), encoding="utf-8")
     text = f"{HEADER}\r\n{OTHER}\r\n\r\nnonsense\r\n{TORCH}\r\n"
@@ -201,7 +201,7 @@ def test_a_file_is_of_the_family_that_its_name_says(
 def _problem(family: str, m: int, **given: Any) -> Problem:
     found, typical = registry.family_of(family)
     types = ("bf16",) * 3 if family == "dense" else ("fp8e4m3fn", "fp8e4m3fn", "bf16")
-    return found.problem(m, 2112, 7168, *types, row_major_b=False, order_b=typical.order_b, **given)
+    return found.problem(Problem(m, 2112, 7168, *matrices(*types, layout="TN", order=typical.order_b), **given))
 
 
 def _lines(path: Path) -> list[str]:

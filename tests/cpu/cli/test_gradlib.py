@@ -107,7 +107,7 @@ def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.Captu
     source = SizeSource(path=path)
     with Reporter(verbose=False) as reporter:
         kept = requested_rows.select(sizes.from_file(path, Defaults()), gfx942, source, reporter)
-        assert [row.problem.dtype_a for row in kept] == ["int8"]
+        assert [row.problem.a.dtype for row in kept] == ["int8"]
         reported = capsys.readouterr().err
         assert "left out, as another target computes it, and 1 others: " in reported and "row 2 (line 3)" in reported
         path.write_text("\n".join([lines[0], *lines[2:]]))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.linear_layers import TILE, problem, record
 from tritongemm.cli import lookup
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -169,7 +170,7 @@ def test_a_row_of_another_m_is_reported_where_it_serves(tmp_path: Path, capsys: 
     blocks = registry.get(Family, "a8w8_blockscale")
     found, named = tmp_path / "blocks.yaml", ("-n", "256", "-k", "512", "--family", "a8w8_blockscale")
     rows = [
-        replace(record(blocks.problem(m, 256, 512, fp8, fp8, "bf16", row_major_b=False)), target=target)
+        replace(record(blocks.problem(Problem(m, 256, 512, *matrices(fp8, c="bf16", layout="TN")))), target=target)
         for m in (16, 512)
         for fp8, target in (("fp8e4m3fn", "sm90"), ("fp8e4m3fnuz", "gfx942"))
     ]

@@ -10,7 +10,7 @@ import pytest
 from tritongemm.cli import gradlib, tune
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext import machine
@@ -41,7 +41,7 @@ HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
 
 
 def result(m: int, config: Config, us: float) -> Record:
-    problem = Problem(m, 64, 128, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(m, 64, 128, *matrices("bf16", layout="TN"))
     return Record(problem, "sm90", config, "triton", us * 1e-6, 0.01, "events", compute_units=132)
 
 

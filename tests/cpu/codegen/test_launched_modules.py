@@ -15,7 +15,7 @@ from tests.support.launched_modules import launches_for
 from tests.support.module_cases import CASES
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -65,7 +65,7 @@ def test_modules_compile_where_arguments_are_one(target: str, case: str, tmp_pat
     facts, problem = TARGETS[target], CASES[case].problem
     configs = configs_of(case, facts)
     # Groups have a row too, and columns of A must begin at multiples of 16 bytes for the copy engine.
-    one = problem if problem.groups > 1 else problem.at(1 if problem.row_major_a else 8)
+    one = problem if problem.groups is not None else problem.at(1 if problem.a.row_major else 8)
     module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
     c = torch.empty(one.operands["c"].extents, dtype=getattr(torch, one.c.torch))
     with launches_for(facts, tmp_path) as made:
@@ -84,7 +84,7 @@ def test_modules_compile_where_arguments_are_one(target: str, case: str, tmp_pat
 @pytest.mark.parametrize("target", ["sm90", *(pytest.param(t, marks=pytest.mark.heavy) for t in ("gfx942", "gfx950"))])
 def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
     facts = TARGETS[target]
-    problem = registry.get(Family, "dense").problem(1, 1, 1, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = registry.get(Family, "dense").problem(Problem(1, 1, 1, *matrices("bf16", layout="TN")))
     configs = [c for c in configs_of("bf16", facts) if not template_facts.kernel_template(c.template).descriptors]
     module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
     with launches_for(facts, tmp_path) as made:
@@ -96,7 +96,7 @@ def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("row_major_a", [True, False])
 def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool) -> None:
     """The kernel would read beyond its operand: offsets inside a tile are added to its corner in 32 bits."""
-    problem, config = Problem(16, 16, 64, row_major_a=row_major_a), Config("tile", 16, 16, 64)
+    problem, config = Problem(16, 16, 64, *matrices(layout="NT"[row_major_a] + "T")), Config("tile", 16, 16, 64)
     module = modules.run_text(render.module(problem, [config], TARGETS["sm90"], 0.1, 1.0), "generated")
     rows = 16 if row_major_a else 64
     a = torch.empty(2**31, dtype=torch.float16, device="meta").as_strided((rows, 80 - rows), (2**31 // rows, 1))

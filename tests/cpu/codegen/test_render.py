@@ -38,7 +38,7 @@ from tritongemm.codegen.specialised_text import specialise
 from tritongemm.core import target
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins import registry
@@ -91,7 +91,9 @@ def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, st
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
     facts, (row_a, bias) = target_files.load_target(target), form
     configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
-    text = text_of(Problem(33, 48, 80, *dtypes, row_a, not row_a, bias), configs, facts)
+    text = text_of(
+        Problem(33, 48, 80, *matrices(*dtypes, layout="NT"[row_a] + "NT"[not row_a]), bias=bias), configs, facts
+    )
     tree = ast.parse(text)
     assert ast.get_docstring(tree, clean=True).startswith("C[33, 48] = A[33, 80] @ B[80, 48]")  # type: ignore[union-attr]
     defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
@@ -137,7 +139,7 @@ def test_named_tuples_of_winners_have_the_fields_that_are_read() -> None:
 
 
 def test_two_types_of_fp8_are_widened_where_the_compiler_mixes_them_up() -> None:
-    mixed = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e4m3fnuz", "fp32"), [PLAIN])
+    mixed = text_of(Problem(33, 48, 80, *matrices("fp8e5m2fnuz", "fp8e4m3fnuz", "fp32")), [PLAIN])
     scope: dict[str, object] = {
         "triton": types.SimpleNamespace(__version__="3.6.0"),
         "tl": types.SimpleNamespace(constexpr=bool),
@@ -148,16 +150,16 @@ def test_two_types_of_fp8_are_widened_where_the_compiler_mixes_them_up() -> None
         exec(line, scope)
         assert scope["FP8_PAIRS"] is multiplies
     assert "a.to(a.dtype if FP8_PAIRS else tl.float16)" in mixed
-    alike = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e5m2fnuz", "fp32"), [PLAIN])
-    other = text_of(Problem(33, 48, 80, "fp8e5m2", "fp8e4m3fn", "fp32"), [PLAIN], SM90)
+    alike = text_of(Problem(33, 48, 80, *matrices("fp8e5m2fnuz", c="fp32")), [PLAIN])
+    other = text_of(Problem(33, 48, 80, *matrices("fp8e5m2", "fp8e4m3fn", "fp32")), [PLAIN], SM90)
     assert "FP8_PAIRS" not in alike + other
 
 
 def test_files_are_named_by_their_problem() -> None:
     assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
     others = [
-        Problem(16, 32, 64, row_major_b=False),
-        Problem(16, 32, 64, dtype_c="fp32"),
+        Problem(16, 32, 64, *matrices(layout="TN")),
+        Problem(16, 32, 64, *matrices(c="fp32")),
         Problem(16, 32, 64, bias="n"),
         Problem(16, 32, 64, batch=2),
     ]
@@ -238,7 +240,7 @@ runpy.run_path({folder!r} + "/spoiled.py", run_name="__main__")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("modules")
-    problem = Problem(33, 20, 40, bias="n", row_major_b=False)
+    problem = Problem(33, 20, 40, *matrices(layout="TN"), bias="n")
     module = modules.write_candidates(problem, [PLAIN, SPLIT, STREAM], GFX942, folder)
     text = module.read_text()
     spoiled = text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1")
@@ -247,7 +249,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     (folder / "refused.py").write_text(text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + unknown"))
     record = Record(problem, "gfx942", SPLIT, "triton", 1.25e-5, 0.0, "model")
     winner = modules.write_winner(record, GFX942, folder)
-    other = replace(record, problem=Problem(33, 20, 40, "bf16", "bf16", "bf16"))
+    other = replace(record, problem=Problem(33, 20, 40, *matrices("bf16")))
     bf16 = modules.write_winner(other, GFX942, folder)
     many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
     (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
@@ -346,8 +348,10 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, session_cac
 def test_long_sums_of_fp8_are_of_blocks(k: int, scales: str, there: bool) -> None:
     """Where Hopper's matrix units would keep too few bits; sums that are scaled along K are of blocks anyway."""
     family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
-    problem = family.problem(64, 256, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, scales=scales)
+    problem = family.problem(Problem(64, 256, k, *matrices("fp8e4m3fn", c="bf16", layout="TN")), scales)
     config = Config("tma", 64, 64, 128, 1, 1, 4, 3)
     assert ("max_num_imprecise_acc=BLOCK_K" in text_of(problem, [config], SM90)) == there
-    assert "max_num_imprecise_acc" not in text_of(replace(problem, dtype_a="bf16", dtype_b="bf16"), [config], SM90)
+    assert "max_num_imprecise_acc" not in text_of(
+        replace(problem, a=problem.a._replace(dtype="bf16"), b=problem.b._replace(dtype="bf16")), [config], SM90
+    )
     assert "max_num_imprecise_acc" not in text_of(problem, [replace(config, template="tile")])

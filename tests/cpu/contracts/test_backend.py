@@ -15,8 +15,9 @@ from tests.support.toys.backend_toy import ToyBackend
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.launch import HostLaunch, Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -29,7 +30,7 @@ from tritongemm.plugins.contracts import (
 )
 from tritongemm.search_spaces import loader as target_files
 
-DENSE = Problem(64, 64, 192, "bf16", "bf16", "bf16", True, False)
+DENSE = Problem(64, 64, 192, *matrices("bf16", layout="TN"))
 PROBLEMS = (DENSE, replace(DENSE, bias="n"), Problem(33, 100, 77))
 TARGETS = [target_files.load_target(name) for name in ("gfx942", "sm90")]
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
@@ -73,7 +74,7 @@ def test_it_describes_itself(name: str) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_it_does_not_compute_has_a_reason(name: str, target: object) -> None:
     backend = BACKENDS[name]
-    grouped = replace(DENSE, groups=2)
+    grouped = replace(DENSE, groups=Groups(2))
     if grouped.kind not in backend.capabilities.kinds:
         assert backend.supports(grouped, target).reason  # type: ignore[arg-type]
     for problem in PROBLEMS:

@@ -13,7 +13,7 @@ from tests.support.host_device import Device, gpu_on_host, host_launch
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.measure.device_worker import DeviceWorker
@@ -23,7 +23,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator
 from tritongemm.search_spaces import loader as target_files
 
-SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+SIZE = Problem(24, 40, 16, *matrices("fp32"))
 CONFIGS = [Config("tile", 16, 16, 16, group_m=g, num_warps=1) for g in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, f"digest{c.group_m}", threads=32) for c in CONFIGS]
 CLASSES = (GpuEvaluator, OfflineEvaluator, FakeEvaluator)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.plugins import dropped
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
@@ -58,10 +59,10 @@ def test_it_is_described(family: Family) -> None:
 
 def test_a_problem_carries_its_scales(family: Family, problem: Problem, target: Target) -> None:
     assert problem.family == family.name and family.supports(problem, target)
-    assert (problem.scale_a, problem.scale_b) == family.scaling(problem.dtype_a, problem.dtype_b)
+    assert (problem.a.scaling, problem.b.scaling) == family.scaling(problem.a.dtype, problem.b.dtype)
     assert Problem.from_json(problem.to_json()) == problem
-    if problem.scale_a or problem.scale_b:
-        refused = family.supports(replace(problem, scale_a=None, scale_b=None), target)
+    if problem.a.scaling or problem.b.scaling:
+        refused = family.supports(problem.scaled((None, None)), target)
         assert "does not have the scales" in refused.reason
     assert problem.family in problem.key or problem.family == Problem(1, 1, 1).family
 
@@ -71,7 +72,7 @@ def test_what_is_not_computed_is_refused(
     family: Family, problem: Problem, target: Target, batch: int, groups: int
 ) -> None:
     """No reference is made for batches and groups, so no kernel may be tuned for them."""
-    several = replace(problem, batch=batch, groups=groups)
+    several = replace(problem, batch=batch, groups=Groups(groups))
     if several.kind not in family.kinds:
         refused = family.supports(several, target)
         assert not refused and several.kind in refused.reason and f"batch {batch}, groups {groups}" in refused.reason
@@ -80,8 +81,8 @@ def test_what_is_not_computed_is_refused(
 def test_its_operands_are_those_of_the_problem(family: Family, problem: Problem) -> None:
     operands = family.make_inputs(problem, "cpu")
     assert set(operands) == {"a", "b", *(e.name for e in problem.extras)}
-    assert operands["a"].shape == (problem.m, problem.k // problem.a.packed)
-    assert operands["b"].shape == (problem.k // problem.b.packed, problem.n)
+    assert operands["a"].shape == (problem.m, problem.k // problem.a.type.packed)
+    assert operands["b"].shape == (problem.k // problem.b.type.packed, problem.n)
     for extra in problem.extras:
         tensor = operands[extra.name]
         assert tensor.numel() == extra.count and tensor.element_size() == extra.dtype.bytes
@@ -102,7 +103,7 @@ def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> 
     """C rounded to its type is within the tolerance; scales left out or mixed up and a lost part of K are not."""
     operands = family.make_inputs(problem, "cpu")
     exact, tolerance = reference(family, problem, operands), family.tolerance(problem)
-    assert 0 < deviation(exact.to(getattr(torch, problem.c.torch)), exact) <= tolerance
+    assert 0 < deviation(exact.to(getattr(torch, problem.c.type.torch)), exact) <= tolerance
     assert 1e-3 < float(exact.square().mean().sqrt()) < 1e4
     for extra in problem.extras:
         factors = operands[extra.name]
@@ -117,7 +118,7 @@ def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> 
 def test_b_may_be_in_another_order(family: Family, problem: Problem, target: Target) -> None:
     """Which says nothing about the numbers."""
     for defaults in family.variants.values():
-        packed = replace(problem, order_b=defaults.order_b)
+        packed = replace(problem, b=problem.b._replace(order=defaults.order_b))
         assert defaults.order_b != PLAIN and family.supports(packed, target)
         exact = reference(family, problem, family.make_inputs(problem, "cpu"))
         assert torch.equal(reference(family, packed, family.make_inputs(packed, "cpu")), exact)

@@ -117,7 +117,7 @@ def test_it_reads_rows_in_order(plugin: Format) -> None:
     assert all(r.line and str(r.problem.m) in text.splitlines()[r.line - 1] for r in rows)
     if plugin.name in ENTIRE:
         return
-    assert rows[1].problem.dtype_a == "int8" and not rows[1].problem.row_major_b, "the caller's defaults"
+    assert rows[1].problem.a.dtype == "int8" and not rows[1].problem.b.row_major, "the caller's defaults"
 
 
 def test_a_wrong_row_is_named(plugin: Format) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.plugins import dropped
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
@@ -23,7 +23,7 @@ from tritongemm.search_spaces import loader as target_files
 
 TOY = "strategy_toy"
 GFX942 = target_files.load_target("gfx942")
-SIZE = Problem(256, 512, 2048, row_major_b=False)
+SIZE = Problem(256, 512, 2048, *matrices(layout="TN"))
 Outcome = Callable[[Config], Trial]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.plugins import dropped
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search.space import space
@@ -29,7 +29,7 @@ def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def problem(layout: WeightLayout) -> Problem:
-    return Problem(33, 64, 128, "bf16", "bf16", "bf16", row_major_b=False, order_b=layout.name)
+    return Problem(33, 64, 128, *matrices("bf16", layout="TN", order=layout.name))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,7 +47,7 @@ def test_unpacking_undoes_packing(layout: WeightLayout, dtype: torch.dtype) -> N
 
 def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem) -> None:
     assert layout.supports(problem)
-    for wrong in (replace(problem, n=63), replace(problem, row_major_b=True)):
+    for wrong in (replace(problem, n=63), replace(problem, b=problem.b._replace(row_major=True))):
         refused = layout.supports(wrong)
         assert not refused and refused.reason
 
@@ -56,15 +56,18 @@ def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> 
     """The same numbers in another order, the same reference; templates of ours read it where it is one of pieces."""
     family = registry.get(Family, "dense")
     assert family.supports(problem, GFX942)
-    assert bool(space(problem, GFX942).axes) == (layout.pieces(problem.b) is not None)
+    assert bool(space(problem, GFX942).axes) == (layout.pieces(problem.b.type) is not None)
     assert not family.supports(replace(problem, n=63), GFX942)
-    plain = family.make_inputs(replace(problem, order_b=PLAIN), "cpu")
+    plain = family.make_inputs(replace(problem, b=problem.b._replace(order=PLAIN)), "cpu")
     operands = family.make_inputs(problem, "cpu")
     assert torch.equal(operands["a"], plain["a"]) and torch.equal(operands["b"], layout.pack(plain["b"]))
-    assert torch.equal(family.reference(problem, operands), family.reference(replace(problem, order_b=PLAIN), plain))
+    assert torch.equal(
+        family.reference(problem, operands),
+        family.reference(replace(problem, b=problem.b._replace(order=PLAIN)), plain),
+    )
 
 
 def test_problems_of_two_orders_are_distinguished(problem: Problem) -> None:
-    plain = replace(problem, order_b=PLAIN)
-    assert problem.key != plain.key and problem.operands["b"].order == problem.order_b
+    plain = replace(problem, b=problem.b._replace(order=PLAIN))
+    assert problem.key != plain.key and problem.operands["b"].order == problem.b.order
     assert Problem.from_json(problem.to_json()) == problem

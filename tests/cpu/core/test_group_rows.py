@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import row_counts
+from tritongemm.core.group_rows import Groups, row_counts
 from tritongemm.core.problem import Problem
 from tritongemm.search.typical import typical
 
-GROUPED = Problem(41, 72, 88, groups=5, spread="captured", counts=(7, 0, 33, 1, 0))
-MASKED = replace(GROUPED, group_form="masked", room=40)
+GROUPED = Problem(41, 72, 88, groups=Groups(5, spread="captured", counts=(7, 0, 33, 1, 0)))
+MASKED = replace(GROUPED, groups=replace(GROUPED.groups, room=40))
 
 
 @given(st.integers(1, 100_000), st.integers(2, 300), st.sampled_from(["uniform", "skewed"]))
@@ -27,17 +27,25 @@ def test_counts_add_up(rows: int, groups: int, spread: str) -> None:
         assert max(counts) > rows / groups > min(counts)
 
 
-@pytest.mark.parametrize("problem", [GROUPED, MASKED, replace(GROUPED, spread="skewed", counts=())])
+@pytest.mark.parametrize(
+    "problem", [GROUPED, MASKED, replace(GROUPED, groups=replace(GROUPED.groups, spread="skewed", counts=()))]
+)
 def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
     assert Problem.from_json(problem.to_json()) == problem
     assert {"row_counts", "operands"}.isdisjoint(problem.to_json())
 
 
 def test_keys_distinguish_groups() -> None:
-    other = replace(GROUPED, counts=(0, 7, 33, 1, 0))
-    problems = (GROUPED, other, MASKED, replace(GROUPED, spread="uniform", counts=()), Problem(41, 72, 88))
+    other = replace(GROUPED, groups=replace(GROUPED.groups, counts=(0, 7, 33, 1, 0)))
+    problems = (
+        GROUPED,
+        other,
+        MASKED,
+        replace(GROUPED, groups=replace(GROUPED.groups, spread="uniform", counts=())),
+        Problem(41, 72, 88),
+    )
     assert len({p.key for p in problems}) == len(problems)
-    assert Problem(41, 72, 88, groups=5).key == "41x72x88_fp16_TT_groups5"
+    assert Problem(41, 72, 88, groups=Groups(5)).key == "41x72x88_fp16_TT_groups5"
 
 
 def test_operands_of_groups() -> None:
@@ -78,7 +86,7 @@ def test_another_m_of_the_same_product() -> None:
 
 
 def test_what_the_search_takes_groups_for() -> None:
-    even = typical(Problem(64, 128, 256, groups=8))
+    even = typical(Problem(64, 128, 256, groups=Groups(8)))
     assert (even.m, even.batch, even.groups) == (8, 8, 1)
     one_large = typical(GROUPED)
     assert 26 <= one_large.m <= 33 and one_large.batch == 1

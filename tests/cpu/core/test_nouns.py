@@ -14,7 +14,7 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
 from tritongemm.core.errors import InputError, TargetError, TritonGemmError
-from tritongemm.core.problem import MAX_DIM, Problem
+from tritongemm.core.problem import MAX_DIM, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import STAGES, STATUSES, Trial
@@ -138,19 +138,19 @@ def test_a_problem_refuses_its_sizes_by_name(field: str, bad: Any) -> None:
 
 def test_a_problem_refuses_dtypes_and_biases() -> None:
     with pytest.raises(InputError, match=r"dtype_b is 'fp7'; known dtypes: fp16, bf16"):
-        Problem(1, 1, 1, dtype_b="fp7")
+        Problem(1, 1, 1, *matrices(b="fp7"))
     with pytest.raises(InputError, match="bias must be one of none, m, n, not 'k'"):
         Problem(1, 1, 1, bias="k")
 
 
 def test_what_a_problem_amounts_to() -> None:
-    problem = Problem(3, 5, 7, "fp16", "fp8e5m2", "fp32", False, True, "n", batch=2)
+    problem = Problem(3, 5, 7, *matrices(b="fp8e5m2", c="fp32", layout="NT"), bias="n", batch=2)
     assert problem.flops == 2 * 2 * 3 * 5 * 7
     assert problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4 + 5 * 4)
     assert problem.layout == "NT"
     assert problem.key == "3x5x7_fp16-fp8e5m2-fp32_NT_biasn_batch2"
-    assert Problem(1, 1, 1, "int8", "int8", "int8").bias_dtype.name == "int32"
-    assert Problem(1, 1, 1, dtype_c="fp8e5m2").bias_dtype.name == "fp16"
+    assert Problem(1, 1, 1, *matrices("int8")).bias_dtype.name == "int32"
+    assert Problem(1, 1, 1, *matrices(c="fp8e5m2")).bias_dtype.name == "fp16"
 
 
 @given(PROBLEMS, PROBLEMS)
@@ -253,9 +253,11 @@ def test_a_record_has_values_that_can_be(field: str, values: tuple[Any, ...]) ->
             Record.from_json({**RECORD, field: value})
 
 
-SCALED = Problem(
-    16, 256, 256, family="a8w8_blockscale", order_b="shuffled_16x16", scales="block", scale_b=Scaling()
-).to_json()
+SCALED = (
+    Problem(16, 256, 256, *matrices(order="shuffled_16x16"), family="a8w8_blockscale")
+    .scaled((None, Scaling()))
+    .to_json()
+)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import SearchLimits
 from tritongemm.search import space
 from tritongemm.search_spaces.loader import load_target
 
-PROBLEM = Problem(64, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
+PROBLEM = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))
 ENTIRE = space.space(PROBLEM, load_target("sm90"))
 
 

@@ -14,7 +14,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch, StridePlaces
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
@@ -115,7 +115,7 @@ def test_every_product_is_right_on_an_emulator(
 @pytest.mark.parametrize("name", ["gfx942", "gfx950"])
 def test_operands_are_read_as_stored_on_an_emulator(tmp_path: Path, name: str) -> None:
     """A model's heads: [tokens, heads, K] read head by head, and a bias that all of them share."""
-    problem = Problem(33, 40, 80, "bf16", "bf16", "bf16", row_major_b=False, bias="n", batch=3)
+    problem = Problem(33, 40, 80, *matrices("bf16", layout="TN"), bias="n", batch=3)
     target, config, triton = loader.load_target(name), Config.parse(SPLIT), registry.get(KernelBackend, "triton")
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), 1)) as compiler:
         (built,) = compiler.stream([triton.compile_job(config, problem, target)])

@@ -14,7 +14,7 @@ from tritongemm.cli import export
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext import machine
@@ -29,7 +29,7 @@ ASM = registry.get(KernelBackend, "asm")
 TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
 TMA = Config("tma", 16, 32, 32, num_warps=1)
 STREAM = Config("stream_k", 16, 16, 32, num_warps=1, options=(("num_sms", 8),))
-SIZE = Problem(20, 48, 160, "bf16", "bf16", "bf16", row_major_b=False)
+SIZE = Problem(20, 48, 160, *matrices("bf16", layout="TN"))
 SM90 = Machine(target_files.load_target("sm90"), "", (), "H200", "")
 
 
@@ -41,7 +41,7 @@ def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Recor
 
 def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same launch, for the size they were tuned for and others whose remainders are alike."""
-    half = replace(SIZE, dtype_a="fp16", dtype_b="fp16", dtype_c="fp16")
+    half = replace(SIZE, a=SIZE.a._replace(dtype="fp16"), b=SIZE.b._replace(dtype="fp16"), c=Operand("fp16"))
     records = [record(SIZE), record(half), record(SIZE, TMA), record(SIZE, STREAM), record(SIZE, arch="gfx942")]
     results = tmp_path / "tuned.yaml"
     sized = [replace(r, problem=replace(r.problem, m=20 + i)) for i, r in enumerate(records)]

@@ -11,6 +11,7 @@ import pytest
 from tests.support import ROOT, emulated
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
+from tritongemm.core.problem import matrices
 from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
 
@@ -113,7 +114,7 @@ def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path: Path) -> None
 def test_column_bias_is_broadcast_along_rows() -> None:
     from tritongemm.core.problem import Problem
 
-    bias = launch_plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
+    bias = launch_plans.operands(Problem(M, N, K, *matrices(), bias="m"))["bias"]
     assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
 

@@ -13,7 +13,7 @@ from tritongemm.backends.asm import backend as asm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, TunerFormat
@@ -64,7 +64,7 @@ MOE = f"""cu_num,{MOE_KEYS},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,
 80,8,{KIND},32,0,17.8,_ZN5aiter1E,0.0%,14.5
 """
 BEST = Record(
-    Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False), "gfx942", Config("tile", 16, 16, 16), "triton",
+    Problem(16, 512, 4096, *matrices("bf16", layout="TN")), "gfx942", Config("tile", 16, 16, 16), "triton",
     5e-6, 0.01, "events", library="torch", library_seconds=9e-6, compute_units=304,
 )  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_a_file_without_gfx_has_it_from_its_units() -> None:
 
 def test_an_encoding_follows_the_gpu() -> None:
     text = TUNED["glm5_a8w8_blockscale_bpreshuffle_tuned_gemm.csv"].replace("gfx950,256", "gfx942,304")
-    assert {row.problem.dtype_a for row in read("a8w8_blockscale_bpreshuffle.csv", text)} == {"fp8e4m3fnuz"}
+    assert {row.problem.a.dtype for row in read("a8w8_blockscale_bpreshuffle.csv", text)} == {"fp8e4m3fnuz"}
 
 
 def test_an_assembly_config_is_its_manifests(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_bare_file_is_refused_with_the_choices(name: str) -> None:
 def test_the_users_word_decides_the_family() -> None:
     text = "M,N,K\n1, 16384, 16384\n"
     for word in ("a4w4_blockscale", "a4w4_bpreshuffle"):
-        assert read("sizes.csv", text, word)[0].problem.order_b == "shuffled_16x16"
+        assert read("sizes.csv", text, word)[0].problem.b.order == "shuffled_16x16"
     with pytest.raises(InputError, match="are not those of family a9w9, but of a8w8_blockscale_bpreshuffle"):
         read("sizes.csv", text, "a9w9")
     assert read("sizes.csv", "B,M,N,K\n4,1,2,3\n", "a8w8")[0].problem.batch == 4
@@ -171,7 +171,7 @@ def test_a_scale_for_an_entire_operand_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"row 1 \(line 2\) scaleAB is True: .* can't be tuned here"):
         read("bf16.csv", head + "1,2,3,False,torch.bfloat16,torch.bfloat16,True,False\n")
     (row,) = read("bf16.csv", head + "1,16,128,False,torch.bfloat16,torch.bfloat16,False,True\n")
-    assert row.problem.order_b == "shuffled_16x16"
+    assert row.problem.b.order == "shuffled_16x16"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,10 @@ def test_a_faster_line_that_is_there_stays() -> None:
         ({"target": ""}, "it does not say which GPU it was tuned on"),
         ({"compute_units": 0}, "it does not say how many compute units"),
         ({"library_seconds": None}, "AITER has no kernel for tile"),
-        ({"problem": replace(BEST.problem, row_major_b=True)}, "the columns of the file can't hold it"),
+        (
+            {"problem": replace(BEST.problem, b=BEST.problem.b._replace(row_major=True))},
+            "the columns of the file can't hold it",
+        ),
         ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't hold it"),
     ],
 )

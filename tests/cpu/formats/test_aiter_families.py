@@ -11,13 +11,13 @@ import pytest
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
 
 BEST = Record(
-    Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False), "sm90", Config("tile", 16, 16, 16), "triton",
+    Problem(16, 512, 4096, *matrices("bf16", layout="TN")), "sm90", Config("tile", 16, 16, 16), "triton",
     5e-6, 0.01, "events", library="torch", library_seconds=9e-6, compute_units=132,
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
     )
     assert [d.reason for d in found.damaged if "scaleAB is True" not in d.reason] == []
     for row in found.rows:
-        assert row.problem.family == "a8w8" and row.problem.scale_a and row.problem.scale_a.rows == 0
+        assert row.problem.family == "a8w8" and row.problem.a.scaling and row.problem.a.scaling.rows == 0
         lines, lost = written("", replace(BEST, problem=row.problem))
         assert not lost and f"16,256,512,False,{kind},triton" in lines[1]
 

@@ -45,7 +45,7 @@ def test_a_layer_is_two_products_of_groups() -> None:
         (128, 512, 7168, 256, "a8w8_blockscale"),
         (128, 7168, 256, 256, "a8w8_blockscale"),
     ]
-    assert {r.problem.layout for r in read(UNTUNED)} == {"TN"} and {r.problem.dtype_c for r in read(UNTUNED)} == {
+    assert {r.problem.layout for r in read(UNTUNED)} == {"TN"} and {r.problem.c.dtype for r in read(UNTUNED)} == {
         "bf16"
     }
 

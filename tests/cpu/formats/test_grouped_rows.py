@@ -10,12 +10,13 @@ import pytest
 from tritongemm.cli import options
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, format_of, results_format
 from tritongemm.search_spaces.loader import load_target
 
-GROUPED = Problem(41, 72, 88, groups=5, spread="captured", counts=(7, 0, 33, 1, 0))
+GROUPED = Problem(41, 72, 88, groups=Groups(5, spread="captured", counts=(7, 0, 33, 1, 0)))
 
 
 def rows(text: str) -> list[Problem]:
@@ -27,9 +28,9 @@ def rows(text: str) -> list[Problem]:
     "problem",
     [
         GROUPED,
-        replace(GROUPED, group_form="masked", room=40),
-        replace(GROUPED, spread="skewed", counts=()),
-        replace(GROUPED, spread="uniform", counts=(), group_form="masked", room=9),
+        replace(GROUPED, groups=replace(GROUPED.groups, room=40)),
+        replace(GROUPED, groups=replace(GROUPED.groups, spread="skewed", counts=())),
+        replace(GROUPED, groups=replace(GROUPED.groups, spread="uniform", counts=(), room=9)),
     ],
 )
 def test_results_come_back(problem: Problem) -> None:
@@ -42,7 +43,7 @@ def test_results_come_back(problem: Problem) -> None:
 def test_a_size_says_how_its_rows_are_spread() -> None:
     size = "- {M: 41, N: 72, K: 88, groups: 5"
     assert rows(f"{size}, group_counts: [7, 0, 33, 1, 0]}}\n") == [GROUPED]
-    assert rows(f"{size}, group_room: 16}}\n") == [Problem(41, 72, 88, groups=5, group_form="masked", room=16)]
+    assert rows(f"{size}, group_room: 16}}\n") == [Problem(41, 72, 88, groups=Groups(5, room=16))]
     for wrong, message in (
         (f"{size}, group_counts: [7, 0, 33, 1, 1]}}", "row 1 .line 1. can't be: the groups' rows add up to 42"),
         (f"{size}, group_counts: [7, x]}}", "group_counts: 2 must be a whole number"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
@@ -32,7 +33,7 @@ REVISION = (100100 << 32) + 0xBF2C3184
 
 
 def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    return Problem(m, n, k, dtype, dtype, **{"dtype_c": dtype, "row_major_b": False, **more})
+    return Problem(m, n, k, *matrices(dtype, c="fp16"), **{"dtype_c": dtype, "row_major_b": False, **more})
 
 
 def algorithm(index: int = 44, version: int = REVISION) -> Config:
@@ -55,7 +56,7 @@ def result(problem: Problem, config: Config | None = None, **more: Any) -> Recor
 def test_rows_of_the_library_are_sizes_of_ours() -> None:
     first, second = FORMAT.read(PATH, TUNED, Defaults("int8", bias="m"))
     assert first.problem == product() and (first.line, first.number) == (3, 1) and first.config is None
-    other = Problem(128, 64, 32, "fp16", "fp16", "fp32", row_major_a=False, row_major_b=True, batch=8)
+    other = Problem(128, 64, 32, *matrices(c="fp32", layout="NT"), batch=8)
     assert second.problem == other
     named = f"{HEAD},solution_name\n    T,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,c_f32_r,7,Cijk_Alik_Bljk_MT64x32x64_x\n"
     (row,) = FORMAT.read(PATH, named, Defaults())
@@ -68,7 +69,7 @@ def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
     for name, ours in (("f8_r", "fp8e4m3fn"), ("f8_fnuz_r", "fp8e4m3fnuz"), ("bf8_fnuz_r", "fp8e5m2fnuz")):
         text = f"{HEAD}\n    T,N,1,6144,16,4096,{name},{name},bf16_r,f32_r,7\n"
         (row,) = FORMAT.read(PATH, text, Defaults(fp8_encoding="fnuz"))
-        assert row.problem.dtype_a == row.problem.dtype_b == ours
+        assert row.problem.a.dtype == row.problem.b.dtype == ours
     written = FORMAT.translate([result(product(dtype="fp8e4m3fnuz", dtype_c="bf16"))], {})
     assert ",f8_fnuz_r,f8_fnuz_r,bf16_r," in written.files[""]
 
@@ -102,7 +103,7 @@ def test_a_new_file_names_the_build() -> None:
         (result(product(), algorithm(index=0)), TUNED, "no number of a known build"),
         (result(product()), BENCH, "does not begin with 'Git Version: '"),
         (result(product(dtype="fp32")), TUNED, "are of no products of fp32"),
-        (result(Problem(64, 64, 64, groups=4)), TUNED, "single products and batches"),
+        (result(Problem(64, 64, 64, groups=Groups(4))), TUNED, "single products and batches"),
     ],
 )
 def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:

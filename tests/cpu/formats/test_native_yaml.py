@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -29,7 +29,7 @@ from tritongemm.workloads import sizes
 HERE = Path("rows.yaml")
 
 RECORD = Record(
-    problem=Problem(16, 32, 70, "bf16", "fp8e5m2", "fp32", False, True, "n", 3),
+    problem=Problem(16, 32, 70, *matrices("bf16", "fp8e5m2", "fp32", layout="NT"), bias="n", batch=3),
     target="gfx942",
     config=Config("tile", 64, 32, 16, 8, 2, 4, 3, (("kpack", 2), ("swap_ab", 1), ("waves_per_eu", 0))),
     winner="torch",
@@ -54,7 +54,7 @@ def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:
 @pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
 def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch: str, m: int, templates: int) -> None:
     """What is written must be served, timed and checked by whoever comes later; some tiles are no powers of two."""
-    problem, target = Problem(m, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False), target_files.load_target(arch)
+    problem, target = Problem(m, 6144, 4096, *matrices("bf16", layout="TN")), target_files.load_target(arch)
     kept = prune(space(problem, target), problem, target).kept
     configs = {(c.template, *c.tile): c for c in kept}.values()
     assert len({c.template for c in configs}) >= templates
@@ -154,14 +154,14 @@ def test_one_problem_on_devices_of_two_sizes() -> None:
 
 def test_orders_of_b_and_scales_come_back() -> None:
     a8w8 = registry.get(Family, "a8w8")
-    plain = a8w8.problem(64, 32, 128, "int8", "int8", "bf16", row_major_b=False)
-    shuffled = replace(plain, order_b="shuffled_16x16")
-    assert plain.scale_a and plain.scale_b
+    plain = a8w8.problem(Problem(64, 32, 128, *matrices("int8", c="bf16", layout="TN")))
+    shuffled = replace(plain, b=plain.b._replace(order="shuffled_16x16"))
+    assert plain.a.scaling and plain.b.scaling
     some = [replace(RECORD, problem=p) for p in (plain, shuffled)]
     first, second = write_text(*some).splitlines()[1:]
     assert "order_b" not in first and '"family": "a8w8", "order_b": "shuffled_16x16"' in second
     assert [r.record for r in rows(write_text(*some), Defaults(family="dense_bpreshuffle"))] == some
-    odd = replace(RECORD, problem=replace(plain, scale_b=None))
+    odd = replace(RECORD, problem=replace(plain, b=plain.b._replace(scaling=None)))
     with pytest.raises(InputError, match="has scales that family a8w8 does not have"):
         write_text(odd)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
@@ -71,7 +71,7 @@ PATH = Path("aquavanjaram_Cijk_Alik_Bljk_BBS_BH_UserArgs.yaml")
 
 
 def problem(m: int = 16, n: int = 6144, k: int = 4096, **more: Any) -> Problem:
-    return Problem(m, n, k, "bf16", "bf16", "bf16", **{"row_major_b": False, **more})
+    return Problem(m, n, k, *matrices("bf16"), **{"row_major_b": False, **more})
 
 
 def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
@@ -97,7 +97,7 @@ def test_sizes_and_their_solutions() -> None:
     assert "[64, 8, 1, 32]" in BASE.splitlines()[(second.line or 0) - 1]
     single = {**KIND, "DataType": 0, "DataTypeA": 0, "DataTypeB": 0, "DestDataType": 0}
     rounded = logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 9})
-    assert [row.problem.dtype_a for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
+    assert [row.problem.a.dtype for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
     with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):
         assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
 

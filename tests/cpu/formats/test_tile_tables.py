@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
@@ -67,7 +67,7 @@ def test_the_encoding_of_fp8_is_that_of_the_device() -> None:
     name = NAME.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
     text = table({8: row(waves_per_eu=2, kpack=1, matrix_instr_nonkdim=16)})
     (found,) = VLLM.read(Path(name), text, Defaults())
-    assert found.target == "gfx942" and found.problem.dtype_a == "fp8e4m3fnuz"
+    assert found.target == "gfx942" and found.problem.a.dtype == "fp8e4m3fnuz"
     assert found.config and found.config.options == (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
 
@@ -242,7 +242,7 @@ def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str)
     ("record", "why"),
     [
         (
-            dataclasses.replace(result(1), problem=Problem(1, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False)),
+            dataclasses.replace(result(1), problem=Problem(1, 6144, 4096, *matrices("bf16", layout="TN"))),
             "vLLM's tables are of a8w8_blockscale, plain B in columns, the usual scales and no bias",
         ),
         (result(1, toolchain={}), "does not say on which device"),

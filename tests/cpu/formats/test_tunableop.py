@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -35,7 +35,7 @@ REVISION = (100100 << 32) + 0xBF2C3184
 
 
 def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    return Problem(m, n, k, dtype, dtype, dtype, **{"row_major_b": False, **more})
+    return Problem(m, n, k, *matrices(dtype), **{"row_major_b": False, **more})
 
 
 def result(problem: Problem, winner: str = "torch", config: Config | None = None, **more: Any) -> Record:
@@ -68,7 +68,7 @@ def test_scaled_products() -> None:
     line = "ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_BFloat16_TN,tn_6144_16_4096_ld_4096_4096_6144_rw_1_bias_"
     one = line.replace("rw_1", "rw_0")
     rows = CSV.read(PATH, f"{line}None\n{line}BFloat16\n{one}None\n", Defaults())
-    assert [(r.problem.family, r.problem.bias, r.problem.dtype_a, r.problem.scales) for r in rows] == [
+    assert [(r.problem.family, r.problem.bias, r.problem.a.dtype, r.problem.scales) for r in rows] == [
         ("a8w8", "none", "fp8e4m3fn", ""),
         ("a8w8", "n", "fp8e4m3fn", ""),
         ("a8w8", "none", "fp8e4m3fn", "tensor"),

@@ -13,7 +13,7 @@ from tests.support.formats import read_text
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ResultsFormat
@@ -31,7 +31,7 @@ def test_every_form_of_a_result() -> None:
     first, remark, stream, keys, block, bare = rows((DATA / "tune_gemm_results.yaml").read_text())
     options = (("kpack", 2), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 0))
     assert first.config == Config("tile", 64, 32, 128, 4, 2, 8, 2, options)
-    assert first.problem == Problem(512, 256, 1024, row_major_b=False)
+    assert first.problem == Problem(512, 256, 1024, *matrices(layout="TN"))
     assert (first.line, remark.line, block.line) == (3, 6, 9)
     assert first.record is None, "no time, no result"
     assert remark.config == Config("tile", 64, 32, 128, 1, 1, 4, 2)
@@ -74,13 +74,13 @@ def test_callers_defaults() -> None:
     bare, typed = rows(
         "- {M: 1, N: 2, K: 3}\n- {M: 1, N: 2, K: 3, dtype_a: bf8, dtype_b: fp16, rowMajorB: T, bias: none}", flags
     )
-    assert bare.problem == Problem(1, 2, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "bf16", False, False, "m")
-    assert typed.problem == Problem(1, 2, 3, "fp8e5m2fnuz", "fp16", "bf16", False, True, "none")
+    assert bare.problem == Problem(1, 2, 3, *matrices("fp8e4m3fnuz", c="bf16", layout="NN"), bias="m")
+    assert typed.problem == Problem(1, 2, 3, *matrices("fp8e5m2fnuz", "fp16", "bf16", layout="NT"), bias="none")
 
 
 @pytest.mark.parametrize(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
 def test_c_follows_a(a: str, c: str) -> None:
-    assert make_problem(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, a, a, c)
+    assert make_problem(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, *matrices(a, c=c))
 
 
 def test_open_fp8_needs_an_encoding() -> None:

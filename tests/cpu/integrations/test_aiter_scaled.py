@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter, aiter_scaled
 from tritongemm.numerics import verify
@@ -60,7 +61,7 @@ def test_factors_of_blocks() -> None:
 @pytest.mark.parametrize("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
 def test_fp4(variant: str) -> None:
     family, defaults = registry.family_of(variant)
-    one = family.problem(33, 64, 256, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False, order_b=defaults.order_b)
+    one = family.problem(Problem(33, 64, 256, *matrices("fp4e2m1", c="bf16", layout="TN", order=defaults.order_b)))
     operands = registry.get(Family, one.family).make_inputs(one, "cpu")
     exact, out = family.reference(one, operands), torch.full((64, 64), 7.0, dtype=torch.bfloat16)
     padded = torch.zeros(256, operands["scale_a"].shape[1], dtype=torch.uint8)  # as AITER pads them

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.support.fakes.servers import install_sglang_fp8, install_vllm, install_vllm_blocks
 from tests.support.linear_layers import record
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.plugins import registry
@@ -26,7 +26,9 @@ FP8 = torch.float8_e4m3fn
 
 
 def problem() -> Problem:
-    return registry.get(Family, "a8w8_blockscale").problem(M, N, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    return registry.get(Family, "a8w8_blockscale").problem(
+        Problem(M, N, K, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
+    )
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.machine import Machine
@@ -30,7 +30,7 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied
 from tritongemm.system.ray_hosts import RayHosts
 
-SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+SIZE = Problem(24, 40, 16, *matrices("fp32"))
 CONFIGS = [Config("tile", 16, 16, 16, group_m=g, num_warps=1) for g in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, f"digest{c.group_m}", threads=32) for c in CONFIGS]
 H200 = Machine(target_files.load_target("sm90"), "nvidia", (0,), "H200", "")

@@ -21,7 +21,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure import operand_sets, race
@@ -46,7 +46,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.search_spaces import loader as target_files
 
-SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+SIZE = Problem(24, 40, 16, *matrices("fp32"))
 PROTOCOL = MeasureProtocol(rotating_mb=1)
 
 
@@ -220,7 +220,7 @@ def sized(candidate: LaunchCandidate, *buffers: Buffer) -> LaunchCandidate:
 
 def test_copies_are_side_by_side_as_they_were_laid_out(device: Device) -> None:
     """B is column-major, and no size here is a multiple of what places are aligned to."""
-    sets = OperandSets(setup_of(replace(SIZE, row_major_b=False), MeasureProtocol()), device, 7).sets  # type: ignore[arg-type]
+    sets = OperandSets(setup_of(replace(SIZE, b=SIZE.b._replace(row_major=False)), MeasureProtocol()), device, 7).sets  # type: ignore[arg-type]
     assert len(sets) > 2
     places = [t.data_ptr() for s in sets for t in (s["a"], s["b"], s["c"])]
     unit = operand_sets.ALIGNMENT_BYTES

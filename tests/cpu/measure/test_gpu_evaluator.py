@@ -11,8 +11,9 @@ import pytest
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError, UnavailableError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
@@ -36,7 +37,7 @@ from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
 
-SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+SIZE = Problem(24, 40, 16, *matrices("fp32"))
 READY = OperandsReady(1, True)
 CONFIGS = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, "") for c in CONFIGS]
@@ -97,7 +98,7 @@ def test_a_library_is_not_asked_for_what_it_does_not_compute(
     jobs = answering(gpu, monkeypatch, lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
     with pytest.raises(UnavailableError, match="computes single and batched products, not grouped ones"):
-        gpu.list_algorithms(replace(SIZE, groups=4), "blaslt", 9)
+        gpu.list_algorithms(replace(SIZE, groups=Groups(4)), "blaslt", 9)
     assert not jobs
 
 

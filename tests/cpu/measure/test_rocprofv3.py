@@ -12,7 +12,7 @@ import pytest
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
@@ -178,7 +178,7 @@ def test_the_tool_watches_the_generated_module(tool: Tool) -> None:
     for turn, seconds in enumerate(found.values(), 1):
         assert seconds == pytest.approx([(1000 * turn + i) * 1e-9 for i in (2, 3, 4)]), "two rounds are warm-up"
     assert BASELINE_ENTRY not in run(baseline="")
-    fp8 = Problem(64, 64, 64, dtype_a="fp8e4m3fnuz", dtype_b="fp8e4m3fnuz", dtype_c="bf16")
+    fp8 = Problem(64, 64, 64, *matrices("fp8e4m3fnuz", c="bf16"))
     assert BASELINE_ENTRY not in run(fp8), "PyTorch would copy its operands"
 
 

@@ -14,7 +14,7 @@ from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.numerics.verify import deviation
@@ -25,7 +25,7 @@ from tritongemm.search_spaces import loader as target_files
 
 GFX90A, GFX950 = target_files.load_target("gfx90a"), target_files.load_target("gfx950")
 FAMILY = registry.get(Family, "a4w4_blockscale")
-FP4 = FAMILY.problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+FP4 = FAMILY.problem(Problem(33, 64, 512, *matrices("fp4e2m1", c="bf16", layout="TN")))
 SCALES = registry.get(ScaleLayout, "e8m0_32x8")
 CK = registry.get(KernelBackend, "ck")
 SMALL = "ck.mx__bm32__bn64__bk256__gm1__sk1__w2__s2__pipeline1__wave_m1"
@@ -36,14 +36,14 @@ def test_what_it_is_for() -> None:
     assert FAMILY.supports(FP4, GFX950)
     for problem, target, reason in (
         (FP4, GFX90A, "gfx90a has no matrix instruction for fp4e2m1 with scales of MX"),
-        (replace(FP4, row_major_b=True), GFX950, "column-major"),
+        (replace(FP4, b=FP4.b._replace(row_major=True)), GFX950, "column-major"),
         (replace(FP4, bias="n"), GFX950, "no bias"),
         (replace(FP4, k=511), GFX950, "even K"),
-        (replace(FP4, dtype_c="fp32"), GFX950, "bf16 or fp16, not fp32"),
-        (replace(FP4, dtype_a="int8"), GFX950, "not int8 by fp4e2m1"),
+        (replace(FP4, c=Operand("fp32")), GFX950, "bf16 or fp16, not fp32"),
+        (replace(FP4, a=FP4.a._replace(dtype="int8")), GFX950, "not int8 by fp4e2m1"),
     ):
         assert reason in FAMILY.supports(problem, target).reason
-    dense = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16")
+    dense = Problem(33, 64, 512, *matrices("fp4e2m1", c="bf16"))
     assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
     assert make_problem(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
     assert [axes.template for axes in space(FP4, GFX950).axes] == ["tile", "stream_k"]
@@ -105,7 +105,7 @@ def test_instances() -> None:
         assert "{{" not in text and "DeviceGemmMX_Xdl_CShuffleV3" in text
         assert f"{config.block_m}, {config.block_n}, 128, 16, 16, 16, 16, " in text, "K in bytes"
     assert "static_cast<const int32_t*>(scale_a)" in text and "void* scale_a, " in text
-    assert {c.template for c in CK.candidates(Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), GFX950)} == {
+    assert {c.template for c in CK.candidates(Problem(64, 64, 512, *matrices("bf16", layout="TN")), GFX950)} == {
         "universal"
     }
 
@@ -118,7 +118,7 @@ def test_instances() -> None:
         (SMALL, replace(FP4, n=48), "N 48 of 32"),
         (SMALL.replace("bn64", "bn32"), FP4, "don't tile 32 x 32"),
         (SMALL.replace("pipeline1", "pipeline3"), FP4, "2 K blocks for pipeline v3"),
-        (SMALL, Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), "has no template mx on such operands"),
+        (SMALL, Problem(64, 64, 512, *matrices("bf16", layout="TN")), "has no template mx on such operands"),
     ],
 )
 def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> None:

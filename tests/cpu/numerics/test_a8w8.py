@@ -21,7 +21,7 @@ from tritongemm.codegen import render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
@@ -39,8 +39,10 @@ from tritongemm.system.child_process import WorkerProcess
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
 NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"
 FAMILY = registry.get(Family, "a8w8")
-FP8 = FAMILY.problem(33, 48, 80, NUZ, NUZ, "bf16", bias="n")
-INT8 = replace(FP8, dtype_a="int8", dtype_b="int8", dtype_c="fp16", row_major_b=False, bias="m")
+FP8 = FAMILY.problem(Problem(33, 48, 80, *matrices(NUZ, c="bf16"), bias="n"))
+INT8 = replace(
+    FP8, bias="m", a=FP8.a._replace(dtype="int8"), b=FP8.b._replace(dtype="int8", row_major=False), c=Operand("fp16")
+)
 SPLIT = Config("tile", 16, 32, 64, split_k=2, num_warps=2)
 CONFIGS = (
     SPLIT,
@@ -59,12 +61,12 @@ CONFIGS = (
         (FP8, GFX942, None),
         (INT8, GFX942, None),
         (INT8, SM90, None),
-        (replace(FP8, dtype_b="fp8e5m2fnuz"), GFX942, None),
+        (replace(FP8, b=FP8.b._replace(dtype="fp8e5m2fnuz")), GFX942, None),
         (FP8, GFX950, f"no matrix instruction for {NUZ} (A); its fp8 encoding is fn"),
-        (replace(FP8, dtype_b="int8"), GFX942, f"fp8 by fp8 or int8 by int8, not {NUZ} by int8"),
-        (FAMILY.problem(8, 8, 8, "fp16", "fp16", "fp16"), GFX942, "not fp16 by fp16"),
-        (replace(FP8, dtype_c=NUZ), GFX942, f"gives bf16, fp16, fp32, not {NUZ}"),
-        (replace(INT8, dtype_c="int32"), GFX942, "not int32"),
+        (replace(FP8, b=FP8.b._replace(dtype="int8")), GFX942, f"fp8 by fp8 or int8 by int8, not {NUZ} by int8"),
+        (FAMILY.problem(Problem(8, 8, 8, *matrices())), GFX942, "not fp16 by fp16"),
+        (replace(FP8, c=Operand(NUZ)), GFX942, f"gives bf16, fp16, fp32, not {NUZ}"),
+        (replace(INT8, c=Operand("int32")), GFX942, "not int32"),
     ],
 )
 def test_what_it_is_for(problem: Problem, target: Target, reason: str | None) -> None:
@@ -85,7 +87,7 @@ def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
     assert float(exact[i, j]) == pytest.approx(wanted, rel=1e-12)
     plain = FAMILY.reference(replace(problem, bias="none"), operands)
     assert 0.5 < float(plain.square().mean().sqrt()) < 2
-    rounded = exact.to(getattr(torch, problem.c.torch))
+    rounded = exact.to(getattr(torch, problem.c.type.torch))
     assert deviation(rounded, exact) < FAMILY.tolerance(problem)
     for name in ("scale_a", "scale_b"):  # one scale that is wrong shows
         spoiled = operands | {name: operands[name].clone()}
@@ -95,8 +97,8 @@ def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
 
 @pytest.mark.parametrize("problem", [FP8, INT8], ids=["fp8", "int8"])
 def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path: Path, problem: Problem) -> None:
-    if problem.a.is_fp8:
-        problem = replace(problem, dtype_a=OCP, dtype_b=OCP)
+    if problem.a.type.is_fp8:
+        problem = replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP))
     missing = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted} - {
         c.template for c in (*CONFIGS, *GROUPED)
     }
@@ -128,7 +130,7 @@ def test_defaults_of_what_is_not_said() -> None:
         make_problem(Defaults(family="a9w9"), 1, 2, 3)
     tune_gemm = registry.get(Format, "tune_gemm")
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())
-    assert row.problem == FAMILY.problem(1, 2, 3, OCP, OCP, "bf16")
+    assert row.problem == FAMILY.problem(Problem(1, 2, 3, *matrices(OCP, c="bf16")))
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3}\n", Defaults(family="a8w8"))
     assert row.problem.family == "a8w8"
     record = Record(INT8, "gfx942", SPLIT, "triton", 1e-6, 0.0, "model")
@@ -170,14 +172,14 @@ def test_sums_that_are_added_up_a_few_rows_at_a_time_are_scaled(tmp_path: Path, 
 def test_exported_kernels_are_distinguished_from_those_without_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaled = replace(INT8, bias="none", dtype_c="bf16", k=128)
+    scaled = replace(INT8, bias="none", k=128, c=Operand("bf16"))
     record = Record(scaled, "gfx942", SPLIT, "triton", 1e-6, 0.0, "events")
     (path,), refused = kernel_manifest.export([record], tmp_path, Machine(GFX942, "", (), "", ""))
     assert not refused
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     asm = registry.get(KernelBackend, "asm")
     (config,) = asm.candidates(scaled, GFX942)
-    dense = Problem(scaled.m, scaled.n, scaled.k, "int8", "int8", "bf16", row_major_b=False)
+    dense = Problem(scaled.m, scaled.n, scaled.k, *matrices("int8", c="bf16", layout="TN"))
     assert asm.candidates(dense, GFX942) == []
     built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
     launch = registry.get(KernelBackend, "asm").launch(replace(built, path="x"), scaled, GFX942)
@@ -189,7 +191,7 @@ def test_exported_kernels_are_distinguished_from_those_without_scales(
 
 
 def test_instances_of_ck() -> None:
-    problem = replace(FP8, m=256, n=512, k=1024, row_major_b=False)
+    problem = replace(FP8, m=256, n=512, k=1024, b=FP8.b._replace(row_major=False))
     library = registry.get(KernelBackend, "ck")
     configs = library.candidates(replace(problem, bias="none", m=16, k=8192), GFX942)
     split = next(c for c in configs if c.split_k > 1)
@@ -198,10 +200,12 @@ def test_instances_of_ck() -> None:
     assert "C[M, N] = A @ B * scale_a * scale_b + bias" in text
     assert "ck::Tuple<Col, Row, Row>" in text and "ck::Tuple<float, float, ck::bhalf_t>" in text
     assert "{ scale_a, scale_b, bias }" in text
-    integers = replace(problem, dtype_a="int8", dtype_b="int8")
+    integers = replace(problem, a=problem.a._replace(dtype="int8"), b=problem.b._replace(dtype="int8"))
     assert "using Sum = int32_t;" in ck.source(configs[0], integers)
     cutlass = registry.get(Backend, "cutlass")
-    reason = cutlass.supports(replace(problem, dtype_a=OCP, dtype_b=OCP), SM90).reason
+    reason = cutlass.supports(
+        replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP)), SM90
+    ).reason
     assert reason == "its kernels can't apply scale_a in the epilogue"
 
 
@@ -225,9 +229,9 @@ def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str
 
 
 def test_pytorch_scales_rows_only_where_it_can() -> None:
-    linear = FAMILY.problem(32, 64, 128, OCP, OCP, "bf16", row_major_b=False)
+    linear = FAMILY.problem(Problem(32, 64, 128, *matrices(OCP, c="bf16", layout="TN")))
     assert torch_backend.function(linear) == registry.baseline().torch_function(linear) == "_scaled_mm"
-    assert torch_backend.function(replace(linear, dtype_c="fp16")) == ""
+    assert torch_backend.function(replace(linear, c=Operand("fp16"))) == ""
     assert torch_backend.function(replace(INT8, m=32)) == "_int_mm"
     assert torch_backend.function(replace(INT8, m=16)) == ""
     text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, library="_scaled_mm")

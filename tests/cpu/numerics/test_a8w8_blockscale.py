@@ -18,7 +18,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem, results_format
@@ -33,7 +33,7 @@ from tritongemm.system.child_process import WorkerProcess
 FAMILY = registry.get(Family, "a8w8_blockscale")
 SM90 = target_files.load_target("sm90")
 OCP = "fp8e4m3fn"
-PLAIN = FAMILY.problem(17, 144, 336, OCP, OCP, "bf16", row_major_b=False)
+PLAIN = FAMILY.problem(Problem(17, 144, 336, *matrices(OCP, c="bf16", layout="TN")))
 CONFIGS = (
     Config("tile", 16, 64, 128, split_k=2),
     Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
@@ -57,7 +57,10 @@ FORMS: dict[str, dict[str, Any]] = {
 def of(scales: str, **changes: Any) -> Problem:
     p = replace(PLAIN, **changes)
     return FAMILY.problem(
-        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_b=p.row_major_b, bias=p.bias, scales=scales
+        Problem(
+            p.m, p.n, p.k, *matrices(p.a.dtype, p.b.dtype, p.c.dtype, layout="T" + "NT"[p.b.row_major]), bias=p.bias
+        ),
+        scales,
     )
 
 
@@ -78,9 +81,9 @@ def lifted(problem: Problem, operands: Operands) -> torch.Tensor:
     c = torch.zeros(problem.m, problem.n, dtype=torch.float64)
     a, b, of_a, of_b = (operands[name].double() for name in ("a", "b", "scale_a", "scale_b"))
     for k in range(problem.k):
-        left = of_a[k // 128] if problem.scale_a.layout == "groups" else of_a[:, k // 128]  # type: ignore[union-attr]
-        right = of_b[k // 128] if problem.scale_b.layout == "groups" else of_b[:, k // 128]  # type: ignore[union-attr]
-        right = right.repeat_interleave(problem.scale_b.rows)[: problem.n]  # type: ignore[union-attr]
+        left = of_a[k // 128] if problem.a.scaling.layout == "groups" else of_a[:, k // 128]  # type: ignore[union-attr]
+        right = of_b[k // 128] if problem.b.scaling.layout == "groups" else of_b[:, k // 128]  # type: ignore[union-attr]
+        right = right.repeat_interleave(problem.b.scaling.rows)[: problem.n]  # type: ignore[union-attr]
         c += torch.outer(a[:, k] * left[: problem.m], b[k] * right)
     return c
 
@@ -155,7 +158,7 @@ def test_a_granularity_is_written_where_it_is_not_the_usual_one() -> None:
     assert row.record == record
     with pytest.raises(InputError, match=r"'row' .* it has block, block_rows, group, group_rows"):
         of("row")
-    assert not FAMILY.supports(replace(PLAIN, scale_a=None), SM90)
+    assert not FAMILY.supports(replace(PLAIN, a=PLAIN.a._replace(scaling=None)), SM90)
 
 
 EMULATED = (
@@ -176,7 +179,9 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) 
     target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
     fp8 = "fp8e4m3fnuz" if target.fp8 == "fnuz" else OCP
     if scales == "tensor":
-        problem = registry.get(Family, "a8w8").problem(17, 144, 300, fp8, fp8, "bf16", bias="n", scales=scales)
+        problem = registry.get(Family, "a8w8").problem(
+            Problem(17, 144, 300, *matrices(fp8, c="bf16"), bias="n"), scales
+        )
     else:
         problem = of(
             scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.computable_families import name_others
 from tritongemm.search_spaces.loader import load_target
 
@@ -24,8 +24,8 @@ def test_what_a_target_computes(target: str, able: set[str], unable: set[str]) -
 
 
 def test_others_are_named_for_a_family_that_is_not_computed() -> None:
-    fp4 = Problem(16, 256, 256, "fp4e2m1", "fp4e2m1", "bf16", family="a4w4_blockscale", order_b="shuffled_16x16")
+    fp4 = Problem(16, 256, 256, *matrices("fp4e2m1", c="bf16", order="shuffled_16x16"), family="a4w4_blockscale")
     assert name_others(fp4, load_target("gfx950")) == ""
     assert name_others(fp4, load_target("gfx90a")).startswith("; gfx90a computes the families a8w8,")
-    odd = Problem(16, 256, 255, "fp8e4m3fn", "fp8e4m3fn", "bf16", family="a8w8_blockscale", row_major_b=False)
+    odd = Problem(16, 256, 255, *matrices("fp8e4m3fn", c="bf16", layout="TN"), family="a8w8_blockscale")
     assert name_others(odd, load_target("gfx942")) == "", "its size is wrong, not its family"

@@ -17,7 +17,7 @@ from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.cli import launch_plan
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.plugins import registry
@@ -34,7 +34,9 @@ LAYOUT = registry.get(WeightLayout, "shuffled_16x16")
 def problem(family: str, m: int = 33, n: int = 256, k: int = 512, arch: str = "gfx942") -> Problem:
     a = {"dense": "bf16", "a8w8": "int8", "a4w4": "fp4e2m1"}[family.split("_")[0]]
     a = (NUZ if arch == "gfx942" else "fp8e4m3fn") if "a8w8_blockscale" in family else a
-    return registry.get(Family, family).problem(m, n, k, a, a, "bf16", row_major_b=False, order_b=LAYOUT.name)
+    return registry.get(Family, family).problem(
+        Problem(m, n, k, *matrices(a, c="bf16", layout="TN", order=LAYOUT.name))
+    )
 
 
 @pytest.mark.parametrize(("dtype", "run"), [(torch.int8, 16), (torch.bfloat16, 8), (torch.float32, 4)])
@@ -64,8 +66,8 @@ def test_the_reference_reads_it(family: str) -> None:
     exact = plugin.reference(one, operands)
     assert exact.shape == (33, 256) and 0.05 < float(exact.square().mean().sqrt()) < 1e3
     b = LAYOUT.unpack(operands["b"])
-    assert torch.equal(plugin.reference(replace(one, order_b=PLAIN), operands | {"b": b}), exact)
-    plain = plugin.make_inputs(replace(one, order_b=PLAIN), "cpu")
+    assert torch.equal(plugin.reference(replace(one, b=one.b._replace(order=PLAIN)), operands | {"b": b}), exact)
+    plain = plugin.make_inputs(replace(one, b=one.b._replace(order=PLAIN)), "cpu")
     assert torch.equal(plain["b"].double(), b.double()), "the same numbers in another order"
     if family == "a8w8_blockscale":
         i, j = 7, 200
@@ -75,7 +77,7 @@ def test_the_reference_reads_it(family: str) -> None:
             for k in range(512)
         )  # fmt: skip
         assert float(exact[i, j]) == pytest.approx(sum(terms), rel=1e-12)
-    assert "column-major" in plugin.supports(replace(one, row_major_b=True), target).reason
+    assert "column-major" in plugin.supports(replace(one, b=one.b._replace(row_major=True)), target).reason
     assert not plugin.supports(replace(one, n=40), target)
     assert not plugin.supports(replace(one, k=520), target)
 
@@ -91,7 +93,7 @@ def test_who_reads_it(family: str) -> None:
     assert not described & {"tma", "persistent", "ws_tma"}
     assert torch_backend.function(one) == ""
     assert launch_plans.operands(one)["b"]["order"] == "shuffled"
-    assert "order" not in launch_plans.operands(replace(one, order_b=PLAIN))["b"]
+    assert "order" not in launch_plans.operands(replace(one, b=one.b._replace(order=PLAIN)))["b"]
 
 
 MANIFEST = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
@@ -103,7 +105,7 @@ I8, MX, BLOCK = "I8gemm_bf16_perTokenI8_32x128", "f4gemm_bf16_per1x32Fp4_256x256
     [
         (I8, 1, problem("a8w8"), None),
         (I8, 1, problem("a8w8", k=192), "multiple of 128 and N of 256"),
-        (I8, 1, replace(problem("a8w8"), dtype_c="fp32"), "writes bf16"),
+        (I8, 1, replace(problem("a8w8"), c=Operand("fp32")), "writes bf16"),
         (I8, 1, replace(problem("a8w8"), bias="n"), "adds nothing"),
         (I8, 1, replace(problem("a8w8"), dtype_a=NUZ, dtype_b=NUZ), "int8 with a scale"),
         (I8, 1, replace(problem("a8w8"), order_b=PLAIN), "B must be shuffled beforehand"),
@@ -174,7 +176,7 @@ def test_aiters_kernels_run_right(
     one = replace(problem(family, m=256 if order == PLAIN else 100, arch=arch), order_b=order)
     if not asm.survey(one, target_files.load_target(arch))[0]:
         pytest.skip(f"the manifests have no kernel of {family} for {arch}")
-    size = ["-m", str(one.m), "-n", str(one.n), "-k", str(one.k), "-col_b", "-dtype_a", one.dtype_a]
+    size = ["-m", str(one.m), "-n", str(one.n), "-k", str(one.k), "-col_b", "-dtype_a", one.a.dtype]
     name = family if order == PLAIN else next(iter(registry.get(Family, family).variants))
     argv = [*size, "--family", name, "--target", arch, "--backend", "asm", "-o", str(tmp_path), "--num_threads", "1"]
     assert launch_plan.main(argv) == 0

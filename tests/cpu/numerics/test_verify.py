@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.numerics.verify import VerifyResult, compare, library_fault, poison, verify
 from tritongemm.plugins import registry
@@ -24,7 +24,7 @@ DENSE = registry.get(Family, "dense")
 def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty C and the exact result."""
     operands = DENSE.make_inputs(problem, "cpu")
-    c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch))
+    c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.type.torch))
     return c, DENSE.reference(problem, operands)
 
 
@@ -52,14 +52,14 @@ def put(value: float) -> Run:
 @pytest.mark.parametrize("dtype_c", ["fp16", "bf16", "fp32", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz"])
 @pytest.mark.parametrize("bias", ["none", "m", "n"])
 def test_rounding_passes(dtype_c: str, bias: str) -> None:
-    found = verified(Problem(33, 65, 70, "bf16", "bf16", dtype_c, bias=bias))
+    found = verified(Problem(33, 65, 70, *matrices("bf16", c=dtype_c), bias=bias))
     assert found.ok and found.reason == ""
     assert found.error > 0 or dtype_c == "fp32"
 
 
 @pytest.mark.parametrize("dtype_c", ["int32", "int8"])
 def test_integers_are_exact(dtype_c: str) -> None:
-    problem = Problem(33, 65, 70, "int8", "int8", dtype_c)
+    problem = Problem(33, 65, 70, *matrices("int8", c=dtype_c))
     assert (DENSE.tolerance(problem), verified(problem).error) == (0.0, 0.0)
     found = verified(problem, put(math.inf))  # one more than right
     assert not found.ok and found.error > 0, "one unit in one element shows"
@@ -83,14 +83,14 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
 )
 def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
     """C holds the right answer from before, and one element is not written: the poison shows."""
-    problem = Problem(20, 20, 32, *dtypes)
+    problem = Problem(20, 20, 32, *matrices(*dtypes))
     c, exact = made(problem)
     c.copy_(exact.to(c.dtype))
     mask = torch.ones(20, 20, dtype=torch.bool)
     mask[19, 19] = False
     right = exact.to(c.dtype)
     # int8 has no NaN; its poison must differ from what is right there, or nothing is to be seen
-    assert problem.dtype_c != "int8" or right[19, 19] != -77
+    assert problem.c.dtype != "int8" or right[19, 19] != -77
 
     def run() -> None:
         kept = c[19, 19].clone()
@@ -102,7 +102,7 @@ def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
 def test_poison_is_nan_where_there_is_one(dtype: str) -> None:
-    c = torch.zeros((3, 3), dtype=getattr(torch, Problem(1, 1, 1, dtype_c=dtype).c.torch))
+    c = torch.zeros((3, 3), dtype=getattr(torch, Problem(1, 1, 1, *matrices(c=dtype)).c.torch))
     poison(c)
     assert c.float().isnan().all()
 
@@ -128,7 +128,7 @@ def test_a_second_run_that_differs() -> None:
 
 
 def test_results_that_flicker_within_rounding() -> None:
-    problem, calls = Problem(16, 16, 16, dtype_c="fp8e4m3fn"), []
+    problem, calls = Problem(16, 16, 16, *matrices(c="fp8e4m3fn")), []
     c, exact = made(problem)
 
     def run() -> None:
@@ -141,7 +141,7 @@ def test_results_that_flicker_within_rounding() -> None:
 
 def test_a_library_may_round_partial_sums_to_the_type_of_c() -> None:
     """As PyTorch lets it; a part of K that is left out is far beyond that."""
-    problem = Problem(256, 256, 4096, "bf16", "bf16", "bf16")
+    problem = Problem(256, 256, 4096, *matrices("bf16"))
     operands = DENSE.make_inputs(problem, "cpu")
     exact, (a, b) = DENSE.reference(problem, operands), (operands["a"].double(), operands["b"].double())
     parts = [(a[:, k : k + 512] @ b[k : k + 512]).bfloat16() for k in range(0, 4096, 512)]
@@ -160,7 +160,7 @@ def test_decisions() -> None:
 @pytest.mark.parametrize("row_major_a", [True, False])
 @pytest.mark.parametrize("row_major_b", [True, False])
 def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool) -> None:
-    problem = Problem(5, 6, 7, row_major_a=row_major_a, row_major_b=row_major_b, bias="m")
+    problem = Problem(5, 6, 7, *matrices(layout="NT"[row_major_a] + "NT"[row_major_b]), bias="m")
     operands = DENSE.make_inputs(problem, "cpu")
     a, b = operands["a"], operands["b"]
     assert (a.shape, b.shape) == ((5, 7), (7, 6)) and operands["bias"].shape == (5,)
@@ -172,7 +172,7 @@ def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool
 
 @pytest.mark.parametrize("init", INITS)
 def test_inits(init: str) -> None:
-    a = DENSE.make_inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)["a"]
+    a = DENSE.make_inputs(Problem(64, 64, 64, *matrices("fp32")), "cpu", init)["a"]
     assert a.isfinite().all() and (init == "zeros") == (not a.any())
     if init == "hpl":
         assert a.min() >= -0.5 and a.max() <= 0.5
@@ -183,10 +183,10 @@ def test_inits(init: str) -> None:
 def test_narrow_results_stay_in_range() -> None:
     """Random operands are scaled so that an eight-bit float C seldom saturates, at any K."""
     for k in (1, 64, 4096):
-        problem = Problem(64, 64, k, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp8e4m3fnuz")
+        problem = Problem(64, 64, k, *matrices("fp8e4m3fnuz"))
         exact = made(problem)[1]
-        assert exact.abs().max() < problem.c.maximum, k
-    exact = made(Problem(16, 16, 4096, "int8", "int8", "int8"))[1]
+        assert exact.abs().max() < problem.c.type.maximum, k
+    exact = made(Problem(16, 16, 4096, *matrices("int8")))[1]
     assert (exact.min(), exact.max()) == (-128, 127), "integers saturate"
 
 
@@ -194,19 +194,19 @@ def test_what_a_target_does_not_run() -> None:
     gfx942, sm90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
     fn, nuz = "fp8e4m3fn", "fp8e4m3fnuz"
     assert DENSE.supports(Problem(1, 1, 1), gfx942)
-    assert DENSE.supports(Problem(1, 1, 1, nuz, nuz), gfx942)
+    assert DENSE.supports(Problem(1, 1, 1, *matrices(nuz, c="fp16")), gfx942)
     for problem, target, complaint in (
         (
-            Problem(1, 1, 1, fn, fn),
+            Problem(1, 1, 1, *matrices(fn, c="fp16")),
             gfx942,
             "gfx942 has no matrix instruction for fp8e4m3fn (A); its fp8 encoding is fnuz",
         ),
-        (Problem(1, 1, 1, "fp16", nuz), sm90, "no matrix instruction for fp8e4m3fnuz (B); its fp8 encoding is fn"),
-        (Problem(1, 1, 1, dtype_c=nuz), sm90, "sm90 does not convert to fp8e4m3fnuz (C)"),
-        (Problem(1, 1, 1, "int8", "fp16", "fp16"), sm90, "int8 times fp16 mixes integers with floats"),
-        (Problem(1, 1, 1, "int8", "int8", "fp16"), sm90, "int8 operands need an integer C, not fp16"),
-        (Problem(1, 1, 1, dtype_c="int8"), sm90, "fp16 operands need a C of floats, not int8"),
-        (Problem(1, 1, 1, "int32", "int32", "int32"), sm90, "int32"),
+        (Problem(1, 1, 1, *matrices(b=nuz)), sm90, "no matrix instruction for fp8e4m3fnuz (B); its fp8 encoding is fn"),
+        (Problem(1, 1, 1, *matrices(c=nuz)), sm90, "sm90 does not convert to fp8e4m3fnuz (C)"),
+        (Problem(1, 1, 1, *matrices("int8", "fp16", "fp16")), sm90, "int8 times fp16 mixes integers with floats"),
+        (Problem(1, 1, 1, *matrices("int8", c="fp16")), sm90, "int8 operands need an integer C, not fp16"),
+        (Problem(1, 1, 1, *matrices(c="int8")), sm90, "fp16 operands need a C of floats, not int8"),
+        (Problem(1, 1, 1, *matrices("int32")), sm90, "int32"),
     ):
         found = DENSE.supports(problem, target)
         assert not found and complaint in found.reason
@@ -214,7 +214,7 @@ def test_what_a_target_does_not_run() -> None:
 
 def test_a_share_of_the_elements_may_be_outside() -> None:
     """--errRatio: as many as it says, counted over all; none of them lost."""
-    problem = Problem(16, 64, 32, "bf16", "bf16", "bf16")
+    problem = Problem(16, 64, 32, *matrices("bf16"))
     c, exact = made(problem)
 
     def outcome(ratio: float, spoil: Run) -> VerifyResult:

@@ -14,8 +14,9 @@ from torch import Tensor
 import tritongemm
 from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.integers import cdiv
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.operations.batched import BATCHED, BatchOperands
@@ -78,10 +79,29 @@ def written(product: Product, order_b: str = "") -> Problem | None:
     p = product
     assert p.order_b == order_b
     family: Family = registry.get(Family, p.family)
-    return None if p.left_out else family.problem(
-        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b or PLAIN, scales=p.scales, shared=p.shared,
-    )  # fmt: skip
+    return (
+        None
+        if p.left_out
+        else family.problem(
+            Problem(
+                p.m,
+                p.n,
+                p.k,
+                *matrices(
+                    p.dtype_a,
+                    p.dtype_b,
+                    p.dtype_c,
+                    layout="NT"[p.row_major_a] + "NT"[p.row_major_b],
+                    order=p.order_b or PLAIN,
+                    shared=p.shared,
+                ),
+                bias=p.bias,
+                batch=p.batch,
+                groups=Groups(p.groups),
+            ),
+            p.scales,
+        )
+    )
 
 
 def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[Problem, ...]:

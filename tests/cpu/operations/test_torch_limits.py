@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.operations.torch_limits import serves_other_m, takes_blocks, takes_fp8, takes_groups, takes_int8
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -22,5 +23,5 @@ def test_sizes() -> None:
     [("int8", 17, 24, True), ("int8", 16, 24, False), ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)],
 )
 def test_a_row_of_another_m_serves_where_pytorch_has_no_such_product(dtype: str, m: int, n: int, fast: bool) -> None:
-    problem = registry.get(Family, "a8w8").problem(m, n, 64, dtype, dtype, "bf16", row_major_b=False)
+    problem = registry.get(Family, "a8w8").problem(Problem(m, n, 64, *matrices(dtype, c="bf16", layout="TN")))
     assert serves_other_m(problem, "sm90") is not fast

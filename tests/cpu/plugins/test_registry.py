@@ -19,7 +19,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -271,8 +271,8 @@ def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: p
     (tmp_path / "sizes.toy").write_text("toy\n3 4 5\n")
     (row,) = sizes.from_file(tmp_path / "sizes.toy", Defaults())
     family = registry.get(Family, "family_toy")
-    assert row.problem == family.problem(3, 4, 5, "fp16", "int8", "fp16")
-    refused = family.supports(family.problem(3, 4, 5, "int8", "int8", "int32"), GFX942)
+    assert row.problem == family.problem(Problem(3, 4, 5, *matrices(b="int8")))
+    refused = family.supports(family.problem(Problem(3, 4, 5, *matrices("int8", c="int32"))), GFX942)
     assert refused.reason == "it multiplies fp16 or bf16 by int8 into A's type, not int8-int8-int32"
 
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]

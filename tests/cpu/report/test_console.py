@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import OUR_FAULT, Trial
 from tritongemm.report import console as console_module
@@ -96,7 +96,7 @@ def printed(records: list[Record], width: int, compare: bool) -> list[str]:
 def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
     """On one line each, with a distinguishable config; the title names the clock once."""
     config = Config("tile", 128, 128, 64, 4, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0)))
-    size = Problem(16384, 16384, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    size = Problem(16384, 16384, 8192, *matrices("bf16", layout="TN"))
     tied = dataclasses.replace(record(size, config, 12345.67, 12345.67), error=1.2e-4, tie=True)
     title, head, row = printed([tied], 120, compare)
     assert title.strip() == "Median times (timer: graph-events)" and "timer" not in head
@@ -107,7 +107,7 @@ def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
 
 @pytest.mark.parametrize("compare", [False, True])
 def test_a_long_size_is_complete(compare: bool) -> None:
-    size = Problem(1048576, 16384, 16, "fp8e4m3fnuz", "fp8e5m2fnuz", "bf16", row_major_b=False)
+    size = Problem(1048576, 16384, 16, *matrices("fp8e4m3fnuz", "fp8e5m2fnuz", "bf16", layout="TN"))
     assert len(size.key) == 48
     config = Config("ws_tma_swapped", 128, 256, 64, 4, 2, 8, 4, (("a", 1), ("b", 2), ("c", 3)))
     lines = printed([record(size, config, 1234.5, 1234.5)], 120, compare)

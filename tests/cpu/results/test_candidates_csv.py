@@ -13,7 +13,7 @@ import pytest
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
@@ -21,7 +21,7 @@ from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.results import candidates_csv
 from tritongemm.results.store import Store
 
-SIZE = Problem(16, 32, 64, "bf16", "bf16", "fp32", row_major_b=False)
+SIZE = Problem(16, 32, 64, *matrices("bf16", c="fp32", layout="TN"))
 OURS = Config("tile", 16, 32, 32, 1, 2, 4, 2)
 LIBRARY = Config("Cijk_MT16x32x64", 16, 32, 64, options=(("index", 77), ("version", 130100)), backend="blaslt")
 ASM = Config("_ZN5aiter3fooE", 32, 64, 64, 1, 3, backend="asm")

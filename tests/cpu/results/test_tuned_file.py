@@ -11,7 +11,7 @@ from tests.support.stores import record, take
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.results import tuned_file
@@ -24,7 +24,7 @@ HEADER = (
 )
 TYPES = "False,torch.bfloat16,torch.bfloat16,False,False"
 THERE = f"gfx942,304,16,512,4096,{TYPES},flydsl,7,0,8.0,flydsl_bf16_x,0.0,1.0,1.0"
-WIDE, TALL = (Problem(m, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False) for m in (16, 4096))
+WIDE, TALL = (Problem(m, 512, 4096, *matrices("bf16", layout="TN")) for m in (16, 4096))
 MI300X = loader.load_target("gfx942")
 
 

@@ -28,7 +28,7 @@ from tritongemm.codegen import geometry, render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.system.child_process import WorkerProcess
@@ -36,7 +36,7 @@ from tritongemm.workloads import sizes
 
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
-ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
+ODD = Problem(17, 19, 21, *matrices(layout="TN"), batch=2)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,9 @@ ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
 def test_pointer_templates_at_odd_sizes(
     interpreter: WorkerProcess, tmp_path: Path, shared: str, row_a: bool, row_b: bool, bias: str
 ) -> None:
-    problem = replace(ODD, row_major_a=row_a, row_major_b=row_b, bias=bias, shared=shared)
+    problem = replace(
+        ODD, bias=bias, a=ODD.a._replace(shared=shared == "a"), b=ODD.b._replace(shared=shared == "b")
+    ).stored(row_a, row_b)
     found = errors(interpreter, problem, (SPLIT, GEMV) if shared else POINTERS, GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
@@ -60,7 +62,7 @@ def test_descriptors_cover_the_batch(
 ) -> None:
     """M is no multiple of a tile: what a block reads of the next product's rows must not reach C."""
     m = 19 if row_a else 24
-    problem = Problem(m, 24, k, row_major_a=row_a, row_major_b=row_b, batch=2, shared=shared)
+    problem = Problem(m, 24, k, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=2)
     triton = registry.get(KernelBackend, "triton")
     assert all(triton.check(config, problem, SM90) for config in DESCRIBED)
     found = errors(interpreter, problem, (TMA_POLLED,) if shared else DESCRIBED, SM90, tmp_path)
@@ -69,7 +71,7 @@ def test_descriptors_cover_the_batch(
 
 @pytest.mark.parametrize(("dtypes", "shared"), [(("int8", "int8", "int32"), ""), (("bf16",) * 3, "b")])
 def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, str, str], shared: str) -> None:
-    problem = Problem(17, 19, 21, *dtypes, row_major_b=False, batch=2, shared=shared)
+    problem = Problem(17, 19, 21, *matrices(*dtypes, layout="TN", shared=shared), batch=2)
     found = errors(interpreter, problem, (SPLIT, GEMV), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
@@ -77,7 +79,9 @@ def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, s
 @pytest.mark.parametrize(("dtype", "shared"), [("int8", ""), ("int8", "b"), ("fp8e4m3fnuz", ""), ("fp8e4m3fnuz", "a")])
 def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path: Path, dtype: str, shared: str) -> None:
     family: Family = registry.get(Family, "a8w8")
-    problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
+    problem = family.problem(
+        Problem(17, 19, 21, *matrices(dtype, c="fp16", layout="TN", shared=shared), bias="n", batch=2)
+    )
     found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
@@ -101,14 +105,14 @@ def test_scales_along_k_of_each_product(
     """Factors in another product's place would be off by powers of two."""
     family: Family = registry.get(Family, "a8w8_blockscale")
     problem = family.problem(
-        9, 136, 272, dtype, dtype, "fp32", row_major_b=False, bias="n", batch=2, shared=shared, scales=scales
+        Problem(9, 136, 272, *matrices(dtype, c="fp32", layout="TN", shared=shared), bias="n", batch=2), scales
     )
     assert family.supports(problem, SM90)
     operands = family.make_inputs(problem, "cpu")
     exact = family.reference(problem, operands)
     for product in range(2):
         own = {n: t[product] if problem.operands[n].batch else t for n, t in operands.items()}
-        single = replace(problem, batch=1, shared="")
+        single = replace(problem, batch=1, a=problem.a._replace(shared=False), b=problem.b._replace(shared=False))
         torch.testing.assert_close(family.reference(single, own), exact[product])
     found = errors(interpreter, problem, BLOCKS[::2] if shared else BLOCKS, SM90, tmp_path)
     assert all(e <= 0.3 for e in found.values()), found
@@ -122,7 +126,7 @@ def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
     run = ["--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]
     assert tune.main([*size, *run]) == 0
     (row,) = sizes.from_file(out, Defaults())
-    wanted = Problem(16, 32, 64, "bf16", "bf16", "bf16", row_major_b=False, batch=16, shared="b")
+    wanted = Problem(16, 32, 64, *matrices("bf16", layout="TN", shared="b"), batch=16)
     assert row.problem == wanted and row.record is not None
     assert row.record.verified.endswith(" in the interpreter at 16x32x64")
     assert (row.record.error or 0.0) <= (row.record.tolerance or 0.0)
@@ -139,7 +143,7 @@ def test_what_a_batch_takes() -> None:
     assert (batch.flops, batch.bytes) == (2 * one.flops, 2 * one.bytes)
     once = {"a": 17 * 21 * 2, "b": 21 * 19 * 2}
     for name, size in once.items():
-        shared = replace(batch, shared=name)
+        shared = replace(batch, a=batch.a._replace(shared=name == "a"), b=batch.b._replace(shared=name == "b"))
         assert shared.bytes == batch.bytes - size and shared.operands[name].lead == ()
         assert shared.key == f"17x19x21_fp16_TN_biasn_batch2_shared{name}"
         assert Problem.from_json(shared.to_json()) == shared
@@ -153,24 +157,29 @@ def test_what_a_batch_takes() -> None:
 @pytest.mark.parametrize(("shared", "batch"), [("c", 2), ("a", 1)])
 def test_what_no_batch_shares(shared: str, batch: int) -> None:
     with pytest.raises(InputError, match="shared"):
-        replace(ODD, shared=shared, batch=batch)
+        replace(ODD, batch=batch, a=ODD.a._replace(shared=shared == "a"), b=ODD.b._replace(shared=shared == "b"))
 
 
 @pytest.mark.parametrize("template", ["tile", "gemv", "tma"])
 def test_a_single_product_has_nothing_of_a_batch(template: str) -> None:
     assert "product" not in render.kernel_source(replace(ODD, batch=1), template, SM90)
     assert "product * batch_c" in render.kernel_source(ODD, template, SM90)
-    sizes = {render.kernel_source(replace(ODD, batch=b, shared=s), template, SM90) for b, s in ((2, ""), (5, "b"))}
+    sizes = {
+        render.kernel_source(
+            replace(ODD, batch=b, a=ODD.a._replace(shared=s == "a"), b=ODD.b._replace(shared=s == "b")), template, SM90
+        )
+        for b, s in ((2, ""), (5, "b"))
+    }
     assert len(sizes) == 1, "one binary for every batch, shared or not"
 
 
 def test_what_is_refused_is_named() -> None:
     triton = registry.get(KernelBackend, "triton")
-    by_k = replace(ODD, m=24, k=40, row_major_a=False)
+    by_k = replace(ODD, m=24, k=40, a=ODD.a._replace(row_major=False))
     assert "block_k 16 does not divide K 40" in triton.check(TMA, by_k, SM90).reason
     many = triton.check(PLAIN, Problem(1, 16, 16, batch=65536), SM90)
     assert "65536 workgroups along z, of which a launch has 1 to 65535" in many.reason
-    deep = Problem(1 << 20, 16, 16, row_major_b=False, batch=1 << 12)
+    deep = Problem(1 << 20, 16, 16, *matrices(layout="TN"), batch=1 << 12)
     assert "stored rows of a batch of A are beyond a descriptor's 32 bits" in triton.check(TMA, deep, SM90).reason
     assert "does not run template persistent" in triton.check(Config("persistent", 16, 32, 32), ODD, SM90).reason
     assert {n for n in template_facts.names() if "batched" in template_facts.kernel_template(n).kinds} == {
@@ -178,5 +187,5 @@ def test_what_is_refused_is_named() -> None:
         "gemv",
         "tma",
     }
-    shuffled = replace(ODD, order_b="shuffled_16x16")
+    shuffled = replace(ODD, b=ODD.b._replace(order="shuffled_16x16"))
     assert "of a batch are in rows or columns" in registry.get(Family, "dense").supports(shuffled, GFX942).reason

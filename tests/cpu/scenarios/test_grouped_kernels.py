@@ -10,7 +10,8 @@ from tests.support.interpreted import errors
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -34,9 +35,15 @@ def grouped(
     """A problem of uneven groups, two of them empty."""
     form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
-        sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
-        room=room, row_major_b=row_major_b, scales=scales,
-    )  # fmt: skip
+        Problem(
+            sum(COUNTS),
+            n,
+            k,
+            *matrices(dtype, c=dtype_c, layout="T" + "NT"[row_major_b]),
+            groups=Groups(len(COUNTS), room=room, spread="captured", counts=COUNTS),
+        ),
+        scales,
+    )
     return made
 
 

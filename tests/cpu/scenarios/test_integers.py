@@ -10,7 +10,7 @@ import pytest
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -35,7 +35,7 @@ INTERPRETED = (
 def integers(family: str, m: int, n: int, k: int, scales: str = "", bias: str = "none") -> Problem:
     result = "int32" if family == "dense" else "fp32"
     found = registry.get(Family, family)
-    return found.problem(m, n, k, "int8", "int8", result, row_major_b=False, scales=scales, bias=bias)
+    return found.problem(Problem(m, n, k, *matrices("int8", c=result, layout="TN"), bias=bias), scales)
 
 
 def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPatch) -> tuple[set[str], int]:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.interpreted import errors
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
 from tritongemm.codegen import render
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerProcess
@@ -21,14 +21,14 @@ LAYOUTS = list(itertools.product([True, False], repeat=2))
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
 def test_pointer_templates_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, row_a: bool, row_b: bool) -> None:
-    problem = Problem(19, 21, 37, row_major_a=row_a, row_major_b=row_b, bias="n" if row_a else "m")
+    problem = Problem(19, 21, 37, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias="n" if row_a else "m")
     found = errors(interpreter, problem, list(POINTERS), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [pytest.param("fp16", "m", marks=pytest.mark.heavy), ("int8", "n")])
 def test_shared_tiles_are_added_up_in_slices(interpreter: WorkerProcess, tmp_path: Path, dtype: str, bias: str) -> None:
-    problem = Problem(18, 37, 64, dtype, dtype, dtype, bias=bias)
+    problem = Problem(18, 37, 64, *matrices(dtype), bias=bias)
     configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
     few = replace(GFX942, sum_elements=64)
     assert {"tile", "gemv", "stream_k"} == {c.template for c in configs}
@@ -43,7 +43,7 @@ def test_descriptor_templates_at_odd_sizes(
 ) -> None:
     """Rows have to start at multiples of 16 bytes; everything else may be odd."""
     m, n, k = 19 if row_a else 24, 40, 40 if row_a or not row_b else 39
-    problem = Problem(m, n, k, row_major_a=row_a, row_major_b=row_b, bias="m" if row_b else "none")
+    problem = Problem(m, n, k, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias="m" if row_b else "none")
     found = errors(interpreter, problem, list(DESCRIBED), SM90, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
@@ -63,7 +63,7 @@ def test_descriptor_templates_at_odd_sizes(
     ],
 )
 def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, str, str], target: str) -> None:
-    problem = Problem(18, 35, 35, *dtypes, row_major_b=False, bias="n")
+    problem = Problem(18, 35, 35, *matrices(*dtypes, layout="TN"), bias="n")
     found = errors(interpreter, problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target), tmp_path)
     assert all(e <= 1 for e in found.values()), found
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.evaluators import passed
 from tritongemm.cli import tune
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -46,7 +46,7 @@ def test_a_workload_becomes_tables_that_a_second_run_finds_done(
     records = [row.record for row in sizes.from_file(tmp_path / "tuned.yaml", Defaults()) if row.record]
     table = RecordTable(records)
     for m in range(1, 25):
-        found = table.find(Problem(m, 48, 64, row_major_b=False), "gfx1100", records[0].compute_units)
+        found = table.find(Problem(m, 48, 64, *matrices(layout="TN")), "gfx1100", records[0].compute_units)
         assert isinstance(found, Record) and found.serves(m)
     before = (tmp_path / "tuned.yaml").read_bytes()
     assert tune.main(argv) == 0

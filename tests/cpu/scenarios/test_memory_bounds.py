@@ -10,7 +10,7 @@ import pytest
 from tests.support.interpreted import errors
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -68,7 +68,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
     more: dict[str, Any] = {"scales": scales} if scales else {}
     if family != "dense":
         more["row_major_b"] = False
-    problem = registry.get(Family, family).problem(1, 32, k, *dtypes, **more)
+    problem = registry.get(Family, family).problem(Problem(1, 32, k, *matrices(*dtypes), **more))
     target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
     configs = [config for config in some if triton.check(config, problem, target)]
     assert "tile" in {config.template for config in configs}
@@ -79,7 +79,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
 def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: WorkerProcess, tmp_path: Path) -> None:
     """Whatever is there: the result would be right."""
     config, target = Config("tile", 16, 32, 32), target_files.load_target("gfx942")
-    problem = Problem(1, 32, 64, "bf16", "bf16", "bf16")
+    problem = Problem(1, 32, 64, *matrices("bf16"))
     text = modules.write_candidates(problem, [config], target, tmp_path).read_text()
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
     assert error <= tolerance

@@ -15,7 +15,7 @@ from tests.support.interpreted import errors
 from tritongemm.codegen import modules, render
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
@@ -52,7 +52,7 @@ def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 35
     family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
     family = "a4w4_blockscale" if dtype == FP4 else family
     made: Problem = registry.get(Family, family).problem(
-        m, n, k, dtype, dtype, more.pop("dtype_c", "bf16"), row_major_b=False, order_b=ORDER, scales=scales, **more
+        Problem(m, n, k, *matrices(dtype, c=more.pop("dtype_c", "bf16"), layout="TN", order=ORDER), **more), scales
     )
     return made
 
@@ -154,7 +154,7 @@ def test_every_candidate_reads_complete_groups() -> None:
             assert configs and all(c.block_n % 16 == 0 for c in configs)
             assert m > 1 or "gemv" in {c.template for c in configs}
     assert "gemv" not in {c.template for c in triton.candidates(one, GFX942)}
-    assert render.kernel_facts(replace(one, order_b="plain"), GFX942).pieces is None
+    assert render.kernel_facts(replace(one, b=one.b._replace(order="plain")), GFX942).pieces is None
 
 
 def plan(one: Problem, config: Config, target: Target, folder: Path, name: str) -> Path:

@@ -18,7 +18,7 @@ from tritongemm.codegen.template_facts import TEMPLATES, exchanges_sums, fault, 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -39,9 +39,9 @@ NOT_PADDED = "block_n must be a power of two, the sum of two, or a multiple of 1
 OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
 
 
-OTHER_WAY = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", False, True, "n")
-SIDES_ALONG_K = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
-LIKE_A_MODELS = Problem(777, 5112, 5112, "bf16", "bf16", "bf16", True, False)  # whose kernels are those of the last
+OTHER_WAY = Problem(1000, 776, 1032, *matrices("bf16", layout="NT"), bias="n")
+SIDES_ALONG_K = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
+LIKE_A_MODELS = Problem(777, 5112, 5112, *matrices("bf16", layout="TN"))  # whose kernels are those of the last
 
 
 def test_quotients_by_an_inverse_are_exact() -> None:
@@ -141,7 +141,7 @@ def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_tha
 
 def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
     """777 rows are three tiles of 264, and 3 x 40 of them one round; of even sizes the other template does as well."""
-    problem = Problem(777, 5120, 5120, "bf16", "bf16", "bf16", True, False)
+    problem = Problem(777, 5120, 5120, *matrices("bf16", layout="TN"))
     kept = prune(space(problem, SM90, templates=("ws_tma_swapped",)), problem, SM90).kept
     assert {c.block_m for c in kept if c.block_n == 128 and c.split_k == 1} >= {264}
     assert all(c.num_warps == (4 if c.block_n == 64 else 8) for c in kept)
@@ -177,7 +177,7 @@ def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -
 
 def test_wider_tiles_of_two_parts_are_kept_where_they_fill_rounds_better() -> None:
     """8 x 32 tiles 192 wide are two rounds of 132, as are 8 x 24 tiles 256 wide; 8 x 48 of 128 are three."""
-    problem = Problem(1024, 6144, 4096, "bf16", "bf16", "bf16", True, False)
+    problem = Problem(1024, 6144, 4096, *matrices("bf16", layout="TN"))
     kept = prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept
     assert {c.block_n for c in kept if c.block_m == 128 and tail(c.block_n)} == {192}
     square = replace(problem, n=4096)  # one round of 8 x 16 tiles 256 wide
@@ -212,7 +212,7 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     ],
 )
 def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
-    problem = Problem(1024, n, 4096, *dtypes, True, False)
+    problem = Problem(1024, n, 4096, *matrices(*dtypes, layout="TN"))
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
 
 
@@ -253,7 +253,7 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
     """Complete tiles, splits, and columns of two powers of two, whose factors are beside them."""
     fp8 = "fp8e4m3fn"
     problem = registry.get(Family, family).problem(
-        1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales
+        Problem(1000, 768, 1024, *matrices(fp8, c="bf16", layout="TN"), bias="n"), scales
     )
     triton = registry.get(KernelBackend, "triton")
     assert all(triton.check(c, problem, SM90) for c in configs)
@@ -266,14 +266,16 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
 
 @pytest.mark.parametrize("pair", [pytest.param(0, marks=pytest.mark.heavy), 1])
 def test_groups_with_tiles_of_their_own_compile_alone_or_in_pairs(session_cache: Path, pair: int) -> None:
-    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
+    problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     alone = Config("ws_tma", 128, 128, 64, 4, num_warps=8, num_stages=5, options=(("alternate", 1),))
     config = replace(alone, block_n=64, options=(("alternate", 1), ("pair", 1))) if pair else alone
     triton = registry.get(KernelBackend, "triton")
     (built,) = compiled(problem, (config,), session_cache)
     assert (built.status, built.spills) == ("ok", 0)
     shared = replace(alone, options=(("alternate", 1), ("share", 1)))
-    long = registry.get(Family, "a8w8").problem(4096, 4096, 16384, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    long = registry.get(Family, "a8w8").problem(
+        Problem(4096, 4096, 16384, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
+    )
     for config, of in ((shared, problem), (replace(alone, split_k=2), problem), (replace(alone, block_k=128), long)):
         assert "alternate must have 8 warps" in triton.check(config, of, SM90).reason
 
@@ -285,7 +287,7 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     Of those of 4 warps that are split, two programs may fit on a compute unit instead. More than 8 slots are for few
     rows, whose weights come ahead. Splits that exchange sums need room for those of the others.
     """
-    problem = Problem(m, 1280, 8192, "bf16", "bf16", "bf16", True, False)
+    problem = Problem(m, 1280, 8192, *matrices("bf16", layout="TN"))
     kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
     assert 10 < sum(not c.option("pair") and not c.option("adjacent") for c in kept) < 400
     assert sum(c.option("pair") for c in kept) <= len(kept) / 2, "each may have its pair once"

@@ -16,7 +16,8 @@ from tests.support.kernel_cases import GFX942, PLAIN, SM90, SPLIT
 from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.measure.interpreting import InterpreterJob
@@ -25,12 +26,12 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.system.child_process import WorkerProcess
 
-NARROW = Problem(150, 150, 350, "fp16", "fp16", "fp16", bias="n")
-EVEN = Problem(144, 144, 320, "fp16", "fp16", "fp16")
+NARROW = Problem(150, 150, 350, *matrices(), bias="n")
+EVEN = Problem(144, 144, 320, *matrices())
 BLOCKS = registry.get(Family, "a8w8_blockscale").problem(
-    40, 1000, 1024, "fp8e4m3fnuz", "fp8e4m3fnuz", "bf16", row_major_b=False
+    Problem(40, 1000, 1024, *matrices("fp8e4m3fnuz", c="bf16", layout="TN"))
 )
-GROUPS, GROUPED = Problem(90, 48, 64, "fp16", "fp16", "fp16", groups=4), Config("grouped", 16, 16, 32)
+GROUPS, GROUPED = Problem(90, 48, 64, *matrices(), groups=Groups(4)), Config("grouped", 16, 16, 32)
 BLOCK_TILE = Config("tile", 16, 32, 64)
 FOUR_SPLITS = Config("tile", 16, 16, 16, split_k=4)  # of 10 blocks
 POLLED = replace(FOUR_SPLITS, options=(("poll", 1),))
@@ -77,7 +78,7 @@ EDITS = (
         "integers wrap around",
         "tl.minimum(tl.maximum(acc, -128), 127)",
         "acc",
-        Problem(48, 48, 64, "int8", "int8", "int8"),
+        Problem(48, 48, 64, *matrices("int8")),
         PLAIN,
     ),
     Edit(
@@ -117,7 +118,7 @@ EDITS = (
     Edit("infinity is cut", C, f"tl.minimum(acc, 3e38, propagate_nan=tl.PropagateNan.ALL){C[3:]}", NARROW, PLAIN),
     Edit(
         "NaN becomes the largest fp8", ", propagate_nan=tl.PropagateNan.ALL", "",
-        Problem(48, 48, 64, "fp16", "fp16", "fp8e4m3fnuz"), PLAIN,
+        Problem(48, 48, 64, *matrices(c="fp8e4m3fnuz")), PLAIN,
     ),
     Edit("one round of tiles", ", tiles, tl.num_programs(0), ", ", tl.num_programs(0), tl.num_programs(0), ",
          EVEN, PERSISTENT, replace(SM90, compute_units=32)),
@@ -172,7 +173,7 @@ def test_what_the_edits_change_is_right() -> None:
 @pytest.mark.heavy
 def test_many_tiles(interpreter: WorkerProcess, tmp_path: Path) -> None:
     """More than 500, which a check at a reduced size has not."""
-    problem, config = Problem(23 * 16, 23 * 16 - 3, 16, "fp16", "fp16", "fp16"), replace(SPLIT, block_n=16, split_k=1)
+    problem, config = Problem(23 * 16, 23 * 16 - 3, 16, *matrices()), replace(SPLIT, block_n=16, split_k=1)
     text = modules.write_candidates(problem, [config], GFX942, tmp_path).read_text()
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
     assert error <= tolerance

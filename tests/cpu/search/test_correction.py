@@ -15,12 +15,13 @@ from threadpoolctl import threadpool_limits
 from tests.support import ROOT
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.search.cost_model import correction, model
 from tritongemm.search_spaces import loader as target_files
 
 H200 = target_files.load_target("sm90", "H200")
-BF16 = Problem(256, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+BF16 = Problem(256, 4096, 4096, *matrices("bf16", layout="TN"))
 CONFIGS = tuple(
     Config(template, 64, n, 128, 4, 1, 4, stages, options=(("ahead", 1), ("early", 0), ("poll", 0), ("swap_ab", 0)))
     for template in ("tile", "tma")
@@ -88,10 +89,10 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        replace(BF16, dtype_a="fp16", dtype_b="fp16"),
-        replace(BF16, row_major_b=True),
+        replace(BF16, a=BF16.a._replace(dtype="fp16"), b=BF16.b._replace(dtype="fp16")),
+        replace(BF16, b=BF16.b._replace(row_major=True)),
         replace(BF16, batch=4),
-        replace(BF16, groups=2),
+        replace(BF16, groups=Groups(2)),
     ],
     ids=lambda p: p.key,
 )

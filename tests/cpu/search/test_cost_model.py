@@ -12,7 +12,8 @@ from tritongemm.core import target
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -25,7 +26,7 @@ from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
-LARGE = Problem(4096, 4096, 4096, row_major_b=False)
+LARGE = Problem(4096, 4096, 4096, *matrices(layout="TN"))
 TILE = Config("tile", 256, 256, 64, group_m=4, num_warps=8, options=(("kpack", 2), ("matrix_instr_nonkdim", 16)))
 
 
@@ -46,10 +47,10 @@ def test_rank_is_sorted_complete_and_repeatable() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "int8", "fp8e4m3fn", "fp8e4m3fnuz"])
 def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: str) -> None:
     target = target_files.load_target(name)
-    problem = Problem(2048, 2048, 2048, dtype_a=dtype, dtype_b=dtype)
+    problem = Problem(2048, 2048, 2048, *matrices(dtype, c="fp16"))
     found = predict(Config("tile", 128, 128, 64), problem, target)
-    if target.supports(problem.a):
-        assert found.seconds > target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    if target.supports(problem.a.type):
+        assert found.seconds > target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
 
 
 @pytest.mark.parametrize("template", ["tile", "persistent", "stream_k", "gemv", "not_known_yet"])
@@ -61,7 +62,7 @@ def test_templates_all_get_a_finite_time(template: str) -> None:
 
 def test_large_sizes_want_large_tiles_and_skinny_ones_do_not() -> None:
     assert first_tiles(LARGE, GFX942)[0] == (256, 256, 64)
-    assert all(m == 16 for m, _, _ in first_tiles(Problem(1, 8192, 28672, row_major_b=False), GFX942))
+    assert all(m == 16 for m, _, _ in first_tiles(Problem(1, 8192, 28672, *matrices(layout="TN")), GFX942))
     assert (128, 256, 64) in first_tiles(LARGE, SM90, 5)
 
 
@@ -76,7 +77,7 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
     """Where a thread loads once an iteration, compilers issue the loads of several together."""
     problem, hopper = (
-        Problem(1, 4096, 4096, row_major_b=False),
+        Problem(1, 4096, 4096, *matrices(layout="TN")),
         target_files.load_target("sm90", "H200"),
     )
     one, four = (predict(Config("gemv", 1, n, 256, num_warps=1), problem, hopper) for n in (1, 4))
@@ -88,7 +89,9 @@ def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
 def test_small_programs_follow_each_other_without_rounds() -> None:
     """A few programs more than the device holds take a little longer, not a round of their own."""
     hopper, config = target_files.load_target("sm90", "H200"), Config("gemv", 1, 1, 256, num_warps=1)
-    times = [predict(config, Problem(1, n, 4096, row_major_b=False), hopper).seconds for n in (16000, 20000, 24000)]
+    times = [
+        predict(config, Problem(1, n, 4096, *matrices(layout="TN")), hopper).seconds for n in (16000, 20000, 24000)
+    ]
     steps = [later - sooner for sooner, later in pairwise(times)]
     assert max(steps) < 1.01 * min(steps)
 
@@ -106,7 +109,7 @@ def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:
 
 def test_stream_k_is_ranked_by_what_it_cuts() -> None:
     """Times of an H200, in the order of tiles: the model had the tile of 64 rows first while it left the cuts out."""
-    problem = Problem(777, 5120, 5120, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(777, 5120, 5120, *matrices("bf16", layout="TN"))
     measured = {(128, 128, 64): 95.0, (64, 128, 64): 104.6, (64, 64, 128): 135.1, (64, 64, 64): 150.3}
     configs = [Config("stream_k_tma", *tile, group_m=8, num_warps=8, num_stages=4) for tile in measured]
     order = [p.config.tile for p in rank(configs, problem, target_files.load_target("sm90", "H200"))]
@@ -126,7 +129,7 @@ def test_split_k_helps_where_few_tiles_have_a_long_k() -> None:
 
 
 def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
-    problem = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))
     counted = Config("tma", 16, 64, 128, 1, 6, 4, 5, options=(("poll", 0), ("swap_ab", 1)))
     looked_for = replace(counted, options=(("poll", 1), ("swap_ab", 1)))
     assert 0 < predict(looked_for, problem, SM90).terms["reduce"] < predict(counted, problem, SM90).terms["reduce"]
@@ -134,7 +137,7 @@ def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
 
 def test_neighbours_share_what_they_draw_from_l2() -> None:
     """In pairs of rows eight neighbours draw two blocks of A and four of B; row by row one of A and eight of B."""
-    problem = Problem(256, 8192, 3584, row_major_b=False)
+    problem = Problem(256, 8192, 3584, *matrices(layout="TN"))
     row = Config("tma", 128, 128, 64, 1, 1, 4, 6)
     pairs = replace(row, group_m=2)
     apart = replace(SM90, l2_neighbours=1)
@@ -143,14 +146,14 @@ def test_neighbours_share_what_they_draw_from_l2() -> None:
 
 
 def test_unaligned_rows_cost() -> None:
-    assert predict(TILE, Problem(4096, 4096, 4097, row_major_b=False), GFX942).seconds > 1.2 * (
+    assert predict(TILE, Problem(4096, 4096, 4097, *matrices(layout="TN")), GFX942).seconds > 1.2 * (
         predict(TILE, LARGE, GFX942).seconds
     )
 
 
 def test_the_first_load_and_the_last_block_hide_nothing() -> None:
     deep, flat = Config("tile", 64, 64, 256, num_warps=8), Config("tile", 64, 64, 64, num_warps=8)
-    short, long = (Problem(1024, 1024, k, row_major_b=False) for k in (256, 8192))
+    short, long = (Problem(1024, 1024, k, *matrices(layout="TN")) for k in (256, 8192))
     once = predict(deep, short, GFX942)
     alone = sum(once.terms[name] for name in ("l2", "lds", "epilogue", "launch")) + GFX942.memory_ns * 1e-9
     assert once.seconds == pytest.approx(alone)
@@ -159,7 +162,7 @@ def test_the_first_load_and_the_last_block_hide_nothing() -> None:
 
 
 def test_reading_across_rows_costs_lds_by_the_rows_of_a_matrix_instruction() -> None:
-    along, across = Problem(1024, 1024, 1024, row_major_b=False), Problem(1024, 1024, 1024, row_major_b=True)
+    along, across = Problem(1024, 1024, 1024, *matrices(layout="TN")), Problem(1024, 1024, 1024, *matrices())
     narrow = Config("tile", 64, 64, 64, options=(("matrix_instr_nonkdim", 16),))
     wide = replace(narrow, options=(("matrix_instr_nonkdim", 32),))
     lds = {(c, p): predict(c, p, GFX942).terms["lds"] for c in (narrow, wide) for p in (along, across)}
@@ -181,7 +184,7 @@ def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
         (256, 1536, 1536, (32, 32), (64, 32)),
     ):
         problem = make_problem(blocks, m, n, k)
-        plain = replace(problem, family="gemm", scale_a=None, scale_b=None)
+        plain = replace(problem, family="gemm").scaled((None, None))
         configs = [
             replace(TILE, block_m=rows, block_n=columns, block_k=128, num_warps=warps)
             for rows, columns in (small, large)
@@ -195,7 +198,7 @@ def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
 
 def test_hoppers_loads_are_early_with_scales_too() -> None:
     problem = make_problem(Defaults(row_major_b=False, family="a8w8_blockscale"), 1024, 1536, 7168)
-    plain = replace(problem, family="gemm", scale_a=None, scale_b=None)
+    plain = replace(problem, family="gemm").scaled((None, None))
     config = Config("tile", 64, 64, 128, num_warps=4, num_stages=3)
     assert predict(config, problem, SM90).terms["latency"] == predict(config, plain, SM90).terms["latency"]
 
@@ -215,7 +218,7 @@ def test_accumulators_of_an_asynchronous_instruction_are_spilled_together() -> N
 
 def test_of_equal_times_the_taller_tile_comes_first() -> None:
     tall, wide = replace(TILE, block_m=256, block_n=128), replace(TILE, block_m=128, block_n=256)
-    square = Problem(4096, 4096, 4096, row_major_b=False)
+    square = Problem(4096, 4096, 4096, *matrices(layout="TN"))
     ordered = rank([wide, tall], square, GFX942)
     assert ordered[0].seconds == ordered[1].seconds and ordered[0].config == tall
 
@@ -264,7 +267,7 @@ def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) ->
 )
 def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int) -> None:
     fp4 = registry.get(Family, "a4w4_blockscale")
-    problem = fp4.problem(256, 4096, 7168, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+    problem = fp4.problem(Problem(256, 4096, 7168, *matrices("fp4e2m1", c="bf16", layout="TN")))
     guess = occupancy.lds_bytes(config, problem, target_files.load_target("sm90"))
     assert 0.93 * seen <= guess <= seen
 
@@ -286,7 +289,7 @@ def test_what_is_stored_of_c_takes_lds_beside_a_ring(
     options = (("epilogue_parts", parts),)
     config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=options)
     fp8 = registry.get(Family, "a8w8")
-    problem = fp8.problem(512, 4096, 4096, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    problem = fp8.problem(Problem(512, 4096, 4096, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     sm90 = target_files.load_target("sm90")
     guess = occupancy.lds_bytes(config, problem, sm90) + occupancy.stored_bytes(config, problem)
     assert 0.99 * seen <= guess <= seen
@@ -312,8 +315,8 @@ def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monke
         {"row_major_a": False, "bias": "n"},
         {"row_major_b": False, "batch": 3},
     ]
-    problems = [Problem(*size, "bf16", "bf16", "bf16", **kind) for size in sizes for kind in kinds]
-    problems.append(Problem(512, 64, 64, "bf16", "bf16", "bf16", row_major_b=False, groups=4))
+    problems = [Problem(*size, *matrices("bf16"), **kind) for size in sizes for kind in kinds]
+    problems.append(Problem(512, 64, 64, *matrices("bf16", layout="TN"), groups=Groups(4)))
     looked_at, reported = set[int](), list[int]()
     estimate = IterationCost.estimate
 

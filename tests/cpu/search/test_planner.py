@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.kernel_cases import GFX942, SM90
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import SearchLimits
 from tritongemm.search.planner import NO_LIMITS, plan_search
 
-LINEAR = Problem(64, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
+LINEAR = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))
 
 
 def templates(limits: SearchLimits, folder: Path, problem: Problem = LINEAR) -> set[str]:

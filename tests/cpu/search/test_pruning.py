@@ -9,7 +9,8 @@ import pytest
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -152,7 +153,7 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
 
 @pytest.mark.parametrize(("rows", "kept"), [(100, [0]), (256, [0, 1]), (1000, [0, 1])])
 def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(rows: int, kept: list[int]) -> None:
-    problem = Problem(16 * rows, 2048, 768, groups=16)
+    problem = Problem(16 * rows, 2048, 768, groups=Groups(16))
     configs = [tile(128, 128, 2, template="grouped_ws_tma", adjacent=n) for n in (0, 1)]
     rules = tuple(r for r in RULES if r.name == "adjacent")
     assert [c.option("adjacent") for c in prune(configs, problem, SM90, rules).kept] == kept
@@ -175,7 +176,7 @@ def test_an_early_start_wants_compute_units_that_are_busy() -> None:
 
 def test_small_tiles_in_two_parts_scale_no_sums() -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(
-        256, 2112, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False
+        Problem(256, 2112, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )
 
     def found(m: int, n: int) -> bool:
@@ -186,18 +187,18 @@ def test_small_tiles_in_two_parts_scale_no_sums() -> None:
 
 
 def test_hopper_reads_128_bytes_of_a_row_where_both_operands_have_rows_along_k() -> None:
-    short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, row_major_b=False)
+    short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, *matrices(layout="TN"))
     assert reasons(short, linear, SM90)["short_rows"] == "64 B of a row of K < 128 B"
     for problem, other in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
         assert "short_rows" not in reasons(short, problem, other)
-    fp8 = replace(linear, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    fp8 = replace(linear, a=linear.a._replace(dtype="fp8e4m3fn"), b=linear.b._replace(dtype="fp8e4m3fn"))
     assert "short_rows" not in reasons(replace(short, block_k=64), fp8, SM90)
 
 
 def test_blocks_of_256_along_k_are_for_few_rows_of_one_byte() -> None:
     long = Config("ws_tma", 64, 64, 256, num_warps=4, num_stages=6)
-    linear = Problem(64, 4096, 7168, row_major_b=False)
-    fp8 = replace(linear, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    linear = Problem(64, 4096, 7168, *matrices(layout="TN"))
+    fp8 = replace(linear, a=linear.a._replace(dtype="fp8e4m3fn"), b=linear.b._replace(dtype="fp8e4m3fn"))
     assert "long_blocks" not in reasons(long, fp8, SM90)
     assert "more than 256 rows" in reasons(long, replace(fp8, m=512), SM90)["long_blocks"]
     assert reasons(long, linear, SM90)["long_blocks"] == "512 B along K in a block, more than 256"
@@ -222,7 +223,7 @@ def test_stream_k_is_tried_first_where_a_round_would_be_nearly_empty(name: str, 
 
 
 def test_fp8_needs_longer_k() -> None:
-    fp8 = Problem(128, 128, 128, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    fp8 = Problem(128, 128, 128, *matrices("fp8e4m3fn", c="fp16"))
     assert "dot_k" in reasons(Config("tile", 64, 64, 16), fp8, SM90)
 
 

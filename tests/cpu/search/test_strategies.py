@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
@@ -61,7 +61,7 @@ def case(problem: Problem, arch: str) -> Case:
 
 @pytest.fixture(scope="module")
 def hopper() -> Case:
-    return case(Problem(256, 4096, 4096, row_major_b=False), "sm90")
+    return case(Problem(256, 4096, 4096, *matrices(layout="TN")), "sm90")
 
 
 def trial(config: Config, cost: Cost) -> Trial:
@@ -237,7 +237,7 @@ def test_guided_finds_the_best_without_help_of_the_model(hopper: Case) -> None:
 
 
 def test_guided_on_another_vendor() -> None:
-    amd = case(Problem(64, 1280, 8192, row_major_b=False), "gfx90a")
+    amd = case(Problem(64, 1280, 8192, *matrices(layout="TN")), "gfx90a")
     costs = interacting(amd, all_pairs(amd.order), 7)
     tried = flat(play("guided", amd, costs.__getitem__))
     assert len(tried) <= 0.05 * len(amd.order)

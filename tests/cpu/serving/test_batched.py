@@ -19,7 +19,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch, StridePlaces
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.numerics import verify
@@ -166,7 +166,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
     _, empty = gpu
     dense = BATCHED.read(BatchOperands(empty(4, 16, 64), empty(4, 32, 64).transpose(1, 2)))
     assert not isinstance(dense, Support) and dense.problems == (
-        Problem(16, 32, 64, *BF16, row_major_b=False, batch=4),
+        Problem(16, 32, 64, *matrices(*BF16, layout="TN"), batch=4),
     )
     assert dense.moved(dense.problems[0]) == {}
     # As a model's heads are stored: [tokens, heads, K], read head by head, written so too.
@@ -175,7 +175,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
     view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=out))
     assert not isinstance(view, Support)
     one, own = view.problems
-    assert (one.shared, own.shared, one.bias, one.row_major_b) == ("b", "", "n", True)
+    assert (one.shared, own.shared, one.bias, one.b.row_major) == ("b", "", "n", True)
     moved = {"a": Strides(4 * 96, 96), "bias": Strides(0, 0), "c": Strides(4 * 32, 32)}
     assert view.moved(one) == moved and view.moved(own) == moved | {"b": Strides(32, 0)}
     single = BATCHED.read(BatchOperands(empty(1, 1, 64), empty(1, 64, 32), empty(32)))
@@ -192,7 +192,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
 
 def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> None:
     dispatcher, empty = gpu
-    tuned = Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
+    tuned = Problem(16, 32, 64, *matrices(*BF16, layout="TN"), batch=4)
     assert dispatcher.load([record(tuned), record(replace(tuned, m=8, batch=1, bias="m"))]) == 1
     assert not dispatcher.weights, "a layer has no row"
     attach_device(dispatcher, {tuned: StandInKernel()})
@@ -216,7 +216,7 @@ def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: 
     family = registry.get(Family, "a8w8_blockscale")
     fp8, name = torch.float8_e4m3fn, "" if scales == "block" else scales
     tuned = family.problem(
-        16, 300, 640, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, batch=4, scales=name, shared=shared
+        Problem(16, 300, 640, *matrices("fp8e4m3fn", c="bf16", layout="TN", shared=shared), batch=4), name
     )
     assert dispatcher.load([record(tuned)]) == 1 and not dispatcher.scaled_weights, "a layer has no row"
     kernels = attach_device(dispatcher, {tuned: StandInKernel()})
@@ -300,7 +300,7 @@ def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def launches() -> dict[str, tuple[Problem, Config, Launch]]:
     """Compiled launches of a template with pointers and of one with descriptors."""
-    problem = Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
+    problem = Problem(16, 32, 64, *matrices(*BF16, layout="TN"), batch=4)
     triton, pool = registry.get(KernelBackend, "triton"), BuildPool(ArtifactCache(settings.cache_folder()), 1)
     configs = [replace(TILE, split_k=1), Config("tma", 64, 32, 32, num_warps=4, num_stages=2)]
     jobs = [triton.compile_job(config, problem, SM90) for config in configs]
@@ -334,7 +334,7 @@ def test_a_launch_on_operands_that_are_stored_otherwise(launches: dict[str, tupl
 def test_one_binary_serves_a_range_of_m(m: int) -> None:
     """Strides of a batch are multiples of M, which the compiler must not assume."""
     triton = registry.get(KernelBackend, "triton")
-    problems = [Problem(each, 24, 40, *BF16, row_major_b=False, batch=4) for each in (m, 64)]
+    problems = [Problem(each, 24, 40, *matrices(*BF16, layout="TN"), batch=4) for each in (m, 64)]
     one, other = (triton.compile_job(replace(TILE, split_k=1), p, SM90) for p in problems)
     assert one.digest == other.digest
 
@@ -365,7 +365,9 @@ def test_family_operands_are_read_back_as_their_problem(
     gpu: tuple[Dispatcher, Make], layout: bool, shared: str
 ) -> None:
     """What tuning measures is what a call of the same operands asks for."""
-    problem = Problem(16, 24, 32, *BF16, layout, not layout, "n", 4, shared=shared)
+    problem = Problem(
+        16, 24, 32, *matrices(*BF16, layout="NT"[layout] + "NT"[not layout], shared=shared), bias="n", batch=4
+    )
     made: dict[str, Tensor] = registry.get(Family, "dense").make_inputs(problem, "cpu")
     a, b, bias = (
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0")

@@ -12,12 +12,12 @@ import pytest
 from tests.support.linear_layers import run_on_cpu, stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.serving.stored_kernels import check_kernel
 
-SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
+SIZE = Problem(8, 16, 32, *matrices("fp32"))
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
 DEVICE = stand_in_device()
 

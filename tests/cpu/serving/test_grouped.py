@@ -22,7 +22,8 @@ from tests.support.linear_layers import (
 from tritongemm.build import expert_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
@@ -46,9 +47,14 @@ def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int,
     dtypes = (OCP, OCP, "bf16") if family != "dense" else ("fp32",) * 3
     form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
-        m, 144, 256, *dtypes, row_major_b=False, groups=4, group_form=form, room=room, counts=counts,
-        spread="captured" if counts else "uniform",
-    )  # fmt: skip
+        Problem(
+            m,
+            144,
+            256,
+            *matrices(*dtypes, layout="TN"),
+            groups=Groups(4, room=room, spread="captured" if counts else "uniform", counts=counts),
+        )
+    )
     return made
 
 
@@ -267,14 +273,13 @@ def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     asked = [one.problems[0] for one in read if isinstance(one, Reading)]
     family = registry.get(Family, "a8w8")
     tuned = [
-        family.problem(10, n, k, "int8", "int8", "bf16", row_major_b=False, groups=4) for n, k in ((96, 64), (64, 48))
+        family.problem(Problem(10, n, k, *matrices("int8", c="bf16", layout="TN"), groups=Groups(4)))
+        for n, k in ((96, 64), (64, 48))
     ]
     assert asked == tuned
     beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
     assert all(sum(constants.get("MODE") == 5 for constants in each) == 3 for each in beside)  # gather, two activations
-    blocks = replace(
-        tuned[0], family="a8w8_blockscale", scale_a=Scaling(depth=128), scale_b=Scaling(rows=128, depth=128)
-    )
+    blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
     assert not list(expert_kernels.kernels_for(blocks, SM90))
     with pytest.raises(InputError, match=r"w1_scale is \(4, 1, 1\); of int8 weights it is of rows, float32 \(4, 96\)"):
         tritongemm.fused_moe(*given, torch.ones(4, 1, 1), torch.ones(4, 1, 1))

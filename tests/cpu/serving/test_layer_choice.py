@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tritongemm
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.numerics import verify
@@ -30,7 +31,7 @@ TYPES = ("bf16", "bf16", "bf16")
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", **changes: Any) -> Record:
     """A row of the quantised product: 5 us, and 3 us for quantising A."""
-    one = registry.get(Family, family).problem(m, N, K, FP8, FP8, "bf16", row_major_b=False, scales=scales)
+    one = registry.get(Family, family).problem(Problem(m, N, K, *matrices(FP8, c="bf16", layout="TN")), scales)
     made = {"seconds": 5e-6, "quantize_seconds": 3e-6, **changes}
     return replace(record(one), **made)
 

@@ -16,6 +16,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations.checks import check_encodings
@@ -163,9 +164,9 @@ def test_calls_are_taken_for_the_problem_that_was_tuned(arch: str, dtype: torch.
     name = NAMES[dtype]
     scales = "mx" if not layout else "mx_shuffled"
     wanted = family.problem(
-        33, 48, 320, name, name, "bf16", row_major_b=False,
-        scales="" if (scales, dtype) == ("mx_shuffled", torch.uint8) else scales,
-    )  # fmt: skip
+        Problem(33, 48, 320, *matrices(name, c="bf16", layout="TN")),
+        "" if (scales, dtype) == ("mx_shuffled", torch.uint8) else scales,
+    )
     assert product.problems() == (wanted,)
 
 

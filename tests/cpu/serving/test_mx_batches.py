@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tritongemm
 from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu, stand_in_kernels
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands
@@ -30,9 +31,9 @@ SHUFFLED = "e8m0_32x8"
 def problem(dtype: str, batch: int, m: int, n: int, k: int, shuffled: bool, shared: str = "") -> Problem:
     family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
     made: Problem = family.problem(
-        m, n, k, dtype, dtype, "bf16", row_major_b=False, batch=batch, scales="mx_shuffled" if shuffled else "mx",
-        shared=shared,
-    )  # fmt: skip
+        Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN", shared=shared), batch=batch),
+        "mx_shuffled" if shuffled else "mx",
+    )
     return made
 
 
@@ -114,9 +115,15 @@ def test_what_is_no_order_of_factors_is_refused() -> None:
 def groups(dtype: str, room: int, shuffled: bool) -> Problem:
     family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
     made: Problem = family.problem(
-        16, 45, 330, dtype, dtype, "bf16", row_major_b=False, groups=4, room=room, counts=(5, 0, 9, 2),
-        group_form="masked" if room else "contiguous", spread="captured", scales="mx_shuffled" if shuffled else "mx",
-    )  # fmt: skip
+        Problem(
+            16,
+            45,
+            330,
+            *matrices(dtype, c="bf16", layout="TN"),
+            groups=Groups(4, room=room, spread="captured", counts=(5, 0, 9, 2)),
+        ),
+        "mx_shuffled" if shuffled else "mx",
+    )
     return made
 
 

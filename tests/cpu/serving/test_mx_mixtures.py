@@ -16,7 +16,8 @@ from tests.support.kernel_cases import GFX942, SM90
 from tests.support.mixtures import FP4, FP8, HIDDEN, INNER, SHUFFLED, Mixture
 from tritongemm.build import expert_kernels
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.integrations import aiter
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.grouped import GROUPED, Grouped, GroupedOperands, grouped
@@ -29,9 +30,15 @@ def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
     """The problem that a table has for a product of such a mixture."""
     family, name = "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale", FORMATS[dtype]
     made: Problem = registry.get(Family, family).problem(
-        mixtures.TOKENS * mixtures.TOPK, n, k, name, name, "bf16", row_major_b=False, groups=mixtures.EXPERTS,
-        scales="mx_shuffled" if layout else "mx",
-    )  # fmt: skip
+        Problem(
+            mixtures.TOKENS * mixtures.TOPK,
+            n,
+            k,
+            *matrices(name, c="bf16", layout="TN"),
+            groups=Groups(mixtures.EXPERTS),
+        ),
+        "mx_shuffled" if layout else "mx",
+    )
     return made
 
 
@@ -93,7 +100,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
 def test_a_library_has_its_kernels_where_the_target_converts_to_its_type() -> None:
     fp8, fp4 = (tuned(dtype, HIDDEN, INNER, SHUFFLED) for dtype in (FP8, FP4))
     counts = {
-        (p.dtype_a, t.name): len(list(expert_kernels.kernels_for(p, t))) for p in (fp8, fp4) for t in (SM90, GFX942)
+        (p.a.dtype, t.name): len(list(expert_kernels.kernels_for(p, t))) for p in (fp8, fp4) for t in (SM90, GFX942)
     }
     assert counts["fp8e4m3fn", "gfx942"] == counts["fp8e4m3fn", "sm90"] - 3  # gather, and both activations
     assert counts["fp4e2m1", "gfx942"] == counts["fp4e2m1", "sm90"] == counts["fp8e4m3fn", "sm90"]

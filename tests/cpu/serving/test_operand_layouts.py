@@ -23,7 +23,7 @@ Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 
 
 def row(m: int, layout: str = "TT", n: int = 32, m_from: int = 0) -> Record:
-    given = replace(problem(m, n, 64), row_major_a=layout[0] == "T", row_major_b=layout[1] == "T")
+    given = problem(m, n, 64).stored(layout[0] == "T", layout[1] == "T")
     return record(given, m_from=m_from)
 
 

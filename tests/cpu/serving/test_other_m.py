@@ -18,7 +18,7 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
@@ -38,7 +38,9 @@ SM90 = loader.load_target("sm90", compute_units=132)
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str = "fp8e4m3fn", **more: Any) -> Problem:
     found = registry.get(Family, family)
-    made: Problem = found.problem(m, 256, 512, dtype, dtype, "bf16", **{"row_major_b": False, "scales": scales, **more})
+    made: Problem = found.problem(
+        Problem(m, 256, 512, *matrices(dtype, c="bf16"), **{"row_major_b": False, "scales": scales, **more})
+    )
     return made
 
 
@@ -50,7 +52,7 @@ def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str
         (scaled(777), "sm90", False),
         (scaled(777, "group"), "sm90", False),
         (scaled(777), "gfx942", True),
-        (replace(scaled(777), dtype_c="fp16"), "sm90", True),
+        (replace(scaled(777), c=Operand("fp16")), "sm90", True),
         (replace(scaled(777), n=250), "sm90", True),
         (scaled(777, order_b="shuffled_16x16"), "sm90", True),
         (scaled(777, "mx"), "sm90", True),
@@ -152,7 +154,7 @@ def test_a_row_that_can_not_be_launched_there_leaves_the_call_to_the_next_one(gp
 
 def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Dispatcher) -> None:
     """A server's own kernel, which computes what no row has, is fast."""
-    exact, far = (replace(scaled(m, scales), dtype_c="fp16") for m, scales in ((16, "block_rows"), (64, "block")))
+    exact, far = (replace(scaled(m, scales), c=Operand("fp16")) for m, scales in ((16, "block_rows"), (64, "block")))
     attach(gpu, record(exact), record(far))
     weight, scale = empty(256, 512, dtype=FP8), empty(2, 4)
 
@@ -221,7 +223,7 @@ def test_one_binary_serves_every_m(groups: int, tmp_path: Path) -> None:
         assert prepared.serves(m)
         own = replace(row, problem=row.problem.at(m))
         assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
-    turned = replace(row, problem=replace(row.problem, row_major_a=False))
+    turned = replace(row, problem=replace(row.problem, a=row.problem.a._replace(row_major=False)))
     at = replace(prepared, record=turned, artifact=replace(prepared.artifact, digest=digest_of(turned)))
     assert at.serves(64) and "M 33 needs another binary" in str(at.serves(32)) and not at.serves(128)
     huge = kernel_loading._bind(prepared, StandInKernel(), 64, 2**31 - 5)

@@ -77,7 +77,7 @@ def test_only_layers_whose_rows_serve_the_gpu_are_called_served(
     records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in for a GPU is where tensors of a CPU are."""
-    turned = replace(records[0].problem, n=64, k=96, bias="none", row_major_b=True)
+    turned = replace(records[0].problem, n=64, k=96, bias="none", b=records[0].problem.b._replace(row_major=True))
     tritongemm.load([*records, record(turned), record(problem(1, 32, 32), target="gfx942")])
     dispatcher = default_dispatcher()
     dispatcher._devices[-1] = stand_in_kernels(dispatcher._records, {r.problem: StandInKernel() for r in records})

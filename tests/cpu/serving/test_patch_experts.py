@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import tritongemm
 from tests.support.linear_layers import record
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import served_experts
@@ -47,7 +48,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 def problem(n: int, k: int, is_fp8: bool = False) -> Problem:
     family = registry.get(Family, "a8w8_blockscale" if is_fp8 else "dense")
     dtypes = (OCP, OCP, "bf16") if is_fp8 else ("bf16",) * 3
-    made: Problem = family.problem(8, n, k, *dtypes, row_major_b=False, groups=EXPERTS)
+    made: Problem = family.problem(Problem(8, n, k, *matrices(*dtypes, layout="TN"), groups=Groups(EXPERTS)))
     return made
 
 
@@ -165,10 +166,10 @@ def test_a_capture_sees_the_products_of_served_experts_and_fp8_layers(tmp_path: 
         tritongemm.linear_fp8(torch.randn(2, 3, 256, dtype=torch.bfloat16), weight, torch.rand(3, 2))
         tritongemm.linear_fp8(torch.randn(3, 256, dtype=torch.bfloat16), weight, torch.rand(300))
     captured = [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())]
-    assert all(sum(p.counts) == p.m for p in captured if p.groups > 1), "how rows are spread comes with them"
-    found = {replace(p, spread=Problem(1, 1, 1).spread, counts=()) for p in captured}
+    assert all(sum(p.counts) == p.m for p in captured if p.groups is not None), "how rows are spread comes with them"
+    found = {replace(p, groups=replace(p.groups, spread=Problem(1, 1, 1).spread, counts=())) for p in captured}
     layers = {
-        registry.get(Family, family).problem(m, 300, 256, OCP, OCP, "bf16", row_major_b=False)
+        registry.get(Family, family).problem(Problem(m, 300, 256, *matrices(OCP, c="bf16", layout="TN")))
         for family, m in (("a8w8_blockscale", 6), ("a8w8", 3))
     }
     m = 5 * CHOSEN

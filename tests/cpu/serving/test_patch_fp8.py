@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tritongemm
 from tests.support.linear_layers import record
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.plugins import registry
@@ -29,7 +29,7 @@ def fp8() -> Any:
 
 def problem(n: int, k: int) -> Problem:
     family = registry.get(Family, "a8w8_blockscale")
-    return family.problem(16, n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    return family.problem(Problem(16, n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
 
 
 def layer(n: int, k: int, bias: bool = False, **options: object) -> nn.Module:

@@ -283,7 +283,7 @@ def test_factors_are_stored_as_the_tuned_kernel_reads_them(
         q = torch.empty_like(x, dtype=w.dtype)
         product = read_product(ScaledOperands(q, w, factors, scale))
         one = next(p for p in product.problems())
-        assert one.scale_a == scaling
+        assert one.a.scaling == scaling
         dispatcher.load([record(one)])
         attach_device(dispatcher, {one: SimpleNamespace()})
         assert find_layout(BlockOperands(x, w, scale), near=True) == layout

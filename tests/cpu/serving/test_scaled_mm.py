@@ -17,7 +17,7 @@ from tests.support.linear_layers import TILE, StandInKernel, attach_device, reco
 from tritongemm.codegen import template_facts
 from tritongemm.core.errors import InputError
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.integrations import aiter
@@ -37,7 +37,7 @@ BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
 def problem(family: str, m: int, n: int, k: int, bias: str = "none", dtype: str = "fp8e4m3fn") -> Problem:
     order = registry.get(Family, family).defaults.order_b
     return registry.get(Family, family).problem(
-        m, n, k, dtype, dtype, "bf16", row_major_b=False, bias=bias, order_b=order
+        Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN", order=order), bias=bias)
     )
 
 
@@ -207,10 +207,12 @@ def say(*operands: Any, **named: Any) -> str:
 def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Make]) -> None:
     dispatcher, empty = gpu
     rows = problem("a8w8", 16, 256, 512, "n")
-    blocks = replace(rows, family="a8w8_blockscale", bias="none", scale_a=Scaling(depth=128, layout="groups"))
-    blocks = replace(blocks, scale_b=BLOCK_B)
+    blocks = replace(
+        rows, family="a8w8_blockscale", bias="none", a=rows.a._replace(scaling=Scaling(depth=128, layout="groups"))
+    )
+    blocks = replace(blocks, b=blocks.b._replace(scaling=BLOCK_B))
     ranged = replace(record(replace(blocks, m=64)), m_from=17)
-    dense = replace(rows, family="dense", scale_a=None, scale_b=None, bias="m")
+    dense = replace(rows, family="dense", bias="m").scaled((None, None))
     assert dispatcher.load([record(rows), record(blocks), ranged, record(dense)]) == 3
     assert dispatcher.scaled_weights == {(256, 512)} and dispatcher.weights == frozenset()
     kernels = attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
@@ -239,7 +241,7 @@ def test_a_shuffled_weight_is_served_by_a_record_of_ours(
     """AITER's names find a kernel that Triton made for B in their order, and no other."""
     dispatcher, empty = gpu
     rows = replace(problem("a8w8", 16, 256, 512), order_b="shuffled_16x16")
-    blocks = replace(rows, family="a8w8_blockscale", scale_a=Scaling(depth=128, layout="groups"), scale_b=BLOCK_B)
+    blocks = replace(rows, family="a8w8_blockscale").scaled((Scaling(depth=128, layout="groups"), BLOCK_B))
     assert dispatcher.load([record(rows), record(blocks)]) == 2
     attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
     a, w = empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8)
@@ -256,7 +258,9 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Ma
     """Of one row, factors in rows and in groups are the same memory."""
     dispatcher, empty = gpu
     known = problem("a8w8_blockscale", 1, 256, 512)
-    known = replace(known, order_b="plain", scale_a=Scaling(depth=128, layout="groups"))
+    known = replace(
+        known, a=known.a._replace(scaling=Scaling(depth=128, layout="groups")), b=known.b._replace(order="plain")
+    )
     dispatcher.load([record(known)])
     attach_device(dispatcher, {known: StandInKernel()})
     a, w = empty(1, 512, dtype=FP8), empty(256, 512, dtype=FP8)

@@ -15,6 +15,7 @@ import torch
 from tests.support.linear_layers import StandInDriver, problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import torch_choice
+from tritongemm.core.problem import Operand
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.serving import torch_kernels
@@ -43,7 +44,7 @@ def test_known_problems(known: None) -> None:
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="int8"), "sm90") is None
-    assert torch_choice.torch_workspace_bytes(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
+    assert torch_choice.torch_workspace_bytes(replace(problem(1, 2, 3), c=Operand("fp32")), "sm90") is None
 
 
 def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known: None) -> None:

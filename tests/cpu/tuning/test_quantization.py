@@ -16,7 +16,7 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
@@ -35,7 +35,7 @@ OCP, FP4 = "fp8e4m3fn", "fp4e2m1"
 
 def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> Problem:
     made: Problem = registry.get(Family, family).problem(
-        16, 256, 512, dtype, dtype, "bf16", row_major_b=False, scales=scales, **changes
+        Problem(16, 256, 512, *matrices(dtype, c="bf16", layout="TN"), **changes), scales
     )
     return made
 
@@ -51,13 +51,13 @@ def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> 
         (problem("a4w4_blockscale", dtype=FP4), "mx", (32, 16)),
         (problem("a8w8", "tensor"), "tensor", (1, 1)),
         (problem("a8w8", groups=2), "", ()),
-        (Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False), "", ()),
+        (Problem(16, 256, 512, *matrices("bf16", layout="TN")), "", ()),
     ],
 )
 def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str, strides: tuple[int, int]) -> None:
-    wanted = Quantization(16, 512, "bf16", of.dtype_a, granularity, strides) if granularity else None
-    if granularity == "mx" and wanted and of.scale_a:
-        wanted = replace(wanted, places=scale_places(of.scale_a.layout))
+    wanted = Quantization(16, 512, "bf16", of.a.dtype, granularity, strides) if granularity else None
+    if granularity == "mx" and wanted and of.a.scaling:
+        wanted = replace(wanted, places=scale_places(of.a.scaling.layout))
     assert quantization.quantization_of(of) == wanted
     for helper, arguments in choose_kernels(wanted) if wanted else ():
         assert set(arguments.numbers) <= set(helper.signature) and arguments.grid[0] > 0
@@ -91,7 +91,7 @@ def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch:
     """Once for all problems that share one; a timer that can't measure them, or a plain product, asks for none."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     evaluator, queue = Evaluator(), CompileQueue()
-    one, plain = problem("a8w8"), Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False)
+    one, plain = problem("a8w8"), Problem(16, 256, 512, *matrices("bf16", layout="TN"))
     for each in (one, replace(one, n=512), plain):
         queue.put_ahead(quantization.compile_jobs(each, evaluator), turn=3)  # type: ignore[arg-type]
     queue.end()
@@ -119,7 +119,7 @@ def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.Monk
 
 def test_files_and_tables_have_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp8 = record(problem("a8w8"), quantize_seconds=1.5e-6)
-    plain = record(Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False))
+    plain = record(Problem(16, 256, 512, *matrices("bf16", layout="TN")))
     assert fp8.seconds_with_quantization == pytest.approx(3.5e-6) and plain.seconds_with_quantization is None
     assert Record.from_json(fp8.to_json()) == fp8 and "quantize_seconds" not in plain.to_json()
     file = tmp_path / "tuned.yaml"

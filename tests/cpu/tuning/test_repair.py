@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.evaluators import FakeEvaluator
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import Trial
@@ -18,7 +18,7 @@ from tritongemm.tuning import repair
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.repair import Repair, list_neighbours
 
-SIZE = Problem(64, 128, 256, "bf16", "bf16", "bf16")
+SIZE = Problem(64, 128, 256, *matrices("bf16"))
 TILES = [Config("tile", rows, 32, 32) for rows in (16, 32, 64, 128)]
 SLOW, OWN, NEAR, FAR = TILES[3], TILES[2], TILES[1], TILES[0]
 OPTIONS = TuningOptions(Path("unused"), toolchain={"triton": "4.0"})
@@ -38,7 +38,7 @@ def test_neighbours_are_near_and_of_the_same_kind() -> None:
         stale,
         record(replace(SIZE, m=4096), FAR),
         record(replace(SIZE, m=80), NEAR),
-        record(replace(SIZE, dtype_a="fp16", dtype_b="fp16"), OWN),
+        record(replace(SIZE, a=SIZE.a._replace(dtype="fp16"), b=SIZE.b._replace(dtype="fp16")), OWN),
         record(replace(SIZE, m=70), OWN, target="sm90"),
     ]
     assert list_neighbours(stale, known, ()) == [SLOW, NEAR, FAR]

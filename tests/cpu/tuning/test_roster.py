@@ -14,7 +14,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
@@ -212,7 +212,9 @@ def test_a_bad_manifest_costs_its_backend(
 
 
 def fp4_problem() -> Problem:
-    return registry.get(Family, "a4w4_blockscale").problem(64, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+    return registry.get(Family, "a4w4_blockscale").problem(
+        Problem(64, 64, 512, *matrices("fp4e2m1", c="bf16", layout="TN"))
+    )
 
 
 def without_dot_scaled(target: Target) -> Target:

@@ -20,7 +20,7 @@ from tritongemm.build.pool import BackgroundBuilds, BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import Trial
@@ -117,7 +117,7 @@ def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Pa
 def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later problems prefer kernels that earlier ones compile, whether these are tuned or have a record by now."""
     large, small = Problem(64, 2048, 512), Problem(64, 1024, 512)
-    other = Problem(64, 4096, 512, "bf16", "bf16", "bf16")
+    other = Problem(64, 4096, 512, *matrices("bf16"))
     search, asked = Exhaustive.search, dict[Problem, list[Config]]()
 
     def watched(strategy: Exhaustive, plan: SearchPlan, budget: int) -> Search:

@@ -24,7 +24,7 @@ from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import Trial
@@ -118,7 +118,7 @@ def test_a_search_asks_for_the_same_wherever_it_runs(
 
 def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size the same configs; with the same times, as later batches follow from those. They share no kernels."""
-    sizes = [Problem(16, 16, 64), Problem(16, 16, 32, row_major_b=False)]
+    sizes = [Problem(16, 16, 64), Problem(16, 16, 32, *matrices(layout="TN"))]
     limits = SearchLimits(templates=("tile",), axes=(("num_stages", (1, 2)),))
     options = TuningOptions(tmp_path, "guided", budget=5, library="", limits=limits)
     tried = list[dict[Problem, list[str]]]()

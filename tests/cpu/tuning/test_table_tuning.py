@@ -14,7 +14,7 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, take
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.report.console import Reporter
@@ -28,7 +28,7 @@ from tritongemm.workloads.m_spans import MSpan
 
 TARGET = target_files.load_target("sm90", compute_units=132)
 HIGH = 1024
-SPAN = MSpan(Problem(1, 2112, 7168, "bf16", "bf16", "bf16", row_major_b=False), 1, HIGH)
+SPAN = MSpan(Problem(1, 2112, 7168, *matrices("bf16", layout="TN")), 1, HIGH)
 TILES = [
     Config("heuristic", rows, columns, 64, 1, 1, 0, 0, (("algo", 66),), "blaslt")
     for columns in (64, 96, 128, 192)

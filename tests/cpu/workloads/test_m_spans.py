@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.workloads.m_spans import MOST_WANTED, MSpan, drop_small, group_spans
 
-WIDE = Problem(1, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+WIDE = Problem(1, 6144, 4096, *matrices("bf16", layout="TN"))
 
 
 def row(m: int, n: int = 6144, k: int = 4096, count: float = 1.0) -> FormatRow:
-    return FormatRow(Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False), count=count)
+    return FormatRow(Problem(m, n, k, *matrices("bf16", layout="TN")), count=count)
 
 
 def test_products_are_grouped_and_their_m_ranked_by_work() -> None:
@@ -40,9 +41,9 @@ def test_a_product_of_no_weight_is_left_out() -> None:
 
 
 def test_rows_of_groups_are_spread_as_at_the_next_captured_m() -> None:
-    few = Problem(8, 64, 32, groups=4, spread="captured", counts=(0, 8, 0, 0))
-    many = Problem(100, 64, 32, groups=4, spread="captured", counts=(10, 50, 20, 20))
-    rows = [FormatRow(many), FormatRow(few, count=5), FormatRow(Problem(16, 64, 32, groups=4, spread="skewed"))]
+    few = Problem(8, 64, 32, groups=Groups(4, spread="captured", counts=(0, 8, 0, 0)))
+    many = Problem(100, 64, 32, groups=Groups(4, spread="captured", counts=(10, 50, 20, 20)))
+    rows = [FormatRow(many), FormatRow(few, count=5), FormatRow(Problem(16, 64, 32, groups=Groups(4, spread="skewed")))]
     (span,) = group_spans(rows)
     assert (span.low, span.high, span.captured) == (1, 100, (few, many))
     assert (span.at(8), span.at(100)) == (few, many)

@@ -47,7 +47,11 @@ def test_rows_of_siblings_are_joined_and_share_their_rows_calls() -> None:
         row(16, 224, 96, 1, MLP + "gate_proj"),
         row(16, 224, 64, 1, MLP + "gate_proj", bias="n"),
         row(16, 224, 64, 1, MLP + "gate_proj", bias="m"),
-        replace(LLAMA[2], problem=replace(LLAMA[2].problem, row_major_b=True), callers=(MLP + "gate_proj",)),
+        replace(
+            LLAMA[2],
+            problem=replace(LLAMA[2].problem, b=LLAMA[2].problem.b._replace(row_major=True)),
+            callers=(MLP + "gate_proj",),
+        ),
     ],
     ids=["another M", "another K", "a bias", "a bias along M", "another layout"],
 )

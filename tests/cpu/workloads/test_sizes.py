@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
@@ -19,7 +19,7 @@ from tritongemm.workloads import sizes
 def test_options() -> None:
     flags = Defaults("bf16", row_major_b=False, bias="n")
     assert sizes.from_options(16, 32, 64, flags) == [
-        FormatRow(Problem(16, 32, 64, "bf16", "bf16", "bf16", True, False, "n"), None, None, None)
+        FormatRow(Problem(16, 32, 64, *matrices("bf16", layout="TN"), bias="n"), None, None, None)
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert name in registry.names(Format)
         table = tmp_path / "table.csv"
         table.write_text("toy,M,N,K\na,4,5,6\nb,7,8,9\n")
-        problems = [Problem(*size, "bf16", "bf16", "bf16") for size in ((4, 5, 6), (7, 8, 9))]
+        problems = [Problem(*size, *matrices("bf16")) for size in ((4, 5, 6), (7, 8, 9))]
         assert sizes.from_file(table, Defaults("bf16")) == [FormatRow(p, line=n) for n, p in enumerate(problems, 2)]
 
 

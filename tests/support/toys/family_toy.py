@@ -20,13 +20,13 @@ class WeightOnlyFamily(StandardFamily):
         return None, Scaling(dtype="fp32", rows=1)
 
     def _types(self, problem: Problem) -> Support:
-        if problem.dtype_a not in ("fp16", "bf16") or (problem.dtype_b, problem.dtype_c) != ("int8", problem.dtype_a):
+        if problem.a.dtype not in ("fp16", "bf16") or (problem.b.dtype, problem.c.dtype) != ("int8", problem.a.dtype):
             return Support(f"it multiplies fp16 or bf16 by int8 into A's type, not {problem.dtypes}")
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Half a step of C from rounding it, and what sums in float32 lose; int8 is exact in fp16 and in bf16."""
-        return problem.c.epsilon + 2**-12
+        return problem.c.type.epsilon + 2**-12
 
     def typical_scale(self, problem: Problem) -> float:
         """Random int8 has a root mean square of 37, and a sum over K that of its products times the root of K."""

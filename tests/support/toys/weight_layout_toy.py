@@ -16,7 +16,7 @@ class Panels(WeightLayout):
 
     def supports(self, problem: Problem) -> Support:
         """Whether B is column-major and its columns fill complete panels."""
-        if problem.row_major_b or problem.n % COLUMNS:
+        if problem.b.row_major or problem.n % COLUMNS:
             return Support(f"panels want B column-major (-col_b) and N a multiple of {COLUMNS}, not {problem.n}")
         return SUPPORTED
 

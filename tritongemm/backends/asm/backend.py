@@ -275,7 +275,9 @@ def _make_launch(built: Artifact, problem: Problem) -> Launch:
         params=tuple(params),
         buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
         at=tuple(offsets),
-        zeroed=(Buffer("c", problem.m * problem.n * problem.c.bytes),) if _adds_into_c(facts["layout"], config) else (),
+        zeroed=(Buffer("c", problem.m * problem.n * problem.c.type.bytes),)
+        if _adds_into_c(facts["layout"], config)
+        else (),
         sha256=built.sha256,
     )
 
@@ -288,12 +290,12 @@ def _adds_into_c(layout: str, config: Config) -> bool:
 def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
     """Return the numbers a layout's fields take, strides in its own unit; fields not named are zero."""
     lda, ldb, ldc = problem.leads
-    a, b, c = (problem.a.bytes, problem.b.bytes, problem.c.bytes) if layout == "bf16" else (1, 1, 1)
+    a, b, c = (problem.a.type.bytes, problem.b.type.bytes, problem.c.type.bytes) if layout == "bf16" else (1, 1, 1)
     values: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "alpha": 1.0, "beta": 0.0}
     values |= {"stride_a0": lda * a, "stride_b0": ldb * b, "stride_c0": ldc * c, "stride_c_in0": ldc * c}
-    values |= {"lda": lda, "ldb": ldb, "ldc": ldc * (problem.c.bytes if layout in _GRIDS else 1)}
+    values |= {"lda": lda, "ldb": ldb, "ldc": ldc * (problem.c.type.bytes if layout in _GRIDS else 1)}
     values |= {"group_m": config.group_m, "split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
-    values |= {"c_is_bf16": int(problem.dtype_c == "bf16"), "add_bias": int(problem.bias != "none")}
+    values |= {"c_is_bf16": int(problem.c.dtype == "bf16"), "add_bias": int(problem.bias != "none")}
     if layout == "fp8_blockscale":
         values |= {
             "scale_m": problem.m,

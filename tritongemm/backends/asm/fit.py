@@ -38,20 +38,20 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
             arch = code_object.arch(row.path.read_bytes())
             if arch != target.name:
                 return f"its code object is for {arch}, not {target.name}"
-    if row.shuffled and problem.order_b == PLAIN:
+    if row.shuffled and problem.b.order == PLAIN:
         return "B must be shuffled beforehand, and this one's is not"
-    if not row.shuffled and problem.order_b != PLAIN:
-        return f"it reads B as it is, this one is in the order {problem.order_b}"
+    if not row.shuffled and problem.b.order != PLAIN:
+        return f"it reads B as it is, this one is in the order {problem.b.order}"
     if name in scaled.LAYOUTS:
         return scaled.refusal(name, row, problem)
     return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
 
 
 def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
-    if problem.scale_a is not None or problem.scale_b is not None:
+    if problem.a.scaling is not None or problem.b.scaling is not None:
         return "it applies no scales"
     outputs = ("fp32",) if "outf32" in row.symbol else ("bf16", "fp32")
-    if (problem.dtype_a, problem.dtype_b) != ("bf16", "bf16") or problem.dtype_c not in outputs:
+    if (problem.a.dtype, problem.b.dtype) != ("bf16", "bf16") or problem.c.dtype not in outputs:
         return f"it reads bf16 and writes {' or '.join(outputs)}, not {problem.dtypes}"
     if problem.layout != "TN":
         return f"it reads A row-major and B column-major (TN), not {problem.layout}"
@@ -59,7 +59,7 @@ def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
         return f"K must be a multiple of {row.sub_k} and N of {row.tile_n}"
     if problem.bias != "none" and not (row.bias and problem.bias == "n" and problem.bias_dtype.name == "bf16"):
         return f"it adds {'a bf16 bias along N' if row.bias else 'no bias'}, not {problem.bias}"
-    largest = max(problem.m * problem.k * 2, problem.n * problem.k * 2, problem.m * problem.n * problem.c.bytes)
+    largest = max(problem.m * problem.k * 2, problem.n * problem.k * 2, problem.m * problem.n * problem.c.type.bytes)
     if largest >= scaled.REACH:
         return f"an operand of {largest} bytes is beyond its 32-bit offsets"
     if problem.m * problem.k < _FETCHED * row.sub_k:
@@ -82,7 +82,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
     if wanted != has:
         takes, given = (" and ".join(sorted(names)) for names in (has, wanted))
         return f"it takes {takes or 'no scales'}, the problem has {given or 'none'}"
-    if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
+    if {problem.a.scaling, problem.b.scaling} - {None, Scaling()}:
         return "its scales are those of rows and columns"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
@@ -102,7 +102,11 @@ def _bytes(name: str, row: KernelRow, problem: Problem) -> int:
     if name == "workspace":
         tiles = cdiv(m, row.tile_m) * cdiv(n, row.tile_n)
         return 4 * tiles * row.tile_m * row.tile_n * _fixed_split(row)
-    return {"a": problem.a.bytes * m * k, "b": problem.b.bytes * n * k, "c": problem.c.bytes * m * n}.get(name, 0)
+    return {
+        "a": problem.a.type.bytes * m * k,
+        "b": problem.b.type.bytes * n * k,
+        "c": problem.c.type.bytes * m * n,
+    }.get(name, 0)
 
 
 def _fixed_split(row: KernelRow) -> int:

@@ -86,13 +86,13 @@ def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
     wanted = LAYOUTS[layout]
     if problem.k % wanted.depth or problem.n % row.tile_n:
         return f"K must be a multiple of {wanted.depth} and N of {row.tile_n}"
-    scales = problem.scale_a, problem.scale_b
-    alike = problem.a == problem.b and problem.dtype_a in wanted.dtypes
+    scales = problem.a.scaling, problem.b.scaling
+    alike = problem.a.type == problem.b.type and problem.a.dtype in wanted.dtypes
     if not alike or scales != wanted.scales or problem.bias != "none":
         return f"it multiplies {wanted.what} and adds nothing, not {problem.key}"
-    if problem.dtype_c != "bf16" or problem.layout != "TN":
+    if problem.c.dtype != "bf16" or problem.layout != "TN":
         return f"it reads A row-major and B column-major (TN) and writes bf16, not {problem.key}"
-    largest = max(problem.m * problem.k, problem.n * problem.k, problem.m * problem.n * problem.c.bytes)
+    largest = max(problem.m * problem.k, problem.n * problem.k, problem.m * problem.n * problem.c.type.bytes)
     if largest >= REACH:
         return f"an operand of {largest} bytes is beyond its 32-bit offsets"
     return _mx_refusal(row, problem) if layout == "fp4" else None

@@ -102,19 +102,19 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
     C are in elements, `align` is what their addresses are multiples of, in bytes.
     """
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-    rows, cols = (n, k) if problem.row_major_b else (k, n)
-    left = Matrix(problem.dtype_b, rows, cols, lead[1], batch, strides[1])
-    rows, cols = (k, m) if problem.row_major_a else (m, k)
-    right = Matrix(problem.dtype_a, rows, cols, lead[0], batch, strides[0])
-    out = Matrix(problem.dtype_c, n, m, lead[2], batch, strides[2])
+    rows, cols = (n, k) if problem.b.row_major else (k, n)
+    left = Matrix(problem.b.dtype, rows, cols, lead[1], batch, strides[1])
+    rows, cols = (k, m) if problem.a.row_major else (m, k)
+    right = Matrix(problem.a.dtype, rows, cols, lead[0], batch, strides[0])
+    out = Matrix(problem.c.dtype, n, m, lead[2], batch, strides[2])
     # an eight-bit float can't be added to; cuBLASLt wants a wider C beside it
-    added = replace(out, dtype=problem.bias_dtype.name) if problem.c.is_fp8 and vendor == "nvidia" else out
+    added = replace(out, dtype=problem.bias_dtype.name) if problem.c.type.is_fp8 and vendor == "nvidia" else out
     compute, scale = "fp32", "fp32"
-    if problem.a.is_integer:
-        compute, scale = "int32", "int32" if problem.dtype_c == "int32" else "fp32"
-    elif problem.dtype_a == "fp32":
+    if problem.a.type.is_integer:
+        compute, scale = "int32", "int32" if problem.c.dtype == "int32" else "fp32"
+    elif problem.a.dtype == "fp32":
         compute = "tf32"
-    trans = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
+    trans = ("N" if problem.b.row_major else "T") + ("N" if problem.a.row_major else "T")
     return Matmul(left, right, added, out, trans, compute, scale, alignment=align)
 
 
@@ -124,9 +124,9 @@ def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
     The libraries have scaled products for single products only, not for batches.
     """
     modes = scale_modes.modes(problem)
-    if modes is None or (problem.batch > 1 and problem.scale_a is not None):
+    if modes is None or (problem.batch > 1 and problem.a.scaling is not None):
         return None
-    if problem.scale_a is None:
+    if problem.a.scaling is None:
         return matmul
     return replace(matmul, scales=(ANY_ADDRESS, ANY_ADDRESS, 0), scale_modes=modes)
 
@@ -135,7 +135,7 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
     """Return the plan for these operands and whether the bias is in it; None where the library has nothing."""
     opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
     leads, strides, align = [], [], 256
-    for name, row_major in (("a", problem.row_major_a), ("b", problem.row_major_b), ("c", True)):
+    for name, row_major in (("a", problem.a.row_major), ("b", problem.b.row_major), ("c", True)):
         tensor = operands[name]
         outer, inner = (-2, -1) if row_major else (-1, -2)
         if tensor.stride(inner) != 1 and tensor.shape[inner] > 1:
@@ -164,18 +164,18 @@ def _planned(
 
     A screen asks for it again for each copy of the operands, hundreds of times.
     """
-    if problem.order_b != PLAIN:
+    if problem.b.order != PLAIN:
         return None  # B is read as it is
     matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
     if matmul is None:
         return None
     matmul = replace(matmul, fast=fast)
-    if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
+    if bias is not None and problem.bias == "n" and not problem.c.type.is_integer and problem.batch == 1:
         fused = _plan(opened, replace(matmul, bias=bias, bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
     # nothing is added to an eight-bit C
-    plan = _plan(opened, matmul, device) if bias is None or problem.c.bytes > 1 else None
+    plan = _plan(opened, matmul, device) if bias is None or problem.c.type.bytes > 1 else None
     return (plan, bias is None) if plan else None
 
 
@@ -236,7 +236,7 @@ def list_configs(problem: Problem, operands: Operands, limit: int = 0) -> list[C
 
 def _accumulations(problem: Problem) -> tuple[bool, ...]:
     # cuBLASLt's fp8 kernels come with and without promotion of the running sums, which scales along K need anyway
-    both = problem.a.is_fp8 and all(e.applied == "epilogue" for e in problem.extras) and vendor() == "nvidia"
+    both = problem.a.type.is_fp8 and all(e.applied == "epilogue" for e in problem.extras) and vendor() == "nvidia"
     return (False, True) if both else (False,)
 
 
@@ -286,7 +286,7 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
     _workspace(a.device, _stream(a.device.index or 0))
     addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
-    if problem.scale_a is not None:
+    if problem.a.scaling is not None:
         start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
     # The call keeps the operands alive, as the library has only their addresses.
     return partial(_run, start, addend, dict(operands))
@@ -349,8 +349,8 @@ def _listed(problem: Problem) -> list[Config]:
         tensor = torch.empty((*lead, *shape), dtype=getattr(torch, dtype), device="cuda")
         return tensor if row_major else tensor.transpose(-1, -2)
 
-    a = empty(problem.m, problem.k, problem.a.torch, problem.row_major_a)
-    b = empty(problem.k, problem.n, problem.b.torch, problem.row_major_b)
-    c = empty(problem.m, problem.n, problem.c.torch, True)
+    a = empty(problem.m, problem.k, problem.a.type.torch, problem.a.row_major)
+    b = empty(problem.k, problem.n, problem.b.type.torch, problem.b.row_major)
+    c = empty(problem.m, problem.n, problem.c.type.torch, True)
     added = {e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in problem.extras}
     return list_configs(problem, {"a": a, "b": b, "c": c} | added)

@@ -61,7 +61,7 @@ class BlasltBackend(LibraryBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        if problem.scale_a is None and problem.scale_b is None:
+        if problem.a.scaling is None and problem.b.scaling is None:
             return SUPPORTED  # the search for a driver takes 30 ms where there is none
         return scale_modes.supports(problem, target, algorithms.vendor(), algorithms.version)
 

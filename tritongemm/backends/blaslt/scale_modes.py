@@ -40,9 +40,9 @@ def modes(problem: Problem) -> tuple[str, str] | None:
     """Return the library's scale modes of its A and its B; None if it can't read the factors."""
     scales = coverage(problem)
     if scales == "mx":
-        first, second = (_SHUFFLED.get(s.layout) for s in (problem.scale_b, problem.scale_a) if s is not None)
+        first, second = (_SHUFFLED.get(s.layout) for s in (problem.b.scaling, problem.a.scaling) if s is not None)
         return (first, second) if first and second else None
-    return _MODES.get(scales) if problem.a.is_fp8 or not scales else None
+    return _MODES.get(scales) if problem.a.type.is_fp8 or not scales else None
 
 
 def supports(problem: Problem, target: Target, vendor: str | None, version: Callable[[], int]) -> Support:
@@ -57,8 +57,8 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
     scales = coverage(problem)
     if not scales:
         return SUPPORTED
-    if not problem.a.is_fp8 and scales != "mx":
-        return Support(f"it applies scales to fp8 alone, not to {problem.dtype_a}")
+    if not problem.a.type.is_fp8 and scales != "mx":
+        return Support(f"it applies scales to fp8 alone, not to {problem.a.dtype}")
     if modes(problem) is None or (scales == "mx" and target.vendor != "amd"):
         return Support(f"it has no scales that cover what those of {problem.key} do")
     if problem.batch > 1:

@@ -63,7 +63,7 @@ class LoadedAlgorithm:
         if self._kernels:
             return captured_launch.prepare_captured(device, self._kernels)
         # The descriptor holds a bias and scales; threads must not share it then.
-        shared = self._problem.bias == "none" and self._problem.scale_a is None
+        shared = self._problem.bias == "none" and self._problem.a.scaling is None
         return self._library_call(*(self._planned if shared else self._plan()))
 
     def _capture(self, device: driver.Device) -> tuple[CapturedKernel, ...] | None:
@@ -89,7 +89,7 @@ class LoadedAlgorithm:
             setters["c"] = call_all((call.put("c"), call.put("d")))
         if self._problem.bias == "n":
             setters["bias"] = plan.move_bias
-        if self._problem.scale_a is not None:
+        if self._problem.a.scaling is not None:
             setters |= {"scale_a": partial(plan.move_scale, "b"), "scale_b": partial(plan.move_scale, "a")}
         return PatchedLaunch(setters, call.launch)
 

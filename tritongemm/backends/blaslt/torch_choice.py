@@ -61,8 +61,8 @@ def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
     """
     release = ".".join(torch.__version__.split(".")[:2])
     known = WORKSPACE_BYTES.get((arch, release, torch.version.cuda or ""))
-    dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_c}
-    if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or _changes_choice():
+    dtypes = {problem.a.dtype, problem.b.dtype, problem.c.dtype}
+    if known is None or len(dtypes) > 1 or problem.a.dtype not in _DTYPES or _changes_choice():
         return None
     # For these PyTorch calls another library, or none, or places a single number in memory differently.
     if problem.k == 1 or (problem.n == 1 and (problem.m == 1 or problem.bias == "n")):

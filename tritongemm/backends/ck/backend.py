@@ -86,23 +86,25 @@ class CkBackend(KernelBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        able = [arch for arch in ARCHS if _cpp_instances.lists_operand(self.name, arch, problem.dtype_a)]
+        able = [arch for arch in ARCHS if _cpp_instances.lists_operand(self.name, arch, problem.a.dtype)]
         if able and target.name not in able:
-            return Support(f"it multiplies {problem.dtype_a} on {' and '.join(able)} only, not on {target.name}")
+            return Support(f"it multiplies {problem.a.dtype} on {' and '.join(able)} only, not on {target.name}")
         scales = {spec.applied for spec in problem.extras if spec.scaling}
-        mx = (problem.scale_a, problem.scale_b) == GRANULARITIES["mx_shuffled"]
-        blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.block_scales(problem)
-        if "mainloop" in scales and not (mx and problem.a.packed > 1) and not blocks:
+        mx = (problem.a.scaling, problem.b.scaling) == GRANULARITIES["mx_shuffled"]
+        blocks = problem.a.type.is_fp8 and ck_instances.scales(problem) == ck_instances.block_scales(problem)
+        if "mainloop" in scales and not (mx and problem.a.type.packed > 1) and not blocks:
             return Support(
                 "of the scales along K it applies those of fp4, one for each 32 numbers, and of fp8 those for 1 x 128 "
                 "of A, as [M, K / 128] or, with B shuffled, [K / 128, M], and 128 x 128 of B"
             )
         if blocks and (problem.bias != "none" or problem.layout != "TN"):
             return Support(f"with scales along K it reads TN and adds no bias, not {problem.key}")
-        if problem.a.packed > 1 and not mx:
+        if problem.a.type.packed > 1 and not mx:
             return Support("it multiplies fp4 with a scale for each 32 numbers along K, not without")
-        outputs = ("bf16", "fp16") if problem.a.is_fp8 or "epilogue" in scales else _OUTPUTS.get(problem.dtype_a, ())
-        if problem.bias != "none" and problem.c.is_integer:
+        outputs = (
+            ("bf16", "fp16") if problem.a.type.is_fp8 or "epilogue" in scales else _OUTPUTS.get(problem.a.dtype, ())
+        )
+        if problem.bias != "none" and problem.c.type.is_integer:
             return _cpp_instances.check_dtypes(problem, outputs) and Support("no bias on integers")
         return _cpp_instances.check_dtypes(problem, outputs)
 
@@ -199,7 +201,7 @@ def source(config: Config, problem: Problem) -> str:
         values: dict[str, Any] = ck_instances.shape(config, problem)
     except ck_instances.Misfit as misfit:
         raise InputError(f"{config.name}: {misfit}") from None
-    for name, dtype in (("a", problem.dtype_a), ("b", problem.dtype_b), ("c", problem.dtype_c)):
+    for name, dtype in (("a", problem.a.dtype), ("b", problem.b.dtype), ("c", problem.c.dtype)):
         values[name] = values[name] | {"type": _TYPES[dtype]}
     applied = [
         {
@@ -220,7 +222,7 @@ def source(config: Config, problem: Problem) -> str:
         formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in problem.extras if e.operator),
         header=f"{header}.hpp",
         device=device,
-        accumulator="int32_t" if problem.a.is_integer else "float",
+        accumulator="int32_t" if problem.a.type.is_integer else "float",
         extras=applied,
         signature=_cpp_instances.signature(_parameters(problem)),
         **values,

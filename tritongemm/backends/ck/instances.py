@@ -83,10 +83,10 @@ def _fitted(config: Config, problem: Problem) -> dict[str, Any]:
         Misfit: the config can't be one for this problem.
     """
     form = config.template.removesuffix(SHUFFLED)
-    if is_shuffled(config) != (problem.order_b != PLAIN):
-        raise Misfit(f"template {config.template} does not read B in the order {problem.order_b}")
-    if (form == "mx") != (problem.a.packed > 1):
-        raise Misfit(f"template {config.template} does not read {problem.dtype_a}")
+    if is_shuffled(config) != (problem.b.order != PLAIN):
+        raise Misfit(f"template {config.template} does not read B in the order {problem.b.order}")
+    if (form == "mx") != (problem.a.type.packed > 1):
+        raise Misfit(f"template {config.template} does not read {problem.a.dtype}")
     if (form == "ab_scale") != (scales(problem) == block_scales(problem)):
         raise Misfit(f"template {config.template} does not apply the scales of {problem.key}")
     shapes = {"mx": _mx_shape, "ab_scale": _block_scaled_shape}
@@ -106,10 +106,10 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
         Misfit: it can't be one for this problem.
     """
     if found["xdl"] != _SHUFFLED_SIDE or config.split_k > 1:
-        raise Misfit(f"B in the order {problem.order_b} is for instructions of {_SHUFFLED_SIDE}, K is not split")
+        raise Misfit(f"B in the order {problem.b.order} is for instructions of {_SHUFFLED_SIDE}, K is not split")
     if problem.n % config.block_n or problem.k % config.block_k:
         sizes, blocks = f"N {problem.n} and K {problem.k}", f"{config.block_n} and {config.block_k}"
-        raise Misfit(f"{sizes} must be multiples of {blocks} for B in the order {problem.order_b}")
+        raise Misfit(f"{sizes} must be multiples of {blocks} for B in the order {problem.b.order}")
     layout = _SHUFFLED_LAYOUTS.get(config.template.removesuffix(SHUFFLED), "Col")
     if layout == "Col" and config.option("pipeline") == 3 and found["repeats"][0] < _SHUFFLED_REPEATS:
         raise Misfit(f"pipeline v3 of {config.template} wants {_SHUFFLED_REPEATS} instructions of a wave along M")
@@ -118,13 +118,13 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
 
 def block_scales(problem: Problem) -> tuple[Scaling, Scaling]:
     """Return the scales that template ab_scale applies; those of A are stored by groups if B is shuffled."""
-    layout = "rows" if problem.order_b == PLAIN else "groups"
+    layout = "rows" if problem.b.order == PLAIN else "groups"
     return Scaling(depth=SCALED_BLOCK, layout=layout), Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 
 def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
     """Return the scale factors of A and of B."""
-    return problem.scale_a, problem.scale_b
+    return problem.a.scaling, problem.b.scaling
 
 
 def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
     if wave_m * wave_n != config.num_warps or m % (wave_m * xdl) or n % (wave_n * xdl):
         raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {xdl} x {xdl} don't tile {m} x {n}")
     lead_a, lead_b, _ = problem.leads
-    a = operand("A", m, k, problem.row_major_a, lead_a, problem.a.bytes, threads)
-    b = operand("B", n, k, not problem.row_major_b, lead_b, problem.b.bytes, threads)
+    a = operand("A", m, k, problem.a.row_major, lead_a, problem.a.type.bytes, threads)
+    b = operand("B", n, k, not problem.b.row_major, lead_b, problem.b.type.bytes, threads)
     repeats = m // (wave_m * xdl), n // (wave_n * xdl)
     shuffle = 2 if repeats[1] % 2 == 0 else 1
     return {
@@ -164,8 +164,8 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
         "xdl": xdl,
         "repeats": repeats,
         "shuffle": shuffle,
-        "a": a | {"layout": "Row" if problem.row_major_a else "Col"},
-        "b": b | {"layout": "Row" if problem.row_major_b else "Col"},
+        "a": a | {"layout": "Row" if problem.a.row_major else "Col"},
+        "b": b | {"layout": "Row" if problem.b.row_major else "Col"},
         "c": result(problem, threads, wave_m * xdl, wave_n * xdl * shuffle),
     }
 
@@ -205,7 +205,7 @@ def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, An
     Raises:
         Misfit: they don't divide.
     """
-    vector = power_of_two(problem.n, _VECTOR // problem.c.bytes)
+    vector = power_of_two(problem.n, _VECTOR // problem.c.type.bytes)
     across = min(threads, wide // vector)
     down = threads // across
     if high % down:  # fewer columns each, so that all threads have a row
@@ -243,11 +243,11 @@ def _divides(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _lds(config: Config, problem: Problem, target: Target) -> str | None:
-    rows = config.block_m * problem.a.bytes + config.block_n * problem.b.bytes
+    rows = config.block_m * problem.a.type.bytes + config.block_n * problem.b.type.bytes
     buffers = _BUFFERS.get(config.option("pipeline"), 1)
     if is_shuffled(config):  # A alone, in two buffers
-        rows, buffers = config.block_m * problem.a.bytes, 2
-    used = rows * config.block_k // problem.a.packed * buffers
+        rows, buffers = config.block_m * problem.a.type.bytes, 2
+    used = rows * config.block_k // problem.a.type.packed * buffers
     return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
 
 
@@ -287,7 +287,7 @@ def _split(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     if problem.bias != "none":
         return "split-K adds the bias in every split"
-    return None if problem.dtype_c in ("bf16", "fp16", "fp32") else f"split-K can't add into {problem.dtype_c}"
+    return None if problem.c.dtype in ("bf16", "fp16", "fp32") else f"split-K can't add into {problem.c.dtype}"
 
 
 def _bank(config: Config, problem: Problem, target: Target) -> str | None:

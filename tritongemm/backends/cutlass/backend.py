@@ -78,13 +78,13 @@ class CutlassBackend(KernelBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        dtypes = _cpp_instances.check_dtypes(problem, _OUTPUTS.get(problem.dtype_a, ()))
+        dtypes = _cpp_instances.check_dtypes(problem, _OUTPUTS.get(problem.a.dtype, ()))
         if not dtypes:
             return dtypes
-        if problem.a.is_fp8 and problem.layout != "TN":
+        if problem.a.type.is_fp8 and problem.layout != "TN":
             return Support(f"eight-bit operands must be contiguous along K (TN), not {problem.layout}")
         sizes = _cpp_instances.leading(problem)
-        for name, dtype in (("lda", problem.a), ("ldb", problem.b), ("ldc", problem.c)):
+        for name, dtype in (("lda", problem.a.type), ("ldb", problem.b.type), ("ldc", problem.c.type)):
             if sizes[name] * dtype.bytes % _ALIGN:
                 return Support(f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes")
         return SUPPORTED
@@ -200,14 +200,14 @@ def source(config: Config, problem: Problem, target: Target) -> str:
     swapped = bool(config.option("swap_ab"))
 
     def operand(dtype: str, row_major: bool, flipped: bool) -> dict[str, object]:
-        nbytes = {"a": problem.a, "b": problem.b, "c": problem.c}[dtype].bytes
-        kind = _TYPES[{"a": problem.dtype_a, "b": problem.dtype_b, "c": problem.dtype_c}[dtype]]
+        nbytes = {"a": problem.a.type, "b": problem.b.type, "c": problem.c.type}[dtype].bytes
+        kind = _TYPES[{"a": problem.a.dtype, "b": problem.b.dtype, "c": problem.c.dtype}[dtype]]
         return {"type": kind, "layout": "Row" if row_major != flipped else "Column", "vector": _ALIGN // nbytes}
 
-    a = operand("a", problem.row_major_a, swapped)
-    b = operand("b", problem.row_major_b, swapped)
+    a = operand("a", problem.a.row_major, swapped)
+    b = operand("b", problem.b.row_major, swapped)
     mainloop, epilogue, scheduler = TEMPLATES[config.template]
-    if problem.a.is_fp8:
+    if problem.a.type.is_fp8:
         mainloop += "FP8FastAccum"
     bias = "" if problem.bias == "none" else _TYPES[problem.bias_dtype.name]
     # The library calls one value per row of the kernel's C "row"; that C may be the transpose of ours.

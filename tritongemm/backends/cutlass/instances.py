@@ -27,13 +27,13 @@ def cluster(config: Config) -> tuple[int, int]:
 
 def stage_bytes(config: Config, problem: Problem) -> int:
     """Return the shared memory of one pipeline stage, in bytes."""
-    return config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+    return config.block_k * (config.block_m * problem.a.type.bytes + config.block_n * problem.b.type.bytes)
 
 
 def epilogue_bytes(config: Config, problem: Problem) -> int:
     """Return the epilogue's shared memory in bytes: four parts of a tile, 32 columns of 64 rows per group."""
     m, n, _ = tile(config)
-    return 4 * min(m, groups(config) * GROUP_ROWS) * min(n, 32) * problem.c.bytes + _BARRIERS
+    return 4 * min(m, groups(config) * GROUP_ROWS) * min(n, 32) * problem.c.type.bytes + _BARRIERS
 
 
 def groups(config: Config) -> int:

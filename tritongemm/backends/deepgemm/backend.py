@@ -50,10 +50,10 @@ class DeepGemmBackend(LibraryBackend):
     def _supports(self, problem: Problem, target: Target) -> Support:
         if problem.bias != "none":
             return Support("it adds no bias")
-        if problem.a.is_fp8:
+        if problem.a.type.is_fp8:
             known = _fits_scaled(problem)
         else:
-            types = (problem.dtype_a, problem.dtype_b, problem.dtype_c)
+            types = (problem.a.dtype, problem.b.dtype, problem.c.dtype)
             known = SUPPORTED if types in _PLAIN else Support(f"it multiplies bf16 or fp8, not {problem.dtypes}")
         if problem.kind == "grouped" and problem.layout != "TN":
             return Support(f"groups must be contiguous along K (TN), not {problem.layout}")
@@ -111,7 +111,7 @@ _PLAIN = (("bf16", "bf16", "bf16"), ("bf16", "bf16", "fp32"))
 
 
 def _fits_scaled(problem: Problem) -> Support:
-    if (problem.dtype_a, problem.dtype_b, problem.dtype_c) != ("fp8e4m3fn", "fp8e4m3fn", "bf16"):
+    if (problem.a.dtype, problem.b.dtype, problem.c.dtype) != ("fp8e4m3fn", "fp8e4m3fn", "bf16"):
         return Support(f"of fp8 it multiplies e4m3fn into bf16, not {problem.dtypes}")
     if coverage(problem) != "block":
         return Support("its scales of fp8 are for 1 x 128 of A and 128 x 128 of B")
@@ -122,7 +122,7 @@ def _fits_scaled(problem: Problem) -> Support:
 
 def _aligned(problem: Problem) -> Support:
     """Return whether each matrix's rows begin at addresses from which the copy engine can fetch."""
-    dtypes = problem.a, problem.b, problem.c
+    dtypes = problem.a.type, problem.b.type, problem.c.type
     for name, lead, dtype in zip("ABC", problem.leads, dtypes, strict=True):
         if lead * dtype.bytes % _ROW_BYTES:
             return Support(f"rows of {name} take {lead * dtype.bytes} bytes, which is no multiple of {_ROW_BYTES}")

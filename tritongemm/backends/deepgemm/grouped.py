@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 def function(problem: Problem) -> str:
     """Return the name of the package's function for a grouped problem."""
-    form = "masked" if problem.room else "contiguous"
-    return f"m_grouped_{'fp8' if problem.a.is_fp8 else 'bf16'}_gemm_nt_{form}"
+    form = "masked" if problem.masked else "contiguous"
+    return f"m_grouped_{'fp8' if problem.a.type.is_fp8 else 'bf16'}_gemm_nt_{form}"
 
 
 def product(problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], Tensor]:
     """Return a call that computes the product of every group and returns it."""
-    return _masked(problem, operands, overlap) if problem.room else _contiguous(problem, operands, into_c, overlap)
+    return _masked(problem, operands, overlap) if problem.masked else _contiguous(problem, operands, into_c, overlap)
 
 
 def _masked(problem: Problem, operands: Operands, overlap: bool) -> Callable[[], Tensor]:
@@ -38,7 +38,7 @@ def _masked(problem: Problem, operands: Operands, overlap: bool) -> Callable[[],
     a, b = _with_scales(problem, operands, operands["a"], _of_rooms(problem, operands))
     compute, switched = package.find(function(problem)), package.overlapping(overlap)
     expected = cdiv(problem.m, problem.groups)
-    options = {"disable_ue8m0_cast": True} if problem.a.is_fp8 else {}
+    options = {"disable_ue8m0_cast": True} if problem.a.type.is_fp8 else {}
 
     def call() -> Tensor:
         with switched():
@@ -61,7 +61,7 @@ def _contiguous(problem: Problem, operands: Operands, into_c: bool, overlap: boo
         out, copied_out = c.new_zeros((order.rows, problem.n)), into_c
     a, b = _with_scales(problem, operands, left, None if of_a is None else of_a.T)
     compute, switched = package.find(function(problem)), package.overlapping(overlap)
-    options = {"disable_ue8m0_cast": True} if problem.a.is_fp8 else {}
+    options = {"disable_ue8m0_cast": True} if problem.a.type.is_fp8 else {}
 
     def call() -> Tensor:
         with switched():
@@ -112,8 +112,8 @@ def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
     if not coverage(problem):
         return None
     given = operands["scale_a"]
-    assert problem.scale_a is not None
-    if problem.scale_a.layout == "groups":
+    assert problem.a.scaling is not None
+    if problem.a.scaling.layout == "groups":
         return given
     return given.reshape(problem.groups, problem.room, -1).mT
 

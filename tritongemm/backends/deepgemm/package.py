@@ -57,7 +57,7 @@ def _load_nvrtc() -> None:
 
 def function(problem: Problem) -> str:
     """Return the name of the function that computes a problem's types: with factors, or bf16 without."""
-    return SCALED if problem.a.is_fp8 else PLAIN_BF16
+    return SCALED if problem.a.type.is_fp8 else PLAIN_BF16
 
 
 def groups(problem: Problem) -> int:

@@ -127,8 +127,8 @@ def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int
     m, n, k = problem.m, problem.n, problem.k
     types = {name: getattr(torch, spec.dtype.torch) for name, spec in problem.operands.items()}
     found = {
-        "a": ((m, k), (k, 1) if problem.row_major_a else (1, m), types["a"]),
-        "b": ((n, k), (1, n) if problem.row_major_b else (k, 1), types["b"]),
+        "a": ((m, k), (k, 1) if problem.a.row_major else (1, m), types["a"]),
+        "b": ((n, k), (1, n) if problem.b.row_major else (k, 1), types["b"]),
         "c": ((m, n), (n, 1), types["c"]),
     }
     if coverage(problem):

@@ -84,8 +84,8 @@ class TorchBackend(LibraryBackend):
         column = bias[:, None] if bias is not None and problem.bias == "m" else None
         if name == "_scaled_mm":
             one = torch.ones((), device=a.device)
-            left = a if problem.row_major_a else a.contiguous()
-            right = b.T.contiguous().T if problem.row_major_b else b
+            left = a if problem.a.row_major else a.contiguous()
+            right = b.T.contiguous().T if problem.b.row_major else b
             out, given = c.dtype, {"out": c} if config else {}
             return lambda: torch._scaled_mm(
                 left, right, one, one, bias=row, out_dtype=out, use_fast_accum=fast, **given
@@ -104,7 +104,7 @@ class TorchBackend(LibraryBackend):
         name = function(problem)
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
             return ""
-        as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
+        as_they_are = name != "_scaled_mm" or (problem.a.row_major and not problem.b.row_major)
         return name if as_they_are else ""
 
 
@@ -118,18 +118,18 @@ def function(problem: Problem) -> str:
         return batched.function(problem) or function(batched.single(problem))
     if problem.kind == "grouped":
         return grouped.function(problem)
-    if problem.order_b != PLAIN:
+    if problem.b.order != PLAIN:
         return ""
-    if problem.dtype_a == "int8" and not takes_int8(problem.m, problem.n, problem.k):
+    if problem.a.dtype == "int8" and not takes_int8(problem.m, problem.n, problem.k):
         return ""
     if coverage(problem):
         return scaled.function(problem)
-    if problem.a.is_fp8:
+    if problem.a.type.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
-        refused = problem.c.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k)
+        refused = problem.c.type.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k)
         return "" if refused else "_scaled_mm"
-    if problem.dtype_a == "int8":
-        return "" if problem.dtype_c != "int32" or problem.bias != "none" else "_int_mm"
-    if len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
+    if problem.a.dtype == "int8":
+        return "" if problem.c.dtype != "int32" or problem.bias != "none" else "_int_mm"
+    if len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) != 1:
         return ""
     return "mm" if problem.bias == "none" else "addmm"

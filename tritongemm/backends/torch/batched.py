@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def function(problem: Problem) -> str:
     """Return PyTorch's function for a batch: ``bmm`` or ``baddbmm``; "" where it has none, as for eight-bit types."""
-    narrow = problem.a.bytes == 1 or any(spec.scaling for spec in problem.extras)
-    if narrow or len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
+    narrow = problem.a.type.bytes == 1 or any(spec.scaling for spec in problem.extras)
+    if narrow or len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) != 1:
         return ""
     return "bmm" if problem.bias == "none" else "baddbmm"
 
@@ -35,7 +35,7 @@ def product(problem: Problem, operands: Operands) -> Callable[[], object] | None
     import torch
 
     name, c = function(problem), operands["c"]
-    if name == "bmm" and problem.shared == "b" and problem.row_major_a:
+    if name == "bmm" and problem.b.shared and problem.a.row_major:
         # One product of all rows, as ``torch.matmul`` makes of it.
         rows, out, b = operands["a"].flatten(0, 1), c.flatten(0, 1), operands["b"]
         return lambda: torch.mm(rows, b, out=out)
@@ -51,10 +51,10 @@ def single(problem: Problem) -> Problem:
 
     It is one product, or all of them where they share B and all rows follow each other.
     """
-    joined = problem.shared == "b" and problem.row_major_a and problem.bias == "none"
-    by_rows = problem.scale_a is None or (problem.scale_a.rows == 1 and problem.scale_a.layout == "rows")
+    joined = problem.b.shared and problem.a.row_major and problem.bias == "none"
+    by_rows = problem.a.scaling is None or (problem.a.scaling.rows == 1 and problem.a.scaling.layout == "rows")
     rows = problem.batch * problem.m if joined and by_rows else problem.m
-    return replace(problem, m=rows, batch=1, shared="")
+    return replace(problem, m=rows, batch=1, a=problem.a._replace(shared=False), b=problem.b._replace(shared=False))
 
 
 def one_after_another(

@@ -15,17 +15,19 @@ _DENSE = ("bf16", "fp16", "fp32")
 
 def function(problem: Problem) -> str:
     """Return PyTorch's function for groups: ``_grouped_mm``, ``_scaled_grouped_mm``, ``bmm`` or "" for none."""
-    same = len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) == 1
-    if problem.bias != "none" or not problem.row_major_a:
+    same = len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) == 1
+    if problem.bias != "none" or not problem.a.row_major:
         return ""
-    if problem.room:
-        return "bmm" if same and problem.dtype_a in _DENSE else ""
-    readable = takes_groups(problem.k * problem.a.bytes, problem.n * problem.b.bytes)
-    if same and problem.dtype_a == "bf16":
+    if problem.masked:
+        return "bmm" if same and problem.a.dtype in _DENSE else ""
+    readable = takes_groups(problem.k * problem.a.type.bytes, problem.n * problem.b.type.bytes)
+    if same and problem.a.dtype == "bf16":
         return "_grouped_mm" if readable else ""
     rows = [e.name for e in problem.extras if e.operator == "*"] == ["scale_a", "scale_b"]
-    scaled = problem.a == problem.b and problem.a.is_fp8 and rows and problem.scale_a == problem.scale_b
-    return "_scaled_grouped_mm" if scaled and readable and problem.dtype_c == "bf16" and not problem.row_major_b else ""
+    scaled = (
+        problem.a.type == problem.b.type and problem.a.type.is_fp8 and rows and problem.a.scaling == problem.b.scaling
+    )
+    return "_scaled_grouped_mm" if scaled and readable and problem.c.dtype == "bf16" and not problem.b.row_major else ""
 
 
 def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], object] | None:

@@ -27,15 +27,17 @@ Call = Callable[[], object]
 def function(problem: Problem) -> str:
     """Return PyTorch's function with factors: ``_scaled_mm``, ``scaled_mm``, ``_int_mm`` or ""."""
     scales = coverage(problem)
-    if problem.a.is_fp8:
+    if problem.a.type.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
-        if problem.c.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k):
+        if problem.c.type.is_fp8 or problem.bias == "m" or not takes_fp8(problem.n, problem.k):
             return ""
         if scales in _ALONG_K:
             return "scaled_mm" if problem.bias == "none" else ""
-        known = scales == "tensor" or (scales == "row" and problem.dtype_c == "bf16")
+        known = scales == "tensor" or (scales == "row" and problem.c.dtype == "bf16")
         return "_scaled_mm" if known else ""
-    return "_int_mm" if problem.dtype_a == "int8" and scales in ("tensor", "row") and not problem.c.is_integer else ""
+    return (
+        "_int_mm" if problem.a.dtype == "int8" and scales in ("tensor", "row") and not problem.c.type.is_integer else ""
+    )
 
 
 def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Call | None:
@@ -47,7 +49,7 @@ def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Ca
         own_c: C is written, rather than a tensor that the call makes, as it does for a user.
         fast: sums of fp8 need not be promoted on the way.
     """
-    if problem.dtype_a == "int8":
+    if problem.a.dtype == "int8":
         return _integers(problem, operands)
     c = operands["c"]
     left = operands["a"].contiguous()

@@ -160,7 +160,7 @@ class TritonBackend(SearchedBackend):
             return Support("it takes tensor maps, which a manifest can't describe")
         if problem.kind != "one":
             return Support(f"a {problem.kind} product, which manifests have no word for")
-        if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
+        if {problem.a.scaling, problem.b.scaling} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
@@ -194,7 +194,7 @@ class TritonBackend(SearchedBackend):
 def strides(problem: Problem) -> tuple[int, int, int]:
     """Return the leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
     a, b, c = problem.leads
-    return a // problem.a.packed, b // problem.b.packed, c
+    return a // problem.a.type.packed, b // problem.b.type.packed, c
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
@@ -216,9 +216,9 @@ def divisors(problem: Problem) -> dict[str, int]:
     of a batch too, which are multiples of M.
     """
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
-    if problem.row_major_a:
+    if problem.a.row_major:
         del sizes["M"]
-    sizes |= batch_strides(problem.at(1) if problem.row_major_a else problem)
+    sizes |= batch_strides(problem.at(1) if problem.a.row_major else problem)
     found = {name: gcd(value, compiling.ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
@@ -242,7 +242,12 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
 def signature(config: Config, problem: Problem) -> dict[str, str]:
     """Return the Triton types of the kernel's run-time parameters, in order."""
     template = template_facts.kernel_template(config.template)
-    types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
+    types = {
+        "a": problem.a.type.triton,
+        "b": problem.b.type.triton,
+        "c": problem.c.type.triton,
+        "bias": problem.bias_dtype.triton,
+    }
     types |= {e.name: e.dtype.triton for e in problem.extras}
     types |= {"workspace": render.accumulator(problem).triton, "semaphore": "i32"}
     blocks = geometry_module.geometry(config, problem, 1).descriptors
@@ -265,8 +270,8 @@ def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
     """Return the rows and columns of the operands as descriptors have them: groups one after another, and bytes for
     elements that share one.
     """
-    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.packed, problem.groups
-    b = (groups * k, n) if problem.row_major_b else (k, groups * n)
+    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.type.packed, problem.groups
+    b = (groups * k, n) if problem.b.row_major else (k, groups * n)
     return {"a": (m, k), "b": b, "c": (m, n)}
 
 
@@ -276,7 +281,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     lead = dict(zip("abc", strides(problem), strict=True))
     shapes = _described_shapes(problem)
-    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    row_major = {"a": problem.a.row_major, "b": problem.b.row_major, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
     for name, descriptor in template_facts.arguments(template_facts.kernel_template(config.template), problem).values():
@@ -287,7 +292,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         rows *= problem.operands[name].batch or 1  # one map covers the batch, whose products follow each other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
-        if descriptor == "b" and not problem.row_major_b and built.launch.get("edited"):
+        if descriptor == "b" and not problem.b.row_major and built.launch.get("edited"):
             box = (min(box[0], config.block_n), box[1])  # of a padded tile, only the columns that its products read
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))

@@ -176,13 +176,13 @@ def _helper_entry(
 
 def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, HelperArguments]]:
     """Yield the kernels that quantise the A of a product, and those between the products of a mixture of experts."""
-    types = tuple(dict.fromkeys(("bf16", problem.dtype_c))) if problem.dtype_c in _FLOATS else ("bf16",)
-    if target.supports(problem.a) or not problem.a.is_fp8:  # `quantize` refuses others
+    types = tuple(dict.fromkeys(("bf16", problem.c.dtype))) if problem.c.dtype in _FLOATS else ("bf16",)
+    if target.supports(problem.a.type) or not problem.a.type.is_fp8:  # `quantize` refuses others
         for dtype_x in types:
             for m in _ROWS:
                 asked = quantization_kernels.quantization_of(problem, dtype_x, m)
                 yield from quantization_kernels.choose_kernels(asked) if asked is not None else ()
-    if problem.dtype_c in _FLOATS:
+    if problem.c.dtype in _FLOATS:
         yield from expert_kernels.kernels_for(problem, target)
 
 
@@ -355,7 +355,7 @@ def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryE
         size=len(code),
         source=prepared.artifact.digest,
         toolchain=versions,
-        tf32=prepared.record.problem.dtype_a == "fp32" and target.has("tf32"),
+        tf32=prepared.record.problem.a.dtype == "fp32" and target.has("tf32"),
         launches=table,
         strides=_stride_places(prepared),
     )

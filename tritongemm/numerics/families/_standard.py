@@ -65,26 +65,26 @@ class StandardFamily(Family, abstract=True):
 
 def order_of_b(problem: Problem) -> Support:
     """Return whether B can be in the problem's order."""
-    if problem.order_b == PLAIN:
+    if problem.b.order == PLAIN:
         return SUPPORTED
     if problem.kind == "batched":
-        return Support(f"the weights of a batch are in rows or columns, not in the order {problem.order_b}")
-    return registry.get(WeightLayout, problem.order_b).supports(problem)
+        return Support(f"the weights of a batch are in rows or columns, not in the order {problem.b.order}")
+    return registry.get(WeightLayout, problem.b.order).supports(problem)
 
 
 def packed(problem: Problem, b: Tensor) -> Tensor:
     """Return B [K, N] in the problem's order."""
-    return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pack(b)
+    return b if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).pack(b)
 
 
 def unpacked(problem: Problem, b: Tensor) -> Tensor:
     """Return B [K, N] in rows or columns."""
-    return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).unpack(b)
+    return b if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).unpack(b)
 
 
 def readable(problem: Problem, target: Target) -> Support:
     """Return whether the target's matrix units read both operands."""
-    for name, dtype in (("A", problem.a), ("B", problem.b)):
+    for name, dtype in (("A", problem.a.type), ("B", problem.b.type)):
         if dtype.packed > 1:
             return Support(
                 f"{dtype.name} ({name}) has no meaning without scales: choose a --family with scales along K"
@@ -96,8 +96,8 @@ def readable(problem: Problem, target: Target) -> Support:
 
 def microscaled(problem: Problem, target: Target) -> Support:
     """Return whether a target multiplies operands with MX scales, at least as wider numbers."""
-    if not (target.has("dot_scaled") or (target.supports(problem.a) and target.supports(problem.b))):
-        return Support(f"{target.name} has no matrix instruction for {problem.dtype_a} with scales of MX")
+    if not (target.has("dot_scaled") or (target.supports(problem.a.type) and target.supports(problem.b.type))):
+        return Support(f"{target.name} has no matrix instruction for {problem.a.dtype} with scales of MX")
     return SUPPORTED
 
 

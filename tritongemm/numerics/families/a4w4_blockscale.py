@@ -46,17 +46,17 @@ class MicroscaledFamily(StandardFamily):
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]
 
     def _types(self, problem: Problem) -> Support:
-        if (problem.dtype_a, problem.dtype_b) != ("fp4e2m1", "fp4e2m1"):
-            return Support(f"family a4w4_blockscale multiplies fp4 by fp4, not {problem.dtype_a} by {problem.dtype_b}")
-        if problem.dtype_c not in ("bf16", "fp16"):
-            return Support(f"family a4w4_blockscale gives bf16 or fp16, not {problem.dtype_c}")
+        if (problem.a.dtype, problem.b.dtype) != ("fp4e2m1", "fp4e2m1"):
+            return Support(f"family a4w4_blockscale multiplies fp4 by fp4, not {problem.a.dtype} by {problem.b.dtype}")
+        if problem.c.dtype not in ("bf16", "fp16"):
+            return Support(f"family a4w4_blockscale gives bf16 or fp16, not {problem.c.dtype}")
         if problem.layout != "TN" or problem.bias != "none" or problem.k % 2:
             return Support("family a4w4_blockscale wants A row-major, B column-major (-col_b), an even K and no bias")
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: products and their scales are exact in float32."""
-        return problem.c.epsilon + 2**-12
+        return problem.c.type.epsilon + 2**-12
 
     def input_deviation(self, problem: Problem) -> float:
         """Return the typical size of A and B."""

@@ -40,21 +40,21 @@ class RowScaledFamily(StandardFamily):
         return GRANULARITIES["row"], GRANULARITIES["tensor"]
 
     def _types(self, problem: Problem) -> Support:
-        both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
-        if not both_fp8 and (problem.dtype_a, problem.dtype_b) != ("int8", "int8"):
+        both_fp8 = problem.a.type.is_fp8 and problem.b.type.is_fp8
+        if not both_fp8 and (problem.a.dtype, problem.b.dtype) != ("int8", "int8"):
             return Support(
-                f"family a8w8 multiplies fp8 by fp8 or int8 by int8, not {problem.dtype_a} by {problem.dtype_b}"
+                f"family a8w8 multiplies fp8 by fp8 or int8 by int8, not {problem.a.dtype} by {problem.b.dtype}"
             )
-        if problem.dtype_c not in _RESULTS:
-            return Support(f"family a8w8 gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
+        if problem.c.dtype not in _RESULTS:
+            return Support(f"family a8w8 gives {', '.join(_RESULTS)}, not {problem.c.dtype}")
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Return the largest error that is rounding rather than a fault."""
-        return problem.c.epsilon + (2**-6 if problem.a.is_fp8 else 2**-12)
+        return problem.c.type.epsilon + (2**-6 if problem.a.type.is_fp8 else 2**-12)
 
     def typical_scale(self, problem: Problem) -> float:
         """Return the middle of the random scales; random operands then give a C of about one."""
-        size = 1.0 if problem.a.is_fp8 else _INTEGERS
+        size = 1.0 if problem.a.type.is_fp8 else _INTEGERS
         middle: float = round(problem.k**-0.25 / size, 6)
         return middle

@@ -55,12 +55,12 @@ class BlockScaledFamily(StandardFamily):
         return tuple(GRANULARITIES[name] for name in (*_ALONG_128, *microscaled))
 
     def _types(self, problem: Problem) -> Support:
-        if problem.a != problem.b or not (problem.a.is_fp8 or problem.dtype_a == "int8"):
+        if problem.a.type != problem.b.type or not (problem.a.type.is_fp8 or problem.a.dtype == "int8"):
             return Support(
-                f"family {self.name} multiplies one type of fp8 or int8, not {problem.dtype_a} by {problem.dtype_b}"
+                f"family {self.name} multiplies one type of fp8 or int8, not {problem.a.dtype} by {problem.b.dtype}"
             )
-        if problem.dtype_c not in _RESULTS:
-            return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
+        if problem.c.dtype not in _RESULTS:
+            return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.c.dtype}")
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
@@ -69,14 +69,14 @@ class BlockScaledFamily(StandardFamily):
         With few scales along K some elements of C are far larger than the root mean square of all. Their rounding is
         too: matrix units of fp8 keep about 14 bits of a sum, and on an H100 the error was 0.014 with K = 256.
         """
-        if not problem.a.is_fp8:
-            return problem.c.epsilon + 2**-12
+        if not problem.a.type.is_fp8:
+            return problem.c.type.epsilon + 2**-12
         scales_along_k = max(1.0, problem.k / (problem.scale_depth or problem.k))
-        return problem.c.epsilon + 2**-8 * max(1.0, _OF_ONE_SCALE / sqrt(scales_along_k))
+        return problem.c.type.epsilon + 2**-8 * max(1.0, _OF_ONE_SCALE / sqrt(scales_along_k))
 
     def typical_scale(self, problem: Problem) -> float:
         """Return the root mean square of the random scales; random operands then give a C of about one."""
-        size = 1.0 if problem.a.is_fp8 else _INTEGERS
+        size = 1.0 if problem.a.type.is_fp8 else _INTEGERS
         middle: float = round(problem.k**-0.25 / size, 6)
         return middle
 

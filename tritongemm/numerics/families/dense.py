@@ -27,32 +27,32 @@ class DenseFamily(StandardFamily):
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         known = super()._supports(problem, target)
-        if known and problem.c.is_fp8 and not target.supports(problem.c):
-            return Support(f"{target.name} does not convert to {problem.c.name} (C); {fp8_of(target)}")
+        if known and problem.c.type.is_fp8 and not target.supports(problem.c.type):
+            return Support(f"{target.name} does not convert to {problem.c.type.name} (C); {fp8_of(target)}")
         return known
 
     def _types(self, problem: Problem) -> Support:
-        if problem.a.is_integer != problem.b.is_integer:
-            return Support(f"{problem.dtype_a} times {problem.dtype_b} mixes integers with floats")
-        if problem.a.is_integer != problem.c.is_integer:
-            kind = "an integer C" if problem.a.is_integer else "a C of floats"
-            return Support(f"{problem.dtype_a} operands need {kind}, not {problem.dtype_c}")
-        if "int32" in (problem.dtype_a, problem.dtype_b):
+        if problem.a.type.is_integer != problem.b.type.is_integer:
+            return Support(f"{problem.a.dtype} times {problem.b.dtype} mixes integers with floats")
+        if problem.a.type.is_integer != problem.c.type.is_integer:
+            kind = "an integer C" if problem.a.type.is_integer else "a C of floats"
+            return Support(f"{problem.a.dtype} operands need {kind}, not {problem.c.dtype}")
+        if "int32" in (problem.a.dtype, problem.b.dtype):
             return Support("int32 operands: matrix units read int8")
         return SUPPORTED
 
     def tolerance(self, problem: Problem) -> float:
         """Return the largest error that is rounding rather than a fault; 0 for integers."""
-        if problem.c.is_integer:
+        if problem.c.type.is_integer:
             return 0.0
-        if problem.a.is_fp8 or problem.b.is_fp8:
+        if problem.a.type.is_fp8 or problem.b.type.is_fp8:
             accumulate = 2**-6  # Hopper's fp8 units keep about 14 bits of the running sum
-        elif "fp32" in (problem.dtype_a, problem.dtype_b) or problem.dtype_a != problem.dtype_b:
+        elif "fp32" in (problem.a.dtype, problem.b.dtype) or problem.a.dtype != problem.b.dtype:
             accumulate = 2**-8  # tf32 operands
         else:
             accumulate = 2**-12
-        return problem.c.epsilon + accumulate
+        return problem.c.type.epsilon + accumulate
 
     def input_deviation(self, problem: Problem) -> float:
         """Return the standard deviation of the random operands; keeps an eight-bit C well inside its range."""
-        return round((16 / problem.k**0.5) ** 0.5, 4) if problem.c.is_fp8 else 1.0
+        return round((16 / problem.k**0.5) ** 0.5, 4) if problem.c.type.is_fp8 else 1.0

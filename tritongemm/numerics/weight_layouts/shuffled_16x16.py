@@ -25,7 +25,7 @@ class Shuffled16x16(WeightLayout):
 
     def supports(self, problem: Problem) -> Support:
         """Return whether a problem's B divides into blocks."""
-        depth = DEPTH * problem.b.packed
+        depth = DEPTH * problem.b.type.packed
         if problem.layout != "TN" or problem.n % ROWS or problem.k % depth:
             return Support(
                 f"B in the order shuffled_16x16 wants A row-major, B column-major (-col_b), N a multiple of {ROWS} and "

@@ -35,8 +35,8 @@ class Capabilities:
         if problem.kind not in self.kinds:
             kinds = " and ".join("single" if kind == "one" else kind for kind in self.kinds)
             return Support(f"it computes {kinds} products, not {problem.kind} ones")
-        if problem.order_b not in self.orders_b:
-            return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.order_b}")
+        if problem.b.order not in self.orders_b:
+            return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.b.order}")
         for spec in problem.extras:
             if spec.scaling is not None and spec.applied not in self.scales:
                 return Support(f"its kernels can't apply {spec.name} in the {spec.applied}")

@@ -103,7 +103,7 @@ class ReportData:
         target, problem = self.targets.get(device_of(record)), record.problem
         if target is None:
             return None
-        return max(target.roofline_seconds(problem.flops, problem.bytes, problem.a), target.launch_us * 1e-6)
+        return max(target.roofline_seconds(problem.flops, problem.bytes, problem.a.type), target.launch_us * 1e-6)
 
     def weight(self, record: Record) -> float:
         """Return how often the workload calls what a result serves; once where no workload was named."""
@@ -120,7 +120,7 @@ class ReportData:
         own = {(record.problem, device_of(record)) for record in self.records}
         ranges: defaultdict[tuple[Problem, MeasuredDevice], list[Record]] = defaultdict(list)
         for record in sorted(self.records, key=lambda r: r.problem.m):
-            if record.m_from and not record.problem.room:
+            if record.m_from and not record.problem.masked:
                 ranges[record.problem.at(1), device_of(record)].append(record)
         counts, unserved = dict[tuple[Problem, MeasuredDevice], float](), list[Problem]()
         for problem, calls in self.calls.items():

@@ -65,7 +65,7 @@ def _roofs(data: ReportData, records: Sequence[Record]) -> list[dict[str, Any]]:
         target = data.targets.get(device)
         if target is None:
             continue
-        dtype = record.problem.a if target.supports(record.problem.a) else None
+        dtype = record.problem.a.type if target.supports(record.problem.a.type) else None
         rate = target.tflops(dtype) if dtype else target.peak_tflops["fp16"]
         knee = rate * 1e3 / target.hbm_gbps
         name = f"{rate:.4g} TFLOPS, {target.hbm_gbps / 1e3:.3g} TB/s: {plain(device.label)}"

@@ -89,8 +89,8 @@ class Correction:
 
     def covers(self, problem: Problem) -> bool:
         """Say whether there were tables of problems of this kind."""
-        dense = problem.batch == 1 and problem.groups == 1 and problem.layout == "TN" and not problem.microscaled
-        return dense and (problem.a.name, problem.b.name) in self.dtypes
+        dense = problem.batch == 1 and problem.groups is None and problem.layout == "TN" and not problem.microscaled
+        return dense and (problem.a.type.name, problem.b.type.name) in self.dtypes
 
     def scaled(self, rows: Floats) -> Floats:
         """Return features as the fit uses them: clipped to the range of the tables, and centred, [n, features]."""
@@ -169,7 +169,7 @@ def features(
         demand.from_lds,
         np.log2(np.maximum(1, demand.stages - 1) * demand.traffic * np.maximum(1, demand.resident)),
         np.log2(np.ceil(demand.loop / split)),
-        np.full(rows, problem.a.width),
+        np.full(rows, problem.a.type.width),
         np.full(rows, float(problem.scale_depth > 0)),
     ]
     shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))

@@ -177,7 +177,7 @@ def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool
         step_seconds = _overlap(PIPELINE_OVERLAP, load, compute) + step["scratch"]
         # Nothing is computed while the first tile is loaded, nothing is loaded while the last one is computed.
         ends = latency + traffic + np.maximum(step["matrix"], step["lds"]) + step["scratch"]
-        width = np.where(wave.shared > 1, PARTIAL_BYTES, problem.c.bytes)
+        width = np.where(wave.shared > 1, PARTIAL_BYTES, problem.c.type.bytes)
         stored = resident * programs.axis("block_m") * programs.axis("block_n") * width
         epilogue = latency + stored / np.minimum(rate, 2 * target.hbm_gbps * 1e9 / busy)
         seconds = seconds + wave.count * ((wave.loop - 1) * step_seconds + ends + epilogue)

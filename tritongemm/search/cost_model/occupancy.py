@@ -51,7 +51,7 @@ def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
     """Return the blocks of K whose loads are in flight at a time, plus the one being multiplied."""
     if not has_single_row(config):
         return config.option("prefetch", 1) if without_matrix_units(config) else config.num_stages
-    each = config.block_n * config.block_k * problem.b.width / (config.num_warps * target.wave_size)
+    each = config.block_n * config.block_k * problem.b.type.width / (config.num_warps * target.wave_size)
     return 1 + (UNROLLED_ITERATIONS if each <= LOAD_BYTES else 1)
 
 
@@ -63,8 +63,8 @@ def async_matrix(config: Config, target: Target) -> bool:
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
-    a = int(config.block_m * config.block_k * problem.a.width)
-    b = int((padded_columns(config) or config.block_n) * config.block_k * problem.b.width)
+    a = int(config.block_m * config.block_k * problem.a.type.width)
+    b = int((padded_columns(config) or config.block_n) * config.block_k * problem.b.type.width)
     if without_matrix_units(config):
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
@@ -85,7 +85,7 @@ def stored_bytes(config: Config, problem: Problem) -> int:
     facts = search_facts(config.template)
     if "c" not in kernel_template(config.template).descriptors or "warp_roles" in facts.rules or problem.microscaled:
         return 0
-    return config.block_m * config.block_n // config.option("epilogue_parts", 1) * problem.c.bytes
+    return config.block_m * config.block_n // config.option("epilogue_parts", 1) * problem.c.type.bytes
 
 
 def accumulator_registers(config: Config, target: Target) -> int:
@@ -118,7 +118,7 @@ def staging_registers(config: Config, problem: Problem, target: Target) -> int:
     """Return the 32-bit registers a thread needs for loads on their way to LDS; 0 if they bypass registers."""
     if not target.has("register_staging") or config.num_stages < 2:
         return 0
-    tile = config.block_k * (config.block_m * problem.a.width + config.block_n * problem.b.width)
+    tile = config.block_k * (config.block_m * problem.a.type.width + config.block_n * problem.b.type.width)
     return ceil(tile / (4 * config.num_warps * target.wave_size))
 
 
@@ -167,10 +167,10 @@ def operand_registers(config: Config, problem: Problem, target: Target) -> int:
     if async_matrix(config, target):
         return 0
     if without_matrix_units(config):
-        block = config.block_k * (config.block_m * problem.a.width + config.block_n * problem.b.width)
+        block = config.block_k * (config.block_m * problem.a.type.width + config.block_n * problem.b.type.width)
         return ceil(block / (4 * config.num_warps * target.wave_size))
     split = split_among_warps(config, target)
-    rows = split.rows * split.shape[0] * problem.a.width + split.columns * split.shape[1] * problem.b.width
+    rows = split.rows * split.shape[0] * problem.a.type.width + split.columns * split.shape[1] * problem.b.type.width
     return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
 
 

@@ -70,8 +70,8 @@ class IterationCost(Generic[Number]):
     def estimate(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
         """Estimate the cost of one K iteration of a config that has not been compiled."""
         clock, split = target.clock_ghz * 1e9, occupancy.split_among_warps(config, target)
-        a = config.block_m * config.block_k * problem.a.width
-        b = config.block_n * config.block_k * problem.b.width
+        a = config.block_m * config.block_k * problem.a.type.width
+        b = config.block_n * config.block_k * problem.b.type.width
         sums = split.rows * split.shape[0] * split.columns * split.shape[1]
         own = sums * config.block_k
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
@@ -89,11 +89,11 @@ class IterationCost(Generic[Number]):
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
             matrix += _adding_seconds(config, problem, target, sums)
-            across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.width, target)
-            across_b = _across(split.shape[1], problem.b.width, target) if problem.row_major_b else 1.0
+            across_a = 1.0 if problem.a.row_major else _across(split.shape[0], problem.a.type.width, target)
+            across_b = _across(split.shape[1], problem.b.type.width, target) if problem.b.row_major else 1.0
             lds = a * split.along_n * across_a + b * split.along_m * across_b + a + b
-        run_a = int((config.block_k if problem.row_major_a else config.block_m) * problem.a.width)
-        run_b = int((config.block_n if problem.row_major_b else config.block_k) * problem.b.width)
+        run_a = int((config.block_k if problem.a.row_major else config.block_m) * problem.a.type.width)
+        run_b = int((config.block_n if problem.b.row_major else config.block_k) * problem.b.type.width)
         row_a, row_b = alignments(problem)
         vector_a, vector_b = gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
         return IterationCost(
@@ -123,14 +123,14 @@ def _matrix_flops(problem: Problem, target: Target) -> float:
     rates = target.peak_tflops
     if problem.microscaled and not target.has("scaled_matrix"):
         return 1e12 * rates.get("fp16", min(rates.values()))
-    slower = max(problem.a, problem.b, key=lambda d: d.bytes)
+    slower = max(problem.a.type, problem.b.type, key=lambda d: d.bytes)
     return 1e12 * (target.tflops(slower) if target.supports(slower) else rates.get("fp16", min(rates.values())))
 
 
 def alignments(problem: Problem) -> tuple[int, int]:
     """Return the bytes, a line at most, of which the stored rows of A and of B are multiples."""
     lead_a, lead_b, _ = problem.leads
-    return gcd(int(lead_a * problem.a.width), LINE_BYTES), gcd(int(lead_b * problem.b.width), LINE_BYTES)
+    return gcd(int(lead_a * problem.a.type.width), LINE_BYTES), gcd(int(lead_b * problem.b.type.width), LINE_BYTES)
 
 
 def _across(side: int, width: float, target: Target) -> float:

@@ -38,7 +38,7 @@ def features(kept: CandidateSet, expected: Predictions, problem: Problem, target
         waves / np.ceil(waves),
         np.log2(loop),
         np.log2(loop * np.maximum(1, waves)),
-        np.log2((block_m * problem.a.width + block_n * problem.b.width) * block_k * stages),
+        np.log2((block_m * problem.a.type.width + block_n * problem.b.type.width) * block_k * stages),
         np.log2(block_m * block_n / warps),
         np.log2(block_m * block_n),
         np.log2(block_m / block_n),

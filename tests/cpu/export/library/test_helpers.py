@@ -19,6 +19,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.export.library import building
 from tritongemm.export.library.storage import MANIFEST, open_library
 from tritongemm.hip_ext.machine import Machine
@@ -114,7 +115,7 @@ def test_what_no_library_can_hold_is_reported(
         raise UnavailableError("no compiler here")
 
     blocks = registry.get(Family, "a8w8_blockscale").problem(
-        16, 256, 512, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False
+        Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )
     package = Config("gemm", 0, 0, 0, options=(("overlap", 1),), backend="deepgemm")
     monkeypatch.setattr(helpers, "compile_helpers", refuse)

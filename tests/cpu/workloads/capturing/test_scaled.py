@@ -204,7 +204,7 @@ def test_powers_of_two_along_k_are_reported(
     assert (row["M"], row["N"], row["K"], row["family"], row.get("scales")) == (M, N, K, family, scales)
     assert others.items() <= row.items() and row["count"] == 1
     (size,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
-    assert size.problem.microscaled and (size.problem.order_b == "plain") == ("order_b" not in row)
+    assert size.problem.microscaled and (size.problem.b.order == "plain") == ("order_b" not in row)
 
 
 def test_our_operations_are_counted_where_compiled_code_calls_them(tmp_path: Path) -> None:

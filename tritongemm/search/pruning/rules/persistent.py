@@ -46,7 +46,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
     rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
-    slot = (config.block_m * problem.a.bytes + (padded or config.block_n) * problem.b.bytes) * config.block_k
+    slot = (config.block_m * problem.a.type.bytes + (padded or config.block_n) * problem.b.type.bytes) * config.block_k
     slot += factor_bytes(config, problem)
     sharers = config.split_k if exchanges_sums(config) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers
@@ -59,7 +59,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
         elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         groups = 2 if config.option("alternate") else 1  # with a tile each
-        return groups * rows * (columns // sharers) * problem.c.bytes + sums + RING_BARRIER_BYTES
+        return groups * rows * (columns // sharers) * problem.c.type.bytes + sums + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     stored = beside(parts)
@@ -91,8 +91,8 @@ def long_blocks(config: Config, problem: Problem, target: Target) -> str | None:
     """
     if config.block_k <= MOST_BLOCK_BYTES // 2:
         return None
-    if config.block_k * problem.a.bytes > MOST_BLOCK_BYTES:
-        return f"{config.block_k * problem.a.bytes} B along K in a block, more than {MOST_BLOCK_BYTES}"
+    if config.block_k * problem.a.type.bytes > MOST_BLOCK_BYTES:
+        return f"{config.block_k * problem.a.type.bytes} B along K in a block, more than {MOST_BLOCK_BYTES}"
     few = min(problem.m, problem.n) <= FEW_ROWS
     return (
         None if few else f"blocks of {config.block_k} along K for {problem.m} x {problem.n}: more than {FEW_ROWS} rows"
@@ -101,7 +101,7 @@ def long_blocks(config: Config, problem: Problem, target: Target) -> str | None:
 
 def factor_bytes(config: Config, problem: Problem) -> int:
     """Return the bytes of the scale factors that change along K for one block of K of a tile."""
-    sides = ((problem.scale_a, config.block_m), (problem.scale_b, config.block_n))
+    sides = ((problem.a.scaling, config.block_m), (problem.b.scaling, config.block_n))
     return sum(4 * (extent if e.rows == 1 else 2) for e, extent in sides if e is not None and e.depth)
 
 
@@ -145,7 +145,7 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     if not own:
         return None
     columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", in_halves(problem))
-    of_columns = problem.scale_a if config.option("swap_ab") else problem.scale_b
+    of_columns = problem.a.scaling if config.option("swap_ab") else problem.b.scaling
     each = of_columns is not None and of_columns.depth > 0 and of_columns.rows == 1
     held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
@@ -163,7 +163,7 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     if not rest:
         return None
     padded = padded_columns(config)
-    small = problem.groups == 1 and not config.option("swap_ab") and (rows < 128 or width < 192)
+    small = problem.groups is None and not config.option("swap_ab") and (rows < 128 or width < 192)
     if small and problem.scale_depth:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
         return f"tiles of {rows} x {width} in two parts, whose sums are scaled one after the other"

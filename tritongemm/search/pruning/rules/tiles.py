@@ -39,7 +39,7 @@ def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
 
 def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
-    width = min(problem.a.width, problem.b.width)
+    width = min(problem.a.type.width, problem.b.type.width)
     least = max(16, int(MATRIX_K_BYTES / width))
     return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
 
@@ -75,8 +75,8 @@ def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     H200 no shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not
     measured.
     """
-    row = int(config.block_k * max(problem.a.width, problem.b.width))
-    measured = problem.row_major_a and not problem.row_major_b and problem.a.width == problem.b.width == 2
+    row = int(config.block_k * max(problem.a.type.width, problem.b.type.width))
+    measured = problem.a.row_major and not problem.b.row_major and problem.a.type.width == problem.b.type.width == 2
     least = 128 if measured and target.has("wgmma") else 64
     return f"{row} B of a row of K < {least} B" if row < least and problem.k > config.block_k else None
 
@@ -129,7 +129,7 @@ def few_instructions(config: Config, problem: Problem, target: Target) -> str | 
     """A warp without a matrix instruction of its own idles; along K counts, since warps also share the loading."""
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
-    k = int(config.block_k * max(problem.a.width, problem.b.width)) // MATRIX_K_BYTES
+    k = int(config.block_k * max(problem.a.type.width, problem.b.type.width)) // MATRIX_K_BYTES
     count = (config.block_m // m) * (config.block_n // n) * max(1, k)
     return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
 
@@ -148,5 +148,5 @@ def kpack(config: Config, problem: Problem, target: Target) -> str | None:
     if pack <= 1:
         return None
     side = config.option("matrix_instr_nonkdim") or 16
-    least = int(pack * MATRIX_K_BYTES * 16 // side / max(problem.a.width, problem.b.width))
+    least = int(pack * MATRIX_K_BYTES * 16 // side / max(problem.a.type.width, problem.b.type.width))
     return f"kpack {pack} needs BK {least}, not {config.block_k}" if config.block_k < least else None

@@ -88,7 +88,7 @@ def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], 
     for (groups, n, k), pairs in mixtures.items():
         is_fp8 = pairs[0][0].element_size() == 1
         problem = (
-            _fp8_problem(m * chosen, n, k, groups=groups)
+            _fp8_problem(m * chosen, n, k, groups=Groups(groups))
             if is_fp8
             else Problem(m * chosen, n, k, *matrices("bf16", layout="TN"), groups=Groups(groups))
         )

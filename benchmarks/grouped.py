@@ -103,8 +103,8 @@ def tune(problems: Sequence[Problem], args: argparse.Namespace) -> dict[Problem,
 
 def _size_row(p: Problem) -> str:
     said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.a.dtype}, dtype_c: bf16, "
-    said += f"family: {p.family}, groups: {p.groups}, group_spread: {p.spread}"
-    return "- {" + said + (f", group_form: masked, group_room: {p.room}" if p.masked else "") + "}\n"
+    said += f"family: {p.family}, groups: {p.group_count}, group_spread: {p.groups.spread}"
+    return "- {" + said + (f", group_form: masked, group_room: {p.group_m}" if p.masked else "") + "}\n"
 
 
 def deep_gemm(folder: str) -> Any:
@@ -145,7 +145,9 @@ def deep_gemm_calls(package: Any, problem: Problem, sets: OperandSets, count: in
         if place is not None:
             calls.append(partial(product, left, right, d, place[1]))
         else:
-            calls.append(partial(product, left, right, d, operands["counts"], max(1, cdiv(problem.m, problem.groups))))
+            calls.append(
+                partial(product, left, right, d, operands["counts"], max(1, cdiv(problem.m, problem.group_count)))
+            )
         results.append(d)
     return calls, lambda: results[0] if place is None else results[0][place[0]]
 
@@ -204,7 +206,7 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
     gain = min(others) / times["ours"] if others else float("nan")
     said = "  ".join(f"{name} {us:8.2f}" for name, us in times.items())
     wrong = "  ".join(f"{name} {error:.1e}" for name, error in errors.items())
-    size = f"{problem.groups:4} x {problem.n:5} x {problem.k:5}  M {problem.m:6}"
+    size = f"{problem.group_count:4} x {problem.n:5} x {problem.k:5}  M {problem.m:6}"
     print(f"{size}  {said}  gain {gain:.3f}  errors {wrong}  {record.config.short_name}", flush=True)
     return gain
 
@@ -316,7 +318,7 @@ def main() -> int:
     if args.moe:
         args.shapes, args.form = args.shapes[:1], "contiguous"
         problems = list_problems(args, fp8)
-        down = [make_problem(args, fp8, p.m, p.groups, p.k, p.n // 2) for p in problems]
+        down = [make_problem(args, fp8, p.m, p.group_count, p.k, p.n // 2) for p in problems]
         tune([*problems, *down], args)
         compare_mixtures(args, here, deep_gemm(args.deepgemm))
         return 0

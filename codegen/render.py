@@ -289,7 +289,7 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
         "meaning_of": partial(_meaning, problem),
     }
     text = _render("winner.py.j2", problem, [config], target, **more)
-    known = {**constants, "GROUPS": problem.groups, "MASKED": problem.masked, "EDITED": 0, "CONFIG": ""}
+    known = {**constants, "GROUPS": problem.group_count, "MASKED": problem.masked, "EDITED": 0, "CONFIG": ""}
     return specialise(text, "matmul", known)
 
 
@@ -297,16 +297,16 @@ def _count(problem: Problem, operand: OperandSpec) -> str:
     """Return the number of an operand's elements, as written in a module."""
     products = ("len(b)" if problem.a.shared else "len(a)") if operand.batch else ""
     if operand.name == problem.group_operand:
-        return str(problem.groups)
+        return str(problem.group_count)
     along_a = operand.name == "scale_a" or (operand.name == "bias" and problem.bias == "m")
     extent, scaling = "M" if along_a else "N", operand.scaling
     if along_a and problem.masked:
-        extent = f"{problem.groups} * M"
+        extent = f"{problem.group_count} * M"
     if scaling is not None:
         extent = _padded(extent, scaling.rows, scaling.pad[0])
         if scaling.depth:
             extent += f" * {_padded('K', scaling.depth, scaling.pad[1])}"
-    groups = str(problem.groups) if problem.groups is not None and operand.name == "scale_b" else ""
+    groups = str(problem.group_count) if problem.groups and operand.name == "scale_b" else ""
     return " * ".join(filter(None, (products, groups, extent)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,8 +56,7 @@ def fp8(target: Target) -> str:
     return "fp8e4m3fnuz" if target.fp8 == "fnuz" else "fp8e4m3fn"
 
 
-def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, **more: Any) -> Problem:
-    form = "masked" if room else "contiguous"
+def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, scales: str = "") -> Problem:
     made: Problem = registry.get(Family, family).problem(
         Problem(
             sum(COUNTS),
@@ -66,8 +64,8 @@ def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0
             k,
             *matrices(dtype, c=dtype_c),
             groups=Groups(len(COUNTS), room=room, spread="captured", counts=COUNTS),
-            **{"row_major_b": False, **more},
-        )
+        ),
+        scales,
     )
     return made
 
@@ -93,7 +91,7 @@ def verify_all(gpu: GpuEvaluator, compiler: BuildPool, problems: list[Problem]) 
 def test_dense_groups(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
     odd = problem("dense", "bf16", "bf16", 71, 203, room)
     even = problem("dense", "bf16", "bf16", 256, 512, room)
-    plain = problem("dense", "fp16", "fp16", 136, 256, room, row_major_b=True)
+    plain = problem("dense", "fp16", "fp16", 136, 256, room).stored(True, True)
     verify_all(gpu, compiler, [odd, even, plain])
 
 

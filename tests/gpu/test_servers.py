@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from tests.gpu.test_grouped import fp8
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.machine import Machine
@@ -38,8 +38,10 @@ def server(request: pytest.FixtureRequest) -> str:
 def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, counts: tuple[int, ...]) -> None:
     """The first competitors and some of the others, on odd sizes."""
     dtype = fp8(gpu_machine.target)
-    groups: Any = {"groups": len(counts), "spread": "captured", "counts": counts} if counts else {}
-    problem = FAMILY.problem(Problem(sum(counts) or m, 520, 640, *matrices(dtype, c="bf16", layout="TN"), **groups))
+    groups = Groups(len(counts), spread="captured", counts=counts) if counts else None
+    problem = FAMILY.problem(
+        Problem(sum(counts) or m, 520, 640, *matrices(dtype, c="bf16", layout="TN"), groups=groups)
+    )
     backend = registry.get(LibraryBackend, server)
     if not backend.supports(problem, gpu_machine.target):
         pytest.skip("not for this GPU")

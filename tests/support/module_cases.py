@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tests.support.kernel_cases import (
@@ -16,6 +17,7 @@ from tests.support.kernel_cases import (
     TMA,
 )
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -30,12 +32,12 @@ class ModuleCase(NamedTuple):
 
 
 def _problem(family: str, dtype: str, sizes: tuple[int, int, int] = (48, 256, 256), **more: Any) -> Problem:
-    column_major: dict[str, Any] = {"row_major_b": False} | more
-    made: Problem = registry.get(Family, family).problem(Problem(*sizes, *matrices(dtype, c="bf16"), **column_major))
+    scales, operands = more.pop("scales", ""), matrices(dtype, c="bf16", layout=more.pop("layout", "TN"))
+    made: Problem = registry.get(Family, family).problem(Problem(*sizes, *operands, **more), scales)
     return made
 
 
-_GROUPS: dict[str, Any] = {"groups": 5, "spread": "captured", "counts": (7, 0, 33, 7, 1)}
+_GROUPS = Groups(5, spread="captured", counts=(7, 0, 33, 7, 1))
 # Splits of a tile that exchange sums where assembly is edited; of one, a pair of programs; of one, tiles in turns.
 _WARP_ROLES = (
     *GLUON,
@@ -80,7 +82,7 @@ CASES = {
         _problem("dense", "bf16"), (*(c for c in (*POINTERS, *DESCRIBED) if c not in _ONCE), *_WARP_ROLES[4:]), True
     ),
     "fp16 column-major A, bias along M": ModuleCase(
-        _problem("dense", "fp16", row_major_a=False, row_major_b=True, bias="m"), (SPLIT, TMA, GLUON[1]), True
+        _problem("dense", "fp16", layout="NT", bias="m"), (SPLIT, TMA, GLUON[1]), True
     ),
     "int8": ModuleCase(_problem("a8w8", "int8"), (*_DEEP, POINTERS[4], GLUON[1]), True),
     "fp8, scales of rows": ModuleCase(_problem("a8w8", "fp8e4m3fn", bias="n"), (*_DEEP, *GLUON, _WARP_ROLES[4])),
@@ -94,11 +96,11 @@ CASES = {
     "batched fp8, scales of blocks": ModuleCase(
         _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", batch=2), (*_BLOCKS[:2], _DESCRIBED_BLOCKS[0])
     ),
-    "grouped bf16": ModuleCase(_problem("dense", "bf16", **_GROUPS), GROUPED, True),
+    "grouped bf16": ModuleCase(_problem("dense", "bf16", groups=_GROUPS), GROUPED, True),
     "grouped fp8, masked": ModuleCase(
-        _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", group_form="masked", room=40, **_GROUPS),
+        _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)),
         _GROUPED_BLOCKS,
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
-    "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", **_GROUPS), MX_GROUPED, True),
+    "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),
 }

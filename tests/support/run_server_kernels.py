@@ -27,7 +27,10 @@ def main(name: str) -> int:
     backend = registry.get(LibraryBackend, name)
     for groups, (m, n, k) in SIZES:
         problem = FAMILY.problem(
-            Problem(m, n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN"), groups=Groups(groups)), "block_rows"
+            Problem(
+                m, n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN"), groups=Groups(groups) if groups > 1 else None
+            ),
+            "block_rows",
         )
         template = "grouped_tile" if groups > 1 else "tile"
         configs = [Config(template, 16, 64, 128, 1, num_warps=4, num_stages=3, backend=name)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from tritongemm.core.dtypes import DTYPES
@@ -18,7 +16,7 @@ PAIRS = {
     "row": (ROW, ROW),
     "block, A in groups": (GROUPS, SQUARE),
     "block, A in rows": (VECTOR, SQUARE),
-    "block, A padded": (replace(GROUPS, pad=(4, 1)), SQUARE),
+    "block, A padded": (GROUPS._replace(pad=(4, 1)), SQUARE),
     "group, B in groups": (GROUPS, GROUPS),
     "group, B in rows": (VECTOR, VECTOR),
 }
@@ -35,9 +33,7 @@ def problem(
 ) -> Problem:
     """x [M, K] @ w[N, K].T with a pair of scalings; its family's name stands for the pairs that it can have."""
     family = "a8w8_blockscale" if pair[0].depth else "a8w8"
-    return Problem(m, n, k, *matrices(dtype, c=dtype_c, layout="TN"), bias=bias, family=family).scaled(
-        (pair[0], pair[1])
-    )
+    return Problem(m, n, k, *matrices(dtype, c=dtype_c, layout="TN"), bias=bias, family=family).scaled(pair)
 
 
 def operands(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Operands, torch.Tensor]:
@@ -59,7 +55,7 @@ def operands(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Operands,
         "b": right.T,
         "scale_a": _arranged(factors_a, of.a.scaling),
         "scale_b": _arranged(factors_b, of.b.scaling),
-        "c": torch.full((of.m, of.n), float("nan")).to(getattr(torch, of.c.torch)),
+        "c": torch.full((of.m, of.n), float("nan")).to(getattr(torch, of.c.type.torch)),
     }
     if of.bias != "none":
         bias = torch.randn(of.m if of.bias == "m" else of.n, generator=generator) * exact.std()
@@ -72,7 +68,7 @@ def _quantised(
     rows: int, k: int, scaling: Scaling, dtype: str, powers: torch.Tensor, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers [rows, K] of a narrow type and their factors [rows, groups], near two to the `powers` of the groups."""
-    shape = replace(scaling, layout="rows", pad=(1, 1)).shape(rows, k)
+    shape = scaling._replace(layout="rows", pad=(1, 1)).shape(rows, k)
     factors = (torch.rand(shape, generator=generator) + 0.5) * powers.exp2()
     numbers = torch.randn(rows, k, generator=generator)
     if dtype == "int8":

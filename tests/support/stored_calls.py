@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.support.json_kernels import TOKENS, Interpreted
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.launch import Launch, Param
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
@@ -58,10 +59,10 @@ def problems(fp8: str) -> dict[str, Problem]:
         "blocks": made(BLOCKS, 32, 128, 384),
         "heads": made("dense", 8, 32, 64, "bf16", batch=3),
         "scaled batch": made("a8w8", 8, 32, 64, batch=3),
-        "first": made(BLOCKS, 40, 2 * INNER, HIDDEN, groups=EXPERTS),
-        "second": made(BLOCKS, 40, HIDDEN, INNER, groups=EXPERTS),
-        "plain first": made("dense", 40, 2 * INNER, HIDDEN, "bf16", groups=EXPERTS),
-        "plain second": made("dense", 40, HIDDEN, INNER, "bf16", groups=EXPERTS),
+        "first": made(BLOCKS, 40, 2 * INNER, HIDDEN, groups=Groups(EXPERTS)),
+        "second": made(BLOCKS, 40, HIDDEN, INNER, groups=Groups(EXPERTS)),
+        "plain first": made("dense", 40, 2 * INNER, HIDDEN, "bf16", groups=Groups(EXPERTS)),
+        "plain second": made("dense", 40, HIDDEN, INNER, "bf16", groups=Groups(EXPERTS)),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tritongemm.core.integers import round_up
@@ -55,7 +54,7 @@ def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
     """
     scaling, given = problem.operands[name].scaling, operands[name]
     assert scaling is not None
-    rows, groups = replace(scaling, layout="rows", pad=(1, 1)).shape(
+    rows, groups = scaling._replace(layout="rows", pad=(1, 1)).shape(
         problem.m if name == "scale_a" else problem.n, problem.k
     )
     if not scaling.depth:

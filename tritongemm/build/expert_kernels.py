@@ -113,13 +113,13 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
         return
     x, q, k = problem.c.dtype, problem.a.dtype, problem.k
     for ids in ID_TYPES:
-        yield from (choose_sort(ids, count, problem.groups) for count in _SORTED_AT_A_TIME)
+        yield from (choose_sort(ids, count, problem.group_count) for count in _SORTED_AT_A_TIME)
     if target.supports(problem.a.type) or not problem.a.type.is_fp8:
         yield choose_gather(x, q, mode, problem.m, k, k, 1)
         yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
     for weights in dict.fromkeys(("fp32", x)):
         for power in range(MOST_TOPK.bit_length()):
-            yield choose_combine(x, weights, problem.m, problem.n, problem.groups, 1 << power)
+            yield choose_combine(x, weights, problem.m, problem.n, problem.group_count, 1 << power)
 
 
 def _mode(problem: Problem) -> str | None:
@@ -128,7 +128,7 @@ def _mode(problem: Problem) -> str | None:
         return None
     if problem.a.scaling is None:
         return "" if problem.a.dtype == problem.c.dtype else None
-    pair = granularity((problem.a.scaling, problem.b.scaling))
+    pair = granularity(problem.scalings)
     if pair in MX_MODES or (pair == "row" and (problem.a.type.is_fp8 or problem.a.dtype == "int8")):
         return pair
     return "block" if pair in ("block", "block_rows") and problem.a.type.is_fp8 else None

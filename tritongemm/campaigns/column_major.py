@@ -13,7 +13,7 @@ from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import granularity
 from tritongemm.core.support import Support
 from tritongemm.formats import LIBRARY_TYPES, ColumnMajor
@@ -155,15 +155,15 @@ def _scales_of(problem: Problem) -> tuple[str, str, str, str]:
     """Return a problem's scales by a library's names, or our own where it has none."""
     if problem.a.scaling is None and problem.b.scaling is None:
         return ("none", "none", "none", "none")
-    name = granularity((problem.a.scaling, problem.b.scaling)) or "block"
+    name = granularity(problem.scalings) or "block"
     a, b = next((pair for pair, ours in _ALONG_K.items() if ours == name), (name, name))
     return (a, b, "none", "none")
 
 
 def _unsaid(problem: Problem) -> Iterator[str]:
     if problem.groups is not None:
-        yield f"{problem.groups} groups"
-    if problem.b.order != Problem(1, 1, 1).b.order:
+        yield f"{problem.group_count} groups"
+    if problem.b.order != PLAIN:
         yield f"B in the order {problem.b.order}"
     if problem.bias == "m":
         yield "a bias a row"

@@ -25,28 +25,24 @@ class Groups:
 
     Attributes:
         count: number of products, at least 2.
-        form: ``contiguous``: A is [M, K], the rows of each group after those of the last, and the operand ``offsets``
-            has the end of each. ``masked``: A is [count, room, K], and the operand ``counts`` has the rows of each.
+        room: 0 of the contiguous form: A is [M, K], the rows of each group after those of the last, and the operand
+            ``offsets`` has the end of each. In the masked form the rows that each group has room for: A is
+            [count, room, K], and the operand ``counts`` has the rows of each.
         spread: of rows over groups in tuning: ``uniform``, ``skewed``, or ``captured``: as in `counts`. Kernels read
             the numbers of rows on the device, and are correct for any spread.
         counts: the rows of each group, where they were captured.
-        room: rows that each group of the masked form has room for; 0 of the other.
     """
 
     count: int
-    form: str = "contiguous"
+    room: int = 0
     spread: str = "uniform"
     counts: tuple[int, ...] = ()
-    room: int = 0
 
     def __post_init__(self) -> None:
-        check_size("GROUPS", self.count)
-        if self.count == 1:
+        if check_size("GROUPS", self.count) == 1:
             raise InputError("group_form, spread, counts and room are of a product of several groups")
         if self.count > MOST_GROUPS:
             raise InputError(f"{self.count} groups; a kernel holds the rows of at most {MOST_GROUPS}")
-        if self.form not in GROUP_FORMS:
-            raise InputError(f"group_form must be one of {', '.join(GROUP_FORMS)}, not {self.form!r}")
         if self.spread not in SPREADS:
             raise InputError(f"spread must be one of {', '.join(SPREADS)}, not {self.spread!r}")
         if (self.spread == "captured") != bool(self.counts):
@@ -55,16 +51,6 @@ class Groups:
             raise InputError(f"{len(self.counts)} counts of rows for {self.count} groups")
         if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in self.counts):
             raise InputError("each count of a group's rows must be a whole number of at least 0")
-        if (self.form == "masked") != (self.room > 0):
-            raise InputError(
-                "the masked form needs the rows that each group has room for (--room, in a file group_room); "
-                "the contiguous form has none"
-            )
-
-    @property
-    def operand(self) -> str:
-        """The operand that assigns rows to groups: ``offsets``, ends of groups, or ``counts``."""
-        return "counts" if self.room else "offsets"
 
     def row_counts(self, rows: int) -> tuple[int, ...]:
         """The rows of each group in tuning, of so many in all."""
@@ -83,9 +69,9 @@ class Groups:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values of a problem, only those that are not at their defaults."""
-        fields = self.count, self.form, self.spread, list(self.counts), self.room
-        said = zip(_JSON_KEYS, fields, (1, *_ONE_GROUP), strict=True)
-        return {key: value for key, value, default in said if value and value != default}
+        said: dict[str, Any] = {"groups": self.count, "group_form": "masked" if self.room else ""}
+        said |= {"spread": "" if self.spread == "uniform" else self.spread, "counts": list(self.counts)}
+        return {key: value for key, value in (said | {"room": self.room}).items() if value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Groups | None:
@@ -94,14 +80,21 @@ class Groups:
         Raises:
             InputError: they can't be.
         """
-        form, spread, counts, room = (data.get(*each) for each in zip(_JSON_KEYS[1:], _ONE_GROUP, strict=True))
-        fields = form, spread, tuple(counts), room
-        count = data.get("groups", 1)
-        return None if count == 1 and count is not True and fields == _ONE_GROUP else cls(count, *fields)
+        form, spread, counts, room = (data.get(key, default) for key, default in _ONE_GROUP.items())
+        count = check_size("GROUPS", data.get("groups", 1))
+        if count == 1 and (form, spread, tuple(counts), room) == tuple(_ONE_GROUP.values()):
+            return None
+        if form not in GROUP_FORMS:
+            raise InputError(f"group_form must be one of {', '.join(GROUP_FORMS)}, not {form!r}")
+        if (form == "masked") != (room > 0):
+            raise InputError(
+                "the masked form needs the rows that each group has room for (--room, in a file group_room); "
+                "the contiguous form has none"
+            )
+        return cls(count, room, spread, tuple(counts))
 
 
-_JSON_KEYS = ("groups", "group_form", "spread", "counts", "room")
-_ONE_GROUP: tuple[Any, ...] = ("contiguous", "uniform", (), 0)  # their values where there are no groups
+_ONE_GROUP: dict[str, Any] = {"group_form": "contiguous", "spread": "uniform", "counts": (), "room": 0}
 
 
 def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:

@@ -97,6 +97,8 @@ class Problem:
             if getattr(self, name).dtype not in DTYPES:
                 found = getattr(self, name).dtype
                 raise InputError(f"dtype_{name} is {found!r}; known dtypes: {', '.join(DTYPES)}")
+        if self.a.order != PLAIN or self.c != Operand(self.c.dtype):
+            raise InputError("A is in rows or columns, and C in rows, without scales and one for each product")
         if self.bias not in BIASES:
             raise InputError(f"bias must be one of {', '.join(BIASES)}, not {self.bias!r}")
         if self.a.shared and self.b.shared:
@@ -136,9 +138,8 @@ class Problem:
         """The operands of a kernel by name: a, b, c, then scale_a, scale_b, bias, offsets or counts, if any."""
         m, n, k = self.rows, self.n, self.k
         batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
-        groups = self.groups
-        each = (groups.count,) if groups else ()
-        within = (groups.count, groups.room) if groups and groups.room else (m,)
+        each = (self.group_count,) if self.groups else ()
+        within = (self.group_count, self.group_m) if self.masked else (m,)
         specs = [
             OperandSpec(name, one.type, shape, _order(one), batch=batch[name])
             for name, one, shape in (
@@ -150,16 +151,16 @@ class Problem:
                 shape: tuple[int, ...] = scaling.shape(rows, k)
                 if scaling.applied == "epilogue" and name == "scale_b":
                     shape = shape[:1]  # so that it broadcasts over the columns of C
-                    shape = ((groups.count if groups else 1) * shape[0],)  # those of all groups one after another
-                elif groups and (name == "scale_b" or (groups.room and scaling.layout == "groups")):
-                    shape = (groups.count, *scaling.shape(groups.room if name == "scale_a" else rows, k))
+                    shape = (self.group_count * shape[0],)  # those of all groups one after another
+                elif each and (name == "scale_b" or (self.masked and scaling.layout == "groups")):
+                    shape = (*each, *scaling.shape(self.group_m if name == "scale_a" else rows, k))
                 where = scaling.layout, scaling.applied, scaling, batch[name[-1]]
                 specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, *where))
         if self.bias != "none":
             shape = (m, 1) if self.bias == "m" else (n,)
             specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue", batch=batch["c"]))
-        if groups:
-            specs.append(OperandSpec(groups.operand, DTYPES["int32"], (groups.count,), "rows", "groups"))
+        if each:
+            specs.append(OperandSpec(self.group_operand, DTYPES["int32"], each, "rows", "groups"))
         return {spec.name: spec for spec in specs}
 
     @cached_property
@@ -175,7 +176,7 @@ class Problem:
     @property
     def rows(self) -> int:
         """Rows of A and of C in memory: M, or in the masked form also the unused ones."""
-        return self.groups.count * self.groups.room if self.groups and self.groups.room else self.m
+        return self.group_count * self.group_m if self.masked else self.m
 
     @cached_property
     def row_counts(self) -> tuple[int, ...]:
@@ -183,8 +184,23 @@ class Problem:
         return self.groups.row_counts(self.m) if self.groups else (self.m,)
 
     @property
+    def group_count(self) -> int:
+        """Number of groups; 1 of one product."""
+        return self.groups.count if self.groups else 1
+
+    @property
+    def group_m(self) -> int:
+        """M of one group where all have room for equally many rows; M of all others."""
+        return self.groups.room if self.groups and self.groups.room else self.m
+
+    @property
+    def group_operand(self) -> str:
+        """The operand that assigns rows to groups: ``offsets``, ends of groups, or of the masked form ``counts``."""
+        return "counts" if self.masked else "offsets"
+
+    @property
     def group_numbers(self) -> tuple[int, ...]:
-        """The values of `Groups.operand` in tuning."""
+        """The values of `group_operand` in tuning."""
         return self.row_counts if self.masked else group_ends(self.row_counts)
 
     def at(self, m: int) -> Problem:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
@@ -11,9 +10,8 @@ from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.values import NATURAL, TEXT, FieldKind, one_of, require
 
 
-@dataclass(frozen=True, order=True)
-class Scaling:
-    """The scale factors of A or of B.
+class Scaling(NamedTuple):
+    """The scale factors of A or of B. A named tuple, for problems are hashed and compared often.
 
     Attributes:
         dtype: name of their type, e.g. ``fp32`` or ``e8m0``.
@@ -43,7 +41,7 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {**self.__dict__, "pad": list(self.pad)}
+        return {**self._asdict(), "pad": list(self.pad)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
@@ -95,17 +93,16 @@ GRANULARITIES: dict[str, ScalePair] = {
     "mx": (_MX, _MX),
     "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
 }
+_NAMES = {pair: name for name, pair in GRANULARITIES.items()}
 
 
 def granularity(pair: ScalePair) -> str:
     """Return the name of a pair; "" for a pair without a name."""
-    return next((name for name, known in GRANULARITIES.items() if known == pair), "")
+    return _NAMES.get(pair, "")
 
 
 def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
     """The name of a pair; "" of one that products of A's type usually have, which keys and files do not name."""
-    if pair == NO_SCALES:
-        return ""
     name = granularity(pair)
     return "" if name in ("row", "block", "mx_shuffled" if dtype.packed > 1 else "") else name
 

@@ -131,8 +131,8 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
             raise InputError(f"{field} must be {kind.words}, not {reprlib.repr(values[field])}")
 
 
-def check_size(name: str, value: object) -> None:
-    """Refuse a size that is no whole number from 1 on.
+def check_size(name: str, value: object) -> int:
+    """A size, which must be a whole number from 1 on.
 
     Raises:
         InputError: names it.
@@ -141,6 +141,7 @@ def check_size(name: str, value: object) -> None:
         raise InputError(f"{name} must be a whole number, not {value!r}")
     if not 1 <= value <= MOST:
         raise InputError(f"{name} must be between 1 and {MOST}, not {value}")
+    return value
 
 
 def read_config(name: object) -> Config:

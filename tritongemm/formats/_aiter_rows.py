@@ -280,7 +280,7 @@ def _is_nameable(config: Config) -> bool:
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Return whether a family of AITER's computes a problem."""
-    if not family.ours or problem.groups is not None or problem.shared or (problem.batch > 1) != ("B" in family.keys):
+    if not family.ours or problem.groups or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
     if family.scaled and _has_one_scale(problem):
         return problem.b.order == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
@@ -292,7 +292,7 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
 
 def _has_one_scale(problem: Problem) -> bool:
     """Return whether all of A shares one scale factor, and all of B."""
-    return all(s is not None and not s.rows and not s.depth for s in (problem.a.scaling, problem.b.scaling))
+    return all(s is not None and not s.rows and not s.depth for s in problem.scalings)
 
 
 def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:

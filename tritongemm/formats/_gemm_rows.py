@@ -36,8 +36,9 @@ from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.core.group_rows import GROUP_FORMS, SPREADS, Groups, check_shares, counts_of_shares
-from tritongemm.core.problem import BIASES, PLAIN, Problem, matrices
+from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
+from tritongemm.core.scaling import NO_SCALES, granularity
 from tritongemm.core.values import SECONDS
 from tritongemm.formats._rows import make_problem
 from tritongemm.formats._yaml_rows import Entry, read_entries
@@ -97,11 +98,13 @@ def _read_shares(entry: Entry, m: int, groups: int) -> dict[str, Any]:
     return {"counts": counts_of_shares(m, shares)}
 
 
-def groups_row(problem: Problem) -> dict[str, Any]:
+def groups_row(groups: Groups | None) -> dict[str, Any]:
     """How a problem's rows are shared out to groups, as far as a row that says nothing would be read otherwise."""
-    found: dict[str, Any] = {"group_spread": problem.spread} if problem.spread == "skewed" else {}
-    found |= {"group_counts": list(problem.counts)} if problem.counts else {}
-    return found | ({"group_form": problem.group_form, "group_room": problem.room} if problem.masked else {})
+    if groups is None:
+        return {}
+    found: dict[str, Any] = {"group_spread": groups.spread} if groups.spread == "skewed" else {}
+    found |= {"group_counts": list(groups.counts)} if groups.counts else {}
+    return found | ({"group_form": "masked", "group_room": groups.room} if groups.room else {})
 
 
 _SIZES = ("M", "N", "K")
@@ -129,7 +132,6 @@ _MOST_CALLS = 10**18  # as many as a capture writes digits; sums of their times 
 
 _CONFIG_KEYS = dict.fromkeys((*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT))
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
-_HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
 _SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
@@ -209,10 +211,10 @@ class RowReader:
         try:
             if kind not in self._kinds:
                 if "family" in given:
-                    given.setdefault("order_b", registry.family_of(given["family"])[1].b.order)
+                    given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
                     given.setdefault("scales", "")
                 model = make_problem(self._defaults, m, n, k, given)
-                if model.groups is not None:
+                if model.groups:
                     return model  # whether its groups add up depends on its sizes
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
@@ -347,7 +349,6 @@ def make_row(record: Record) -> dict[str, Any]:
         InputError: the record's scales are not those of its family, which is all that a row holds of them.
     """
     problem, config = record.problem, record.config
-    _require_writable(problem)
     options = dict(config.options)
     row = _size_row(problem)
     row |= {key: getattr(config, name) for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
@@ -372,13 +373,7 @@ def make_row(record: Record) -> dict[str, Any]:
 
 def make_size(row: FormatRow) -> dict[str, Any]:
     """Return the values of a size's line, in the order of its keys; raises as `make_row`."""
-    _require_writable(row.problem)
     return _size_row(row.problem) | _kind_row(row.problem) | {"count": row.count}
-
-
-def _require_writable(problem: Problem) -> None:
-    if (problem.a.scaling or problem.b.scaling) and problem != _as_read(problem):
-        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't hold them")
 
 
 def _size_row(problem: Problem) -> dict[str, Any]:
@@ -388,36 +383,27 @@ def _size_row(problem: Problem) -> dict[str, Any]:
 
 def _kind_row(problem: Problem) -> dict[str, Any]:
     """Return the keys of a row for a problem beside its sizes and layouts."""
-    row: dict[str, Any] = {key: getattr(problem, key) for key in _HELD}
+    row: dict[str, Any] = {f"dtype_{name}": getattr(problem, name).dtype for name in "abc"}
+    row |= {"bias": problem.bias, "batch": problem.batch, "family": problem.family}
     row |= {"order_b": problem.b.order} if problem.b.order != PLAIN else {}
-    row |= {"scales": problem.scales} if problem.scales else {}
-    row |= {"groups": problem.groups} if problem.groups is not None else {}
-    return row | ({"shared": problem.shared} if problem.shared else {}) | groups_row(problem)
+    row |= {"scales": scales} if (scales := _scales(problem)) else {}
+    row |= {"groups": problem.group_count} if problem.groups else {}
+    return row | ({"shared": problem.shared} if problem.shared else {}) | groups_row(problem.groups)
 
 
-def _as_read(problem: Problem) -> Problem:
-    """Return the problem that a row without scales is read as."""
-    p = problem
-    family: Family = registry.get(Family, p.family)
-    return family.problem(
-        Problem(
-            p.m,
-            p.n,
-            p.k,
-            *matrices(
-                p.a.dtype,
-                p.b.dtype,
-                p.c.dtype,
-                layout="NT"[p.a.row_major] + "NT"[p.b.row_major],
-                order=p.b.order,
-                shared=p.shared,
-            ),
-            bias=p.bias,
-            batch=p.batch,
-            groups=Groups(p.groups, room=p.room, spread=p.spread, counts=p.counts),
-        ),
-        p.scales,
-    )
+def _scales(problem: Problem) -> str:
+    """Return the name of a problem's scale factors; "" where its family has these first.
+
+    Raises:
+        InputError: the family does not have them.
+    """
+    if problem.scalings == NO_SCALES:
+        return ""
+    family: Family = registry.get(Family, problem.family)
+    pairs = family.scalings(problem.a.dtype, problem.b.dtype)
+    if problem.scalings not in pairs:
+        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't hold them")
+    return "" if problem.scalings == pairs[0] else granularity(problem.scalings)
 
 
 def _microseconds(seconds: float) -> Decimal:

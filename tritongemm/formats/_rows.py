@@ -9,8 +9,7 @@ from typing import Any
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import PLAIN, Problem, matrices
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
@@ -39,27 +38,18 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or typical.dtype_b or a)
     groups = row.get("groups", 1) if row.get("groups", 1) > 1 else defaults.groups
     wide = typical.dtype_c or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
-    return family.problem(
-        Problem(
-            m,
-            n,
-            k,
-            *matrices(
-                a,
-                b,
-                defaults.dtype(row.get("dtype_c") or defaults.dtype_c or wide),
-                layout="NT"[row.get("row_major_a", defaults.row_major_a)]
-                + "NT"[row.get("row_major_b", defaults.row_major_b and typical.row_major_b)],
-                order=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
-                shared=row.get("shared", "" if "batch" in row else defaults.shared),
-            ),
-            bias=row.get("bias") or defaults.bias,
-            batch=row.get("batch", defaults.batch),
-            groups=Groups(groups),
-            **_groups(defaults, row) if groups > 1 else {},
-        ),
-        row.get("scales", defaults.scales),
-    )
+    said = {
+        "m": m, "n": n, "k": k, "dtype_a": a, "dtype_b": b,
+        "dtype_c": defaults.dtype(row.get("dtype_c") or defaults.dtype_c or wide),
+        "row_major_a": row.get("row_major_a", defaults.row_major_a),
+        "row_major_b": row.get("row_major_b", defaults.row_major_b and typical.row_major_b),
+        "bias": row.get("bias") or defaults.bias,
+        "batch": row.get("batch", defaults.batch),
+        "shared": row.get("shared", "" if "batch" in row else defaults.shared),
+        "order_b": row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
+    }  # fmt: skip
+    several = {"groups": groups, **_groups(defaults, row)} if groups > 1 else {}
+    return family.problem(Problem.from_json(said | several), row.get("scales", defaults.scales))
 
 
 def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:

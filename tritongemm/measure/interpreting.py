@@ -39,10 +39,13 @@ def reduced(problem: Problem, config: Config) -> Problem:
     shared = problem.b.scaling.rows if problem.b.scaling else 0
     tiles_m = 3 if problem.n <= config.block_n else 2
     tiles_n = max(3 if problem.m <= config.block_m else 2, cdiv(shared + 1, config.block_n) if shared > 1 else 0)
-    room = shrink(problem.room, config.block_m, tiles_m) if problem.masked else 0
-    m = min(shrink(problem.m, config.block_m, tiles_m), room or problem.m)
+    m, groups = shrink(problem.m, config.block_m, tiles_m), problem.groups
+    if groups:
+        room = shrink(groups.room, config.block_m, tiles_m)
+        spread = "skewed" if groups.counts else groups.spread
+        m, groups = min(m, room or m), replace(groups, room=room, spread=spread, counts=())
     blocks = cdiv(problem.k, config.block_k)
-    depth = max((s.depth for s in (problem.a.scaling, problem.b.scaling) if s), default=0)
+    depth = max((s.depth for s in problem.scalings if s), default=0)
     least = max(2 * config.split_k if config.split_k > 1 else 3, cdiv(depth + 1, config.block_k))
     kept = min(blocks, least + (blocks - least) % config.split_k)
     return replace(
@@ -51,7 +54,7 @@ def reduced(problem: Problem, config: Config) -> Problem:
         n=shrink(problem.n, config.block_n, tiles_n),
         k=problem.k - (blocks - kept) * config.block_k,
         batch=min(problem.batch, 3),
-        groups=replace(problem.groups, room=room, spread="skewed" if problem.counts else problem.spread, counts=()),
+        groups=groups,
     )
 
 
@@ -74,7 +77,7 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
     if tiles > most:
         alike = (n for n in range(2, few_tiles) if (few_tiles % n == 0) is (tiles % most == 0))
         programs = next(alike, max(1, few_tiles - 1))
-    elif small.groups is not None:  # those have more tiles than these
+    elif small.groups:  # those have more tiles than these
         return config, target
     else:
         programs = few_tiles + 1

@@ -161,7 +161,7 @@ class OperandSets:
     def can_narrow(self, setup: MeasureSetup) -> bool:
         """Say whether the first rows of A and C, and all of B, can serve another problem, in enough copies."""
         problem, mine = setup.problem, self.problem
-        if not (mine.a.row_major and mine.batch == mine.groups == 1 and all(e.name == "bias" for e in mine.extras)):
+        if not (mine.a.row_major and mine.kind == "one" and all(e.name == "bias" for e in mine.extras)):
             return False
         if mine.bias == "m" or problem.m > mine.m or problem != replace(mine, m=problem.m):
             return False

@@ -31,7 +31,7 @@ def defaults_on(target: Target, defaults: Defaults) -> Defaults:
 def name_others(problem: Problem, target: Target) -> str:
     """Return a list of what a target computes, where it can't compute a problem's family; "" where it can."""
     found = dict(_computable(target))
-    if any((typical.family, typical.order_b) == (problem.family, problem.b.order) for typical in found.values()):
+    if any((typical.family, typical.b.order) == (problem.family, problem.b.order) for typical in found.values()):
         return ""
     return f"; {target.name} computes the families {', '.join(found)}"
 

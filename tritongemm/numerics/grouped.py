@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import NO_SCALES, Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.random_inputs import random_factors, random_inputs
 from tritongemm.numerics.scale_factors import in_rows
@@ -24,7 +24,7 @@ def one_group(problem: Problem, rows: int) -> Problem:
 
 def supports(problem: Problem) -> Support:
     """Return whether a grouped problem is one that has inputs and a reference here."""
-    scales = [scaling for scaling in (problem.a.scaling, problem.b.scaling) if scaling is not None]
+    scales = [scaling for scaling in problem.scalings if scaling is not None]
     wrong = (
         "a batch" if problem.batch > 1 else "",
         "a column-major A" if not problem.a.row_major else "",
@@ -49,7 +49,7 @@ def make_inputs(
     import torch
 
     def fill(rows: int, number: int) -> Operands:
-        small = one_group(problem, rows).scaled((None, None))
+        small = one_group(problem, rows).scaled(NO_SCALES)
         return random_inputs(small, deviation, typical_scale, device, distribution, seed + number)
 
     each = problem.operands["a"].shape[:-1]
@@ -72,9 +72,9 @@ def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
 
     first = of_group(0)
     matrix = first if problem.b.row_major else first.T
-    stored = torch.empty((problem.groups, *matrix.shape), dtype=first.dtype, device=first.device)
+    stored = torch.empty((problem.group_count, *matrix.shape), dtype=first.dtype, device=first.device)
     b = stored if problem.b.row_major else stored.mT
-    for group in range(problem.groups):
+    for group in range(problem.group_count):
         b[group].copy_(of_group(group) if group else first)
     return b
 
@@ -108,7 +108,7 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
     first = 0
     for group, number in enumerate(operands[problem.group_operand].tolist()):
         if problem.masked:
-            first, rows = group * problem.room, number
+            first, rows = group * problem.group_m, number
         else:
             rows = number - first
         if rows > 0:
@@ -118,7 +118,7 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
 
 def _rows(scaling: Scaling | None) -> Scaling | None:
     """Return the scaling of factors for the same elements, stored as [rows, groups along K]."""
-    return None if scaling is None else replace(scaling, layout="rows", pad=(1, 1))
+    return None if scaling is None else scaling._replace(layout="rows", pad=(1, 1))
 
 
 def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows: int) -> Operands:
@@ -129,7 +129,7 @@ def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows
         if spec.scaling is None or factors is None:
             continue
         if spec.name == "scale_b":
-            found[spec.name] = factors.reshape(problem.groups, -1)[group] if factors.dim() == 1 else factors[group]
+            found[spec.name] = factors.reshape(problem.group_count, -1)[group] if factors.dim() == 1 else factors[group]
         else:
             found[spec.name] = (factors if factors.dim() < 3 else factors.flatten(0, 1))[first : first + rows]
     return found

@@ -265,14 +265,8 @@ class Batched(ProductOperation):
         one = [name for name, its in (("a", of_a), ("b", of_b)) if batch > 1 and its.apart == 0]
         if len(one) > 1:
             return Support("all products are the same one")
-        plain = Problem(
-            m,
-            n,
-            k,
-            *matrices(*dtypes, layout="NT"[row_a] + "NT"[row_b]),
-            bias="none" if bias is None else "n",
-            batch=batch,
-        )
+        operands = matrices(*dtypes, layout="NT"[row_a] + "NT"[row_b])
+        plain = Problem(m, n, k, *operands, "none" if bias is None else "n", batch)
         strides = {"a": of_a, "b": of_b, "c": of_c}
         for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
             if beside is not None and batch > 1:
@@ -280,7 +274,8 @@ class Batched(ProductOperation):
         if bias is not None and DTYPE_NAMES.get(bias.dtype) != plain.bias_dtype.name:
             return Support(f"the bias is {bias.dtype}; kernels take {plain.bias_dtype.torch}")
         # A kernel for operands of their own serves shared ones too.
-        problems, why = ((replace(plain, shared=one[0]),) if one else ()) + (plain,), ""
+        shared = {name: getattr(plain, name)._replace(shared=True) for name in one}
+        problems, why = tuple(dict.fromkeys((replace(plain, **shared), plain))), ""
         if scale_a is not None and scale_b is not None:
             ways = agreeing(
                 of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -59,7 +58,7 @@ class Dense(ProductOperation):
         dtypes = DTYPE_NAMES[x.dtype], DTYPE_NAMES[w.dtype], DTYPE_NAMES[result]
         layer = layer_problem((x.numel() // k, n, k), dtypes, "none" if bias is None else "n")
         transposed_x, transposed_w = are_transposed(x, w)
-        problem = replace(layer, row_major_a=not transposed_x, row_major_b=transposed_w)
+        problem = layer.stored(not transposed_x, transposed_w)
         wanted = problem.bias_dtype
         if bias is not None and (tuple(bias.shape) != (n,) or DTYPE_NAMES.get(bias.dtype) != wanted.name):
             return Support(f"the bias is {bias.dtype} {tuple(bias.shape)}; kernels take {wanted.torch} ({n},)")

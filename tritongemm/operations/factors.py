@@ -242,7 +242,7 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
     """Return the factors in float32 so that they broadcast over an operand [rows, K]."""
     if not scaling.depth:
         return scales.reshape(-1, 1)
-    stored = replace(scaling, layout="rows") if scaling.layout in _BY_STRIDES else scaling
+    stored = scaling._replace(layout="rows") if scaling.layout in _BY_STRIDES else scaling
     return scale_factors.spread(stored, scales, rows, k, torch.float32)
 
 

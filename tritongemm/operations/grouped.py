@@ -281,17 +281,10 @@ class Grouped(ProductOperation):
             return Support(f"a has strides {a.stride()}; kernels take dense rows")
         if not (b.is_contiguous() or b.mT.is_contiguous()):
             return Support(f"b has strides {b.stride()}; kernels take dense weights")
-        form = {"group_form": "masked", "room": a.shape[1]} if checked.masked else {}
-        row_major_b = not b.mT.is_contiguous()
+        layout = "TN" if b.mT.is_contiguous() else "TT"
         try:
-            plain = Problem(
-                prod(a.shape[:-1]),
-                n,
-                k,
-                *matrices(*checked.dtypes, layout="T" + "NT"[row_major_b]),
-                groups=Groups(groups),
-                **form,
-            )
+            several = Groups(groups, a.shape[1] if checked.masked else 0)
+            plain = Problem(prod(a.shape[:-1]), n, k, *matrices(*checked.dtypes, layout=layout), groups=several)
         except InputError as error:
             return Support(str(error))
         of_a, of_b = checked.scalings

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
+from tritongemm.core.scaling import NO_SCALES
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
@@ -39,8 +40,8 @@ def other_layouts(problem: Problem) -> list[Problem]:
 def is_scaled(problem: Problem) -> bool:
     """Return whether `scaled_mm` can ask for a problem."""
     p = problem
-    plain = replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled((None, None))
-    return p.a.scaling is not None and p.b.scaling is not None and is_layer(plain)
+    plain = replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled(NO_SCALES)
+    return None not in p.scalings and is_layer(plain)
 
 
 class ExpertWeights(NamedTuple):
@@ -64,7 +65,7 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
     """Return the weights of a grouped product whose groups' rows are one after another; None of other products."""
     if problem.kind != "grouped" or problem.masked or problem.b.row_major:
         return None
-    return ExpertWeights(problem.groups, problem.n, problem.k, problem.b.dtype, problem.family)
+    return ExpertWeights(problem.group_count, problem.n, problem.k, problem.b.dtype, problem.family)
 
 
 def is_served(problem: Problem) -> bool:

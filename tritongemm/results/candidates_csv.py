@@ -86,7 +86,8 @@ def rows(problem: Problem, trials: Iterable[Trial], record: Record | None) -> It
     stages: dict[str, dict[str, Trial]] = {}
     for trial in trials:
         stages.setdefault(trial.config.name, {})[trial.stage] = trial
-    size = {key: getattr(problem, key) for key in COLUMNS[4:11]}
+    said = problem.to_json() | {"layout": problem.layout}
+    size = {key: said[key] for key in COLUMNS[4:11]}
     size = {"size": problem.key, "M": problem.m, "N": problem.n, "K": problem.k, **size}
     if record is not None and record.library_seconds is not None:
         won = record.winner == record.library

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, NewerFileError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import JSON_KEYS, Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
@@ -22,8 +22,8 @@ from tritongemm.core.values import FLAG, MAP, NATURAL, SECONDS_OR_NONE, TEXT, TE
 
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
-_PROBLEM_KEYS = frozenset(f.name for f in fields(Problem))
-_SCALING_KEYS = frozenset(f.name for f in fields(Scaling))
+_PROBLEM_KEYS = frozenset(JSON_KEYS)
+_SCALING_KEYS = frozenset(Scaling._fields)
 _HEADER_KINDS = {
     "schema": FieldKind(str(SCHEMA), lambda v: v == SCHEMA),
     "target": TEXT,

@@ -322,7 +322,9 @@ class Store:
 
     def _ordered(self, order: Sequence[Problem]) -> dict[Problem, list[Record]]:
         held = self._held()
-        sequence = dict.fromkeys([*self._order, *self._kept, *order, *sorted(held)])
+        sequence = dict.fromkeys(
+            [*self._order, *self._kept, *order, *sorted(held, key=lambda p: (p.m, p.n, p.k, p.key))]
+        )
         return {p: held[p] for p in sequence if p in held}
 
     def _replace(self, rows: dict[Problem, list[Record]]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tritongemm.core.errors import DamagedFileWarning, InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -166,12 +167,13 @@ def _product(problem: Problem) -> Problem:
     """Return what the problems of one product agree in, whatever their M and the spread of groups' rows."""
     if problem.groups is None:
         return problem.at(1)
-    return replace(problem, m=1, groups=replace(problem.groups, spread="uniform", counts=(), room=min(problem.room, 1)))
+    groups = problem.groups
+    return replace(problem, m=1, groups=Groups(groups.count, min(groups.room, 1)))
 
 
 def rows_of(problem: Problem) -> int:
     """Return the M by which kernels of a problem differ: of groups that have room for equally many rows, of each."""
-    return problem.room or problem.m
+    return problem.group_m
 
 
 def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:

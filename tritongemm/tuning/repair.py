@@ -11,6 +11,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -46,10 +47,8 @@ def _stage_and_time(trial: Trial) -> tuple[bool, float]:
 
 def _kind(problem: Problem) -> Problem:
     """Return what neighbours share: all but sizes and how rows are spread."""
-    plain = replace(
-        problem, groups=replace(problem.groups, spread="uniform", counts=(), room=1 if problem.masked else 0)
-    )
-    return replace(plain, m=1, n=1, k=1) if not problem.masked else replace(plain, m=problem.groups, n=1, k=1)
+    groups = problem.groups and Groups(problem.groups.count, min(problem.groups.room, 1))
+    return replace(problem, m=1, n=1, k=1, groups=groups)
 
 
 def _distance(one: Problem, other: Problem) -> float:

@@ -93,7 +93,7 @@ def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = Non
         product = row.problem.at(1)
         of_product = work.setdefault(product, {})
         of_product[row.problem.m] = of_product.get(row.problem.m, 0.0) + row.count
-        if row.problem.counts and not row.problem.masked:
+        if (groups := row.problem.groups) and groups.counts and not groups.room:
             captured.setdefault(product, {}).setdefault(row.problem.m, row.problem)
     spans = []
     for problem, counts in work.items():

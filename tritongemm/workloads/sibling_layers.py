@@ -118,7 +118,7 @@ def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> fl
         joined: its seconds.
         parts: seconds of each layer's own.
     """
-    apart, result_bytes = sum(parts), product.m * product.n * product.c.bytes
+    apart, result_bytes = sum(parts), product.m * product.n * product.c.type.bytes
     reading = _COLUMNS_SECONDS + _COLUMNS_SECONDS_A_BYTE * result_bytes if product.m > 1 else 0.0
     together = joined + reading
     return apart - together if together * _LEAST_GAIN <= apart else 0.0

@@ -228,20 +228,20 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     family: str, dtype: str, facts: Target, template: str, says: str
 ) -> None:
     order = "shuffled_16x16"
-    made = registry.get(Family, family).problem
-    problem = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    made, operands = registry.get(Family, family).problem, matrices(dtype, c="bf16", layout="TN", order=order)
+    problem = made(Problem(33, 512, 1024, *operands))
     configs = ck.candidates(problem, facts)
     assert {c.template for c in configs} == {f"{template}_shuffled"}
     assert all(c.option("xdl", 16) == 16 and c.split_k == 1 for c in configs)
     assert all(c.option("pipeline") != 3 or c.block_m >= 64 * c.option("wave_m") for c in configs if template != "mx")
     assert says in ck_module.source(configs[0], problem)
-    odd = made(33, 544, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    odd = made(Problem(33, 544, 1024, *operands))
     assert "must be multiples of" in ck.check(configs[0], odd, facts).reason
     scales = "block_rows" if template == "ab_scale" else ""
-    plain = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+    plain = made(Problem(33, 512, 1024, *matrices(dtype, c="bf16", layout="TN")), scales)
     assert not any(c.template.endswith("_shuffled") for c in ck.candidates(plain, facts))
     assert "does not read B in the order plain" in ck.check(configs[0], plain, facts).reason
-    few = made(33, 512, 512, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    few = made(Problem(33, 512, 512, *operands))
     deep = next(c for c in configs if c.block_k == 256)
     assert "which wants 3" in ck.check(deep, few, facts).reason
 

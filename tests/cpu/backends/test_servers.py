@@ -35,6 +35,7 @@ from tritongemm.tuning.roster import choose_roster
 SM90, GFX942 = map(loader.load_target, ("sm90", "gfx942"))
 SERVERS = {"vllm": server_kernels.install_vllm, "sglang": server_kernels.install_sglang}
 FAMILY = registry.get(Family, "a8w8_blockscale")
+DENSE: Problem = FAMILY.problem(Problem(64, 4096, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
 
 
 def backend(name: str) -> ServerBackend:
@@ -174,8 +175,11 @@ def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("target", [SM90, GFX942], ids=lambda target: target.name)
-@pytest.mark.parametrize("problem", [*(FAMILY.problem(Problem(m, 4096, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN"))) for m in (1, 64, 4096)), grouped((64,) * 32, 1536, 2048)],
-                         ids=lambda problem: problem.key)  # fmt: skip
+@pytest.mark.parametrize(
+    "problem",
+    [*(replace(DENSE, m=m) for m in (1, 64, 4096)), grouped((64,) * 32, 1536, 2048)],
+    ids=lambda problem: problem.key,
+)
 def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     """What the server runs today comes first; tiles of many shapes are among the first of the others."""
     tried = backend(name).list_candidates(problem, target)

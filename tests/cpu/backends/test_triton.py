@@ -52,7 +52,7 @@ def test_sizes_are_run_time_arguments() -> None:
 def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> None:
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
-    assert TRITON.compile_job(config, replace(problem, **other), target).digest != digest
+    assert TRITON.compile_job(config, Problem.from_json(problem.to_json() | other), target).digest != digest
 
 
 def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> 
             path = files.write_file(tmp_path, model, family)
             rows = sizes.from_file(path, Defaults())
             if family == "fmoe":
-                assert len(rows) == 2 * 28 and {row.problem.groups for row in rows} == {256}
+                assert len(rows) == 2 * 28 and {row.problem.group_count for row in rows} == {256}
                 continue
             assert 27 <= len(rows) <= 64, (model, family, len(rows))
             assert len({row.problem for row in rows}) == len(rows)

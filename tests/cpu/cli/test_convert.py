@@ -201,7 +201,15 @@ def test_a_file_is_of_the_family_that_its_name_says(
 def _problem(family: str, m: int, **given: Any) -> Problem:
     found, typical = registry.family_of(family)
     types = ("bf16",) * 3 if family == "dense" else ("fp8e4m3fn", "fp8e4m3fn", "bf16")
-    return found.problem(Problem(m, 2112, 7168, *matrices(*types, layout="TN", order=typical.order_b), **given))
+    return found.problem(
+        Problem(
+            m,
+            2112,
+            7168,
+            *matrices(*types, layout="TN", order=typical.order_b, shared=given.pop("shared", "")),
+            **given,
+        )
+    )
 
 
 def _lines(path: Path) -> list[str]:

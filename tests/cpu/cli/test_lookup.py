@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.linear_layers import TILE, problem, record
 from tritongemm.cli import lookup
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.plugins import registry
@@ -86,7 +87,7 @@ def test_rows_of_another_layout_are_named_and_can_be_asked_for(
 ) -> None:
     """As sizes that flags name are tuned without more; the architecture is theirs."""
     found = tmp_path / "rows.yaml"
-    tuned = replace(problem(16, 32, 64), row_major_b=True)
+    tuned = problem(16, 32, 64).stored(True, True)
     found.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
     serves = "serves mm(x, b.t()) and, inside serve(), x @ b with b [K, N]; for linear layers tune with -col_b"
     words = (str(found), *SIZE[:-2])
@@ -191,7 +192,7 @@ def test_rows_of_groups_serve_however_the_groups_rows_are_spread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tuned.yaml"
-    tuned = replace(problem(64, 32, 64), groups=4, spread="captured", counts=(0, 40, 14, 10))
+    tuned = replace(problem(64, 32, 64), groups=Groups(4, spread="captured", counts=(0, 40, 14, 10)))
     file.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
     status, lines = run(capsys, str(file), "-m", "64", *SIZE, "--groups", "4")
     assert status == 0 and lines[0].endswith("compute units, by a row whose groups had other numbers of rows")

@@ -67,7 +67,7 @@ def test_modules_compile_where_arguments_are_one(target: str, case: str, tmp_pat
     # Groups have a row too, and columns of A must begin at multiples of 16 bytes for the copy engine.
     one = problem if problem.groups is not None else problem.at(1 if problem.a.row_major else 8)
     module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")
-    c = torch.empty(one.operands["c"].extents, dtype=getattr(torch, one.c.torch))
+    c = torch.empty(one.operands["c"].extents, dtype=getattr(torch, one.c.type.torch))
     with launches_for(facts, tmp_path) as made:
         for config in configs:
             module.launch(config.name, **operands(one), c=c)

@@ -72,10 +72,10 @@ def test_what_is_not_computed_is_refused(
     family: Family, problem: Problem, target: Target, batch: int, groups: int
 ) -> None:
     """No reference is made for batches and groups, so no kernel may be tuned for them."""
-    several = replace(problem, batch=batch, groups=Groups(groups))
+    several = replace(problem, batch=batch, groups=Groups(groups) if groups > 1 else None)
     if several.kind not in family.kinds:
         refused = family.supports(several, target)
-        assert not refused and several.kind in refused.reason and f"batch {batch}, groups {groups}" in refused.reason
+        assert not refused and several.kind in refused.reason
 
 
 def test_its_operands_are_those_of_the_problem(family: Family, problem: Problem) -> None:

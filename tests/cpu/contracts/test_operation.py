@@ -95,7 +95,9 @@ def test_it_is_captured_as_what_is_looked_up(call: str, tmp_path: Path) -> None:
     assert len(rows) == len(wanted) and all(row.operation == f"tritongemm.{call}" for row in rows)
     for row, problems in zip(rows, wanted, strict=True):
         problem = row.problem  # whose rows of groups are spread as they were
-        assert problem in [one.spread_as(problem) if problem.counts else one for one in problems]
+        assert problem in [
+            one.spread_as(problem) if problem.groups and problem.groups.counts else one for one in problems
+        ]
 
 
 @every_call

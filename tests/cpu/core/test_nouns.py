@@ -14,9 +14,9 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
 from tritongemm.core.errors import InputError, TargetError, TritonGemmError
-from tritongemm.core.problem import MAX_DIM, Problem, matrices
+from tritongemm.core.problem import MAX_DIM, Operand, Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.trial import STAGES, STATUSES, Trial
 from tritongemm.search_spaces import loader as target_files
 
@@ -38,12 +38,15 @@ CONFIGS = st.builds(
     backend=st.sampled_from(["triton", "torch", "blaslt", "asm"]),
 )
 SIZES = st.integers(1, MAX_DIM)
+NAMES = st.sampled_from(sorted(DTYPES))
 PROBLEMS = st.builds(
     Problem,
-    SIZES, SIZES, SIZES,
-    *[st.sampled_from(sorted(DTYPES))] * 3,
-    st.booleans(), st.booleans(), st.sampled_from(["none", "m", "n"]), SIZES,
-)  # fmt: skip
+    *[SIZES] * 3,
+    *[st.tuples(NAMES, st.booleans()).map(lambda said: Operand(*said))] * 2,
+    NAMES.map(Operand),
+    st.sampled_from(["none", "m", "n"]),
+    SIZES,
+)
 
 
 def trials(statuses: tuple[str, ...], stages: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Trial]:
@@ -253,11 +256,8 @@ def test_a_record_has_values_that_can_be(field: str, values: tuple[Any, ...]) ->
             Record.from_json({**RECORD, field: value})
 
 
-SCALED = (
-    Problem(16, 256, 256, *matrices(order="shuffled_16x16"), family="a8w8_blockscale")
-    .scaled((None, Scaling()))
-    .to_json()
-)
+SHUFFLED = Problem(16, 256, 256, *matrices(order="shuffled_16x16"), family="a8w8_blockscale")
+SCALED = SHUFFLED.scaled(GRANULARITIES["group"]).to_json()
 
 
 @pytest.mark.parametrize(

@@ -290,10 +290,7 @@ def test_a_faster_line_that_is_there_stays() -> None:
         ({"target": ""}, "it does not say which GPU it was tuned on"),
         ({"compute_units": 0}, "it does not say how many compute units"),
         ({"library_seconds": None}, "AITER has no kernel for tile"),
-        (
-            {"problem": replace(BEST.problem, b=BEST.problem.b._replace(row_major=True))},
-            "the columns of the file can't hold it",
-        ),
+        ({"problem": BEST.problem.stored(True, True)}, "the columns of the file can't hold it"),
         ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't hold it"),
     ],
 )

@@ -36,7 +36,7 @@ def result(row: FormatRow, seconds: float = 5e-6, **more: object) -> Record:
 
 
 def test_a_layer_is_two_products_of_groups() -> None:
-    found = [(r.problem.m, r.problem.n, r.problem.k, r.problem.groups, r.problem.family) for r in read(UNTUNED)]
+    found = [(r.problem.m, r.problem.n, r.problem.k, r.problem.group_count, r.problem.family) for r in read(UNTUNED)]
     assert found == [
         (1024, 8192, 6144, 8, "dense"),
         (1024, 6144, 4096, 8, "dense"),
@@ -45,16 +45,14 @@ def test_a_layer_is_two_products_of_groups() -> None:
         (128, 512, 7168, 256, "a8w8_blockscale"),
         (128, 7168, 256, 256, "a8w8_blockscale"),
     ]
-    assert {r.problem.layout for r in read(UNTUNED)} == {"TN"} and {r.problem.c.dtype for r in read(UNTUNED)} == {
-        "bf16"
-    }
+    assert {(r.problem.layout, r.problem.c.dtype) for r in read(UNTUNED)} == {("TN", "bf16")}
 
 
 @pytest.mark.parametrize(("dtype", "family"), [("torch.float4_e2m1fn_x2", "a4w4_blockscale"), (FP8, "a8w8_blockscale")])
 def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
     row = BLOCKS.replace(FP8, dtype).replace("per_1x128", "per_1x32")
     found = [row.problem for row in read(f"{KEYS}\n{row}\n")]
-    assert [(p.m, p.n, p.k, p.groups) for p in found] == [(128, 512, 7168, 256), (128, 7168, 256, 256)]
+    assert [(p.m, p.n, p.k, p.group_count) for p in found] == [(128, 512, 7168, 256), (128, 7168, 256, 256)]
     assert {(p.family, p.operands["scale_a"].order) for p in found} == {(family, "e8m0_32x8")}
     assert all(p.microscaled and registry.get(Family, p.family).supports(p, load_target("gfx950")) for p in found)
 
@@ -105,7 +103,9 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
 
 def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
     found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
-    assert [(row.problem.family, row.problem.scales, row.problem.groups) for row in found] == [("a8w8", "", 256)] * 2
+    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
+        ("a8w8", "", 256)
+    ] * 2
 
 
 def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:

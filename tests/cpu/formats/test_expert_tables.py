@@ -13,6 +13,7 @@ import pytest
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -57,14 +58,14 @@ def test_the_sizes_are_both_products_at_every_m_of_the_ladder() -> None:
     assert [row.problem.m for row in rows[::2]] == [m * 8 for m in LADDER]
     up, down = rows[0].problem, rows[1].problem
     assert (up.n, up.k, down.n, down.k) == (1536, 2048, 2048, 768)
-    assert up.groups == 128 and up.scales == "block_rows" and not up.b.row_major and up.spread == "uniform"
+    assert up.groups == Groups(128) and up.scales == "block_rows" and not up.b.row_major
     assert [row.problem.m for row in rows_of(3)] == [24, 24]
-    skewed = VLLM.list_sizes(768, 2048, replace(GIVEN, groups=replace(GIVEN.groups, spread="skewed")), 8, (64,))
-    assert {row.problem.spread for row in skewed} == {"skewed"}
+    skewed = VLLM.list_sizes(768, 2048, replace(GIVEN, spread="skewed"), 8, (64,))
+    assert {row.problem.groups for row in skewed} == {Groups(128, spread="skewed")}
     with pytest.raises(InputError, match="129 of 128 experts"):
         VLLM.list_sizes(768, 2048, GIVEN, 129)
     with pytest.raises(InputError, match="vLLM has no tables of family dense of bf16; choose --family: a8w8_blocks"):
-        VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", a=GIVEN.a._replace(dtype="bf16")), 8)
+        VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", dtype_a="bf16"), 8)
 
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx950"])

@@ -28,9 +28,9 @@ def rows(text: str) -> list[Problem]:
     "problem",
     [
         GROUPED,
-        replace(GROUPED, groups=replace(GROUPED.groups, room=40)),
-        replace(GROUPED, groups=replace(GROUPED.groups, spread="skewed", counts=())),
-        replace(GROUPED, groups=replace(GROUPED.groups, spread="uniform", counts=(), room=9)),
+        replace(GROUPED, groups=Groups(5, 40, "captured", (7, 0, 33, 1, 0))),
+        replace(GROUPED, groups=Groups(5, spread="skewed")),
+        replace(GROUPED, groups=Groups(5, 9)),
     ],
 )
 def test_results_come_back(problem: Problem) -> None:
@@ -57,8 +57,8 @@ def test_a_size_says_how_its_rows_are_spread() -> None:
 def test_shares_are_rows_of_every_m() -> None:
     size = "{N: 72, K: 88, groups: 4, group_shares: [0.6, 0.3, 0.1000001, 1e-07], group_samples: 9"
     few, many = rows(f"- {size}, M: 3}}\n- {size}, M: 1000}}\n")
-    assert (sorted(few.counts), sorted(many.counts)) == ([0, 0, 1, 2], [0, 100, 300, 600])
-    assert few.spread == "captured" and few.group_form == "contiguous"
+    assert (sorted(few.row_counts), sorted(many.row_counts)) == ([0, 0, 1, 2], [0, 100, 300, 600])
+    assert few.groups == Groups(4, spread="captured", counts=few.row_counts)
     assert rows(f"- {size}, M: 1000}}\n") == [many]  # their order is the same each time
 
 

@@ -33,7 +33,8 @@ REVISION = (100100 << 32) + 0xBF2C3184
 
 
 def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    return Problem(m, n, k, *matrices(dtype, c="fp16"), **{"dtype_c": dtype, "row_major_b": False, **more})
+    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), dtype)
+    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
 
 
 def algorithm(index: int = 44, version: int = REVISION) -> Config:

@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -119,8 +119,8 @@ configs = st.builds(
 problems = st.builds(
     Problem,
     *[st.integers(1, 2**31 - 1)] * 3,
-    *[st.sampled_from(sorted(DTYPES))] * 3,
-    st.booleans(), st.booleans(), st.sampled_from(["none", "m", "n"]), st.integers(1, 64),
+    *[st.tuples(st.sampled_from(sorted(DTYPES)), st.booleans()).map(lambda said: Operand(*said))] * 2,
+    st.sampled_from(sorted(DTYPES)).map(Operand), st.sampled_from(["none", "m", "n"]), st.integers(1, 64),
 )  # fmt: skip
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 records = st.builds(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
@@ -71,7 +71,8 @@ PATH = Path("aquavanjaram_Cijk_Alik_Bljk_BBS_BH_UserArgs.yaml")
 
 
 def problem(m: int = 16, n: int = 6144, k: int = 4096, **more: Any) -> Problem:
-    return Problem(m, n, k, *matrices("bf16"), **{"row_major_b": False, **more})
+    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), "bf16")
+    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
 
 
 def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -35,7 +35,8 @@ REVISION = (100100 << 32) + 0xBF2C3184
 
 
 def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    return Problem(m, n, k, *matrices(dtype), **{"row_major_b": False, **more})
+    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), dtype)
+    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
 
 
 def result(problem: Problem, winner: str = "torch", config: Config | None = None, **more: Any) -> Record:

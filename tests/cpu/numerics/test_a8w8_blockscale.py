@@ -55,13 +55,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def of(scales: str, **changes: Any) -> Problem:
-    p = replace(PLAIN, **changes)
-    return FAMILY.problem(
-        Problem(
-            p.m, p.n, p.k, *matrices(p.a.dtype, p.b.dtype, p.c.dtype, layout="T" + "NT"[p.b.row_major]), bias=p.bias
-        ),
-        scales,
-    )
+    return FAMILY.problem(Problem.from_json(PLAIN.to_json() | changes), scales)
 
 
 @pytest.mark.parametrize(

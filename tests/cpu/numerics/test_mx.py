@@ -17,6 +17,7 @@ from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tritongemm.codegen import render
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
@@ -47,15 +48,15 @@ GFX950 = target_files.load_target("gfx950")
 
 
 def of(dtype: str, scales: str, m: int = 17, n: int = 48, k: int = 352, c: str = "bf16", **more: Any) -> Problem:
+    shared = more.pop("shared", "")
     family: Family = registry.get(Family, "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale")
-    return family.problem(Problem(m, n, k, *matrices(dtype, c=c, layout="TN"), **more), scales)
+    return family.problem(Problem(m, n, k, *matrices(dtype, c=c, layout="TN", shared=shared), **more), scales)
 
 
 def uneven(dtype: str, scales: str, room: int = 0, n: int = 45, k: int = 330) -> Problem:
     """Groups of uneven M, two of them empty, whose rows begin within a block of shuffled scales."""
-    form = "masked" if room else "contiguous"
-    groups = {"groups": len(UNEVEN), "group_form": form, "spread": "captured", "counts": UNEVEN, "room": room}
-    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", **groups)
+    groups = Groups(len(UNEVEN), room, "captured", UNEVEN)
+    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", groups=groups)
 
 
 def _interpreted() -> bool:
@@ -210,9 +211,10 @@ def test_what_is_refused() -> None:
         of("int8", "mx")
     gfx90a = target_files.load_target("gfx90a")
     assert "no matrix instruction" in registry.get(Family, "a4w4_blockscale").supports(of(FP4, ""), gfx90a).reason
-    turned = replace(of(E4M3, "mx"), row_major_b=True)
+    one = of(E4M3, "mx")
+    turned = one.stored(True, True)
     assert "column-major" in registry.get(Family, "a8w8_blockscale").supports(turned, GFX950).reason
-    shuffled = replace(of(E4M3, "mx"), batch=3, order_b="shuffled_16x16")
+    shuffled = replace(one, batch=3, b=one.b._replace(order="shuffled_16x16"))
     assert "are in rows or columns" in registry.get(Family, "a8w8_blockscale").supports(shuffled, GFX950).reason
     small = Config("tile", 16, 32, 64)
     assert "block_k must be a multiple of 128" in TRITON.check(small, of(FP4, ""), GFX950).reason
@@ -223,7 +225,7 @@ def test_what_is_refused() -> None:
         uneven(E4M3, "mx"), sm90).reason  # fmt: skip
 
 
-MANY = ({"batch": 4}, {"groups": 8}, {"groups": 8, "group_form": "masked", "room": 64})
+MANY = ({"batch": 4}, {"groups": Groups(8)}, {"groups": Groups(8, 64)})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, 
 
 
 ON_HOPPER = [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
-    *((c, {"groups": 8, "group_form": "masked", "room": 64}) for c in MX_GROUPED)]  # fmt: skip
+    *((c, {"groups": Groups(8, 64)}) for c in MX_GROUPED)]  # fmt: skip
 QUICK = (CONFIGS[1], CONFIGS[3], MX_GROUPED[0])
 
 

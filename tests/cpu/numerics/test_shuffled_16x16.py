@@ -31,12 +31,12 @@ FAMILIES = ("dense", "a8w8", "a4w4_blockscale", "a8w8_blockscale")
 LAYOUT = registry.get(WeightLayout, "shuffled_16x16")
 
 
-def problem(family: str, m: int = 33, n: int = 256, k: int = 512, arch: str = "gfx942") -> Problem:
+def problem(
+    family: str, m: int = 33, n: int = 256, k: int = 512, arch: str = "gfx942", order: str = LAYOUT.name
+) -> Problem:
     a = {"dense": "bf16", "a8w8": "int8", "a4w4": "fp4e2m1"}[family.split("_")[0]]
     a = (NUZ if arch == "gfx942" else "fp8e4m3fn") if "a8w8_blockscale" in family else a
-    return registry.get(Family, family).problem(
-        Problem(m, n, k, *matrices(a, c="bf16", layout="TN", order=LAYOUT.name))
-    )
+    return registry.get(Family, family).problem(Problem(m, n, k, *matrices(a, c="bf16", layout="TN", order=order)))
 
 
 @pytest.mark.parametrize(("dtype", "run"), [(torch.int8, 16), (torch.bfloat16, 8), (torch.float32, 4)])
@@ -107,16 +107,16 @@ I8, MX, BLOCK = "I8gemm_bf16_perTokenI8_32x128", "f4gemm_bf16_per1x32Fp4_256x256
         (I8, 1, problem("a8w8", k=192), "multiple of 128 and N of 256"),
         (I8, 1, replace(problem("a8w8"), c=Operand("fp32")), "writes bf16"),
         (I8, 1, replace(problem("a8w8"), bias="n"), "adds nothing"),
-        (I8, 1, replace(problem("a8w8"), dtype_a=NUZ, dtype_b=NUZ), "int8 with a scale"),
-        (I8, 1, replace(problem("a8w8"), order_b=PLAIN), "B must be shuffled beforehand"),
+        (I8, 1, replace(problem("a8w8"), a=Operand(NUZ), b=Operand(NUZ, False, LAYOUT.name)), "int8 with a scale"),
+        (I8, 1, problem("a8w8", order=PLAIN), "B must be shuffled beforehand"),
         (I8, 0, problem("a8w8"), "reads B as it is"),
         (I8, 1, problem("a8w8", m=2**24), "beyond its 32-bit"),
         (BLOCK, 1, problem("a8w8_blockscale", m=1), None),
         (BLOCK, 1, problem("a8w8"), "fp8 with a scale for each 128"),
         (MX, 1, problem("a4w4_blockscale"), None),
         (MX, 1, problem("a4w4_blockscale", m=32, k=256), "512 scales of A before it looks at M; A has 256"),
-        (MX, 0, replace(problem("a4w4_blockscale", m=512), order_b=PLAIN), None),
-        (MX, 0, replace(problem("a4w4_blockscale"), order_b=PLAIN), "M must be a multiple of 256"),
+        (MX, 0, problem("a4w4_blockscale", m=512, order=PLAIN), None),
+        (MX, 0, problem("a4w4_blockscale", order=PLAIN), "M must be a multiple of 256"),
     ],
 )  # fmt: skip
 def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Problem, reason: str | None) -> None:
@@ -173,7 +173,7 @@ def test_aiters_kernels_run_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, family: str, order: str
 ) -> None:
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", os.pathsep.join(map(str, gemm_manifests())))
-    one = replace(problem(family, m=256 if order == PLAIN else 100, arch=arch), order_b=order)
+    one = problem(family, 256 if order == PLAIN else 100, arch=arch, order=order)
     if not asm.survey(one, target_files.load_target(arch))[0]:
         pytest.skip(f"the manifests have no kernel of {family} for {arch}")
     size = ["-m", str(one.m), "-n", str(one.n), "-k", str(one.k), "-col_b", "-dtype_a", one.a.dtype]

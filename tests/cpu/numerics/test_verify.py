@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.random_inputs import INITS
@@ -102,7 +103,7 @@ def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
 def test_poison_is_nan_where_there_is_one(dtype: str) -> None:
-    c = torch.zeros((3, 3), dtype=getattr(torch, Problem(1, 1, 1, *matrices(c=dtype)).c.torch))
+    c = torch.zeros((3, 3), dtype=getattr(torch, DTYPES[dtype].torch))
     poison(c)
     assert c.float().isnan().all()
 

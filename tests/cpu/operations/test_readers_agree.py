@@ -78,30 +78,13 @@ def written(product: Product, order_b: str = "") -> Problem | None:
     """The problem that the row of a captured product is of; None where it is left out."""
     p = product
     assert p.order_b == order_b
+    if p.left_out:
+        return None
+    layout, order = "NT"[p.row_major_a] + "NT"[p.row_major_b], p.order_b or PLAIN
+    operands = matrices(p.dtype_a, p.dtype_b, p.dtype_c, layout=layout, order=order, shared=p.shared)
+    groups = Groups(p.groups) if p.groups > 1 else None
     family: Family = registry.get(Family, p.family)
-    return (
-        None
-        if p.left_out
-        else family.problem(
-            Problem(
-                p.m,
-                p.n,
-                p.k,
-                *matrices(
-                    p.dtype_a,
-                    p.dtype_b,
-                    p.dtype_c,
-                    layout="NT"[p.row_major_a] + "NT"[p.row_major_b],
-                    order=p.order_b or PLAIN,
-                    shared=p.shared,
-                ),
-                bias=p.bias,
-                batch=p.batch,
-                groups=Groups(p.groups),
-            ),
-            p.scales,
-        )
-    )
+    return family.problem(Problem(p.m, p.n, p.k, *operands, p.bias, p.batch, groups), p.scales)
 
 
 def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[Problem, ...]:
@@ -210,7 +193,7 @@ class IntegerPowers(StandardFamily):
         return GRANULARITIES["mx"]
 
     def _types(self, problem):
-        return SUPPORTED if problem.dtype_a == problem.dtype_b == "int8" else Support("it multiplies int8")
+        return SUPPORTED if problem.a.dtype == problem.b.dtype == "int8" else Support("it multiplies int8")
 
     def tolerance(self, problem):
         """Rounding."""

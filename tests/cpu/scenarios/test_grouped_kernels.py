@@ -33,7 +33,6 @@ def grouped(
     family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False, scales: str = ""
 ) -> Problem:
     """A problem of uneven groups, two of them empty."""
-    form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
         Problem(
             sum(COUNTS),

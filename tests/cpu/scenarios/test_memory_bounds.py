@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,10 +64,8 @@ def test_a_split_without_blocks_reads_nothing_beyond(
     some: tuple[Config, ...],
 ) -> None:
     """One row of A, so that what is beyond its last number is beyond the operand."""
-    more: dict[str, Any] = {"scales": scales} if scales else {}
-    if family != "dense":
-        more["row_major_b"] = False
-    problem = registry.get(Family, family).problem(Problem(1, 32, k, *matrices(*dtypes), **more))
+    operands = matrices(*dtypes, layout="TT" if family == "dense" else "TN")
+    problem = registry.get(Family, family).problem(Problem(1, 32, k, *operands), scales)
     target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
     configs = [config for config in some if triton.check(config, problem, target)]
     assert "tile" in {config.template for config in configs}

@@ -118,9 +118,9 @@ def _packed(b: torch.Tensor) -> torch.Tensor:
 def test_pieces_are_the_order(dtype: str) -> None:
     """What kernels assume of the order, beside the order itself."""
     one = problem(dtype, dtype_c="int32" if dtype == "int8" else "bf16")
-    pieces = registry.get(WeightLayout, ORDER).pieces(one.b)
+    pieces = registry.get(WeightLayout, ORDER).pieces(one.b.type)
     assert pieces is not None
-    element = {1: torch.int8, 2: torch.int16}[one.b.bytes]
+    element = {1: torch.int8, 2: torch.int16}[one.b.type.bytes]
     b = torch.randint(-(2**7), 2**7, (one.n, one.k)).to(element)
     groups = b.view(one.n // pieces.columns, pieces.columns, one.k // pieces.run, pieces.run)
     assert torch.equal(groups.transpose(1, 2).reshape(one.n, one.k).T, _packed(b.T))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -310,12 +309,10 @@ def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monke
     """To the last digit, in any order; programs are looked at once for each kind of problem, not for each problem."""
     tiles = [Config("tile", m, 64, 64, split_k=split, num_warps=4, num_stages=2) for m in (16, 128) for split in (1, 4)]
     sizes = [(1, 64, 4096), (300, 777, 4096), (9000, 8192, 100), (64, 64, 1000), (64, 64, 1001), (5, 4096, 64)]
-    kinds: list[dict[str, Any]] = [
-        {"row_major_b": False},
-        {"row_major_a": False, "bias": "n"},
-        {"row_major_b": False, "batch": 3},
+    kinds = (("TN", "none", 1), ("NT", "n", 1), ("TN", "none", 3))
+    problems = [
+        Problem(*size, *matrices("bf16", layout=layout), bias, batch) for size in sizes for layout, bias, batch in kinds
     ]
-    problems = [Problem(*size, *matrices("bf16"), **kind) for size in sizes for kind in kinds]
     problems.append(Problem(512, 64, 64, *matrices("bf16", layout="TN"), groups=Groups(4)))
     looked_at, reported = set[int](), list[int]()
     estimate = IterationCost.estimate

@@ -21,6 +21,7 @@ import tritongemm
 from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.scaling import Scaling
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
@@ -240,15 +241,11 @@ assert not heavy, heavy
 
 def test_records_that_mm_can_ask_for(tmp_path: Path) -> None:
     assert is_layer(problem(1, 2, 3)) and is_layer(problem(1, 2, 3, "n"))
-    wrong: list[dict[str, Any]] = [
-        {"row_major_b": True},
-        {"row_major_a": False},
-        {"bias": "m"},
-        {"batch": 2},
-        {"family": "other"},
-    ]
-    wrong += [{"groups": 2}, {"order_b": "shuffled_16x16"}, {"scale_a": Scaling("fp32", 1)}]
-    assert not any(is_layer(replace(problem(1, 2, 3), **change)) for change in wrong)
+    one = problem(1, 2, 3)
+    wrong = [one.stored(True, True), one.stored(False, False), one.scaled((Scaling("fp32", 1), None))]
+    changes: list[dict[str, Any]] = [{"bias": "m"}, {"batch": 2}, {"family": "other"}, {"groups": Groups(2)}]
+    changes.append({"b": one.b._replace(order="shuffled_16x16")})
+    assert not any(map(is_layer, [*wrong, *(replace(one, **change) for change in changes)]))
     file = tmp_path / "tuned.yaml"
     from tritongemm.formats import results_format
 

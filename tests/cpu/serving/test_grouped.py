@@ -45,7 +45,6 @@ OCP, INT8 = "fp8e4m3fn", torch.int8
 
 def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int, ...] = COUNTS) -> Problem:
     dtypes = (OCP, OCP, "bf16") if family != "dense" else ("fp32",) * 3
-    form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
         Problem(
             m,
@@ -80,7 +79,7 @@ def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
         scales.get("scale_b"),
         found.dtype,
     )
-    even = replace(asked, spread="uniform", counts=(), m=asked.rows)
+    even = replace(asked, m=asked.rows, groups=Groups(asked.group_count, asked.group_m if asked.masked else 0))
     reading = GROUPED.read(given)
     assert isinstance(reading, Reading) and reading.problems == (even,)
     read = reading.tensors

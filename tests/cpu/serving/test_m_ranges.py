@@ -125,7 +125,7 @@ def test_one_binary_serves_every_m_of_a_range(config: Config, tmp_path: Path) ->
 
 def test_a_range_that_needs_several_binaries_is_not_served(tmp_path: Path) -> None:
     """Of a column-major A the compiler knows what divides M."""
-    row = record(replace(problem(64, 96, 128), row_major_a=False), CONFIGS[0], m_from=33)
+    row = record(problem(64, 96, 128).stored(False, False), CONFIGS[0], m_from=33)
     prepared = prepare.prepare_kernels([row], SM90, ArtifactCache(tmp_path))[row.problem]
     assert not isinstance(prepared, Support), str(prepared)
     assert str(prepared.serves(33)) == "M 33 needs another binary than M 64"

@@ -71,7 +71,7 @@ def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pyte
             batch = 1 if name == shared else 4
             return torch.empty((batch, rows, columns), dtype=kind, device="cuda:0").expand(4, -1, -1)
 
-        width = 640 // tuned.a.packed
+        width = 640 // tuned.a.type.packed
         shapes = [(-(-rows // 32) * 32, 24) if shuffled else (rows, 20) for rows in (m, 300)]
         a, b = empty("a", m, width, TORCH[dtype]), empty("b", 300, width, TORCH[dtype]).mT
         of_a, of_b = (empty(name, *shape, torch.uint8) for name, shape in zip("ab", shapes, strict=True))

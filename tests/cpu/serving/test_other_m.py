@@ -18,7 +18,8 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.problem import Operand, Problem, matrices
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
@@ -38,9 +39,9 @@ SM90 = loader.load_target("sm90", compute_units=132)
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str = "fp8e4m3fn", **more: Any) -> Problem:
     found = registry.get(Family, family)
-    made: Problem = found.problem(
-        Problem(m, 256, 512, *matrices(dtype, c="bf16"), **{"row_major_b": False, "scales": scales, **more})
-    )
+    operands = matrices(dtype, c="bf16", layout="TN", order=more.pop("order_b", PLAIN))
+    groups = Groups(count) if (count := more.pop("groups", 1)) > 1 else None
+    made: Problem = found.problem(Problem(m, 256, 512, *operands, groups=groups, **more), scales)
     return made
 
 

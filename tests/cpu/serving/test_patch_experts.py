@@ -149,7 +149,7 @@ def test_experts_whose_weights_are_stored_otherwise_are_left() -> None:
     )
     model = nn.ModuleList([llama.Llama4TextExperts(of_llama), longcat.LongcatFlashExperts(of_longcat)]).bfloat16()
     weights = [getattr(layer, name) for layer in model for name in ("gate_up_proj", "down_proj")]
-    known = [record(replace(problem(w.shape[1], w.shape[2]), groups=w.shape[0])) for w in weights]
+    known = [record(replace(problem(w.shape[1], w.shape[2]), groups=Groups(w.shape[0]))) for w in weights]
     left = tritongemm.patch(model, known).left
     assert left["0"].startswith("its weights are (4, 128, 256) and (4, 128, 128), not [experts, 2 * inner, hidden]")
     assert left["1"].startswith("its weights are (6, 256, 128) and (4, 128, 128)")
@@ -166,8 +166,8 @@ def test_a_capture_sees_the_products_of_served_experts_and_fp8_layers(tmp_path: 
         tritongemm.linear_fp8(torch.randn(2, 3, 256, dtype=torch.bfloat16), weight, torch.rand(3, 2))
         tritongemm.linear_fp8(torch.randn(3, 256, dtype=torch.bfloat16), weight, torch.rand(300))
     captured = [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())]
-    assert all(sum(p.counts) == p.m for p in captured if p.groups is not None), "how rows are spread comes with them"
-    found = {replace(p, groups=replace(p.groups, spread=Problem(1, 1, 1).spread, counts=())) for p in captured}
+    assert all(sum(p.groups.counts) == p.m for p in captured if p.groups), "how rows are spread comes with them"
+    found = {replace(p, groups=p.groups and Groups(p.groups.count)) for p in captured}
     layers = {
         registry.get(Family, family).problem(Problem(m, 300, 256, *matrices(OCP, c="bf16", layout="TN")))
         for family, m in (("a8w8_blockscale", 6), ("a8w8", 3))

@@ -240,7 +240,8 @@ def test_a_shuffled_weight_is_served_by_a_record_of_ours(
 ) -> None:
     """AITER's names find a kernel that Triton made for B in their order, and no other."""
     dispatcher, empty = gpu
-    rows = replace(problem("a8w8", 16, 256, 512), order_b="shuffled_16x16")
+    rows = problem("a8w8", 16, 256, 512)
+    rows = replace(rows, b=rows.b._replace(order="shuffled_16x16"))
     blocks = replace(rows, family="a8w8_blockscale").scaled((Scaling(depth=128, layout="groups"), BLOCK_B))
     assert dispatcher.load([record(rows), record(blocks)]) == 2
     attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})

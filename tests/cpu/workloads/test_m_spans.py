@@ -47,6 +47,6 @@ def test_rows_of_groups_are_spread_as_at_the_next_captured_m() -> None:
     (span,) = group_spans(rows)
     assert (span.low, span.high, span.captured) == (1, 100, (few, many))
     assert (span.at(8), span.at(100)) == (few, many)
-    assert span.at(3).counts == (0, 3, 0, 0) and span.at(10).counts == (1, 5, 2, 2)
-    assert span.at(200).counts == (20, 100, 40, 40)
+    assert span.at(3).row_counts == (0, 3, 0, 0) and span.at(10).row_counts == (1, 5, 2, 2)
+    assert span.at(200).row_counts == (20, 100, 40, 40)
     assert span.at(10).at(1) == span.problem  # which is what tables of a product are found by

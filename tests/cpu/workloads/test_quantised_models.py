@@ -139,7 +139,7 @@ def test_experts_are_products_of_groups(tmp_path: Path) -> None:
     assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [
         (8, 512, 7168), (128, 512, 7168), (8, 7168, 256), (128, 7168, 256),
     ]  # fmt: skip
-    assert {(r.problem.groups, r.count, r.operation) for r in rows} == {(256, 58, "grouped_mm")}
+    assert {(r.problem.group_count, r.count, r.operation) for r in rows} == {(256, 58, "grouped_mm")}
     assert rows[0].callers == ("layers.*.mlp.experts.gate_up_proj",)
 
 

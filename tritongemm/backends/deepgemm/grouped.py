@@ -37,7 +37,7 @@ def _masked(problem: Problem, operands: Operands, overlap: bool) -> Callable[[],
     c, counts = operands["c"], operands["counts"]
     a, b = _with_scales(problem, operands, operands["a"], _of_rooms(problem, operands))
     compute, switched = package.find(function(problem)), package.overlapping(overlap)
-    expected = cdiv(problem.m, problem.groups)
+    expected = cdiv(problem.m, problem.group_count)
     options = {"disable_ue8m0_cast": True} if problem.a.type.is_fp8 else {}
 
     def call() -> Tensor:
@@ -115,7 +115,7 @@ def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
     assert problem.a.scaling is not None
     if problem.a.scaling.layout == "groups":
         return given
-    return given.reshape(problem.groups, problem.room, -1).mT
+    return given.reshape(problem.group_count, problem.group_m, -1).mT
 
 
 def _with_scales(problem: Problem, operands: Operands, a: Tensor, of_a: Tensor | None) -> tuple[object, object]:

@@ -48,7 +48,7 @@ def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], 
         return lambda: torch.bmm(a, b, out=c)
     given: dict[str, Any] = {"offs": operands["offsets"]}
     if name == "_scaled_grouped_mm":
-        given |= {"scale_a": operands["scale_a"], "scale_b": operands["scale_b"].view(problem.groups, problem.n)}
+        given |= {"scale_a": operands["scale_a"], "scale_b": operands["scale_b"].view(problem.group_count, problem.n)}
         given |= {"out_dtype": torch.bfloat16, "use_fast_accum": True}
     product: Callable[[], Any] = partial(getattr(torch, name), a, b, **given)
     return (lambda: c.copy_(product())) if into else product

@@ -270,7 +270,7 @@ def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
     """Return the rows and columns of the operands as descriptors have them: groups one after another, and bytes for
     elements that share one.
     """
-    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.type.packed, problem.groups
+    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.type.packed, problem.group_count
     b = (groups * k, n) if problem.b.row_major else (k, groups * n)
     return {"a": (m, k), "b": b, "c": (m, n)}
 
@@ -297,8 +297,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    m = problem.room or problem.m  # of one group, each of which has this room
-    params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
+    params += [Param("i32", v) for v in (problem.group_m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("i64", v) for v in batch_strides(problem).values()]
     sizes = {"workspace": geometry.workspace_bytes, "semaphore": geometry.semaphore_bytes}
     buffers = [Buffer(name, size) for name, size in sizes.items() if size]

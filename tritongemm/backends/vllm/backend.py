@@ -37,7 +37,7 @@ class VllmBackend(ServerBackend):
 
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
         launch = find(*_EXPERTS)
-        few = problem.m * _SPARSITY <= problem.groups
+        few = problem.m * _SPARSITY <= problem.group_count
         order = _expert_blocks.one_row_each if few else _expert_blocks.aligned
         blocks = order(operands["offsets"], problem.m, config.block_m)
         given = expert_arguments(problem, operands, config) | {

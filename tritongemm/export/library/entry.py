@@ -158,4 +158,4 @@ class LibraryEntry:
 
 def record_m(record: Record) -> int:
     """Return the M by which a record's launches differ: its rows, or those that each group has room for."""
-    return record.problem.room or record.problem.m
+    return record.problem.group_m

@@ -221,7 +221,7 @@ def _drawn(launches: LaunchColumns, problem: Problem, tiles: Floats, a: Floats, 
     wide = inside / tall
     taller = np.minimum(rows, tall * wide / columns)
     tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
-    products = {name: 1.0 if problem.shared == name else tiles / inside for name in ("a", "b")}
+    products = {name: 1.0 if one.shared else tiles / inside for name, one in (("a", problem.a), ("b", problem.b))}
     return np.asarray(products["a"] * tall * a + products["b"] * wide * b)
 
 

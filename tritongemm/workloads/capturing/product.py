@@ -153,13 +153,13 @@ def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
         return of_nothing(call, reading.reason)
     p = reading.problems[0] if reading.problems else reading.plain
     assert p is not None
-    if p.room:
-        return of_nothing(call, f"groups with room for {p.room} rows each")
+    if p.masked:
+        return of_nothing(call, f"groups with room for {p.group_m} rows each")
     factors = [reading.tensors[name] for name in ("scale_a", "scale_b") if name in reading.tensors]
     return Product(
-        call, p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, p.row_major_a, p.row_major_b, p.bias, p.batch, p.family,
-        reading.why_none, bool(factors) and all(one.numel() == 1 for one in factors), p.shared, p.scales, p.groups,
-        "" if p.order_b == PLAIN else p.order_b,
+        call, p.m, p.n, p.k, p.a.dtype, p.b.dtype, p.c.dtype, p.a.row_major, p.b.row_major, p.bias, p.batch, p.family,
+        reading.why_none, bool(factors) and all(one.numel() == 1 for one in factors), p.shared, p.scales, p.group_count,
+        "" if p.b.order == PLAIN else p.b.order,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_rows_of_several_processes_are_joined_by_their_calls(tmp_path: Path) -> 
     (row,) = rows_of(path)
     assert (row["group_shares"], row["group_samples"], row["count"]) == ([0.625, 0.375, 0.0, 0.0], 4, 6)
     (size,) = sizes.from_file(path, Defaults())
-    assert size.problem.spread == "captured" and sorted(size.problem.counts) == [0, 0, 6, 10]
+    assert size.problem.groups and sorted(size.problem.groups.counts) == [0, 0, 6, 10]
     edited = path.read_text(encoding="utf-8").replace("[0.625, 0.375", "[x, 9")
     path.write_text(edited, encoding="utf-8")
     WorkloadFile(path).add([Counted(PRODUCT, 1, callers, Spread((0.25,) * 4, 1))], False)
@@ -99,7 +99,7 @@ def test_a_program_says_how_its_rows_are_spread(tmp_path: Path) -> None:
     gate = found["tritongemm.fused_moe", 12]
     assert gate["group_shares"] == pytest.approx([0.625, 0.29375, 0.08125, 0.0]) and gate["M"] == 10
     problems = [row.problem for row in sizes.from_file(path, Defaults())]
-    assert all(problem.spread == "captured" and sum(problem.counts) == problem.m for problem in problems)
+    assert all(one.groups and sum(one.groups.counts) == one.m for one in problems)
 
 
 def test_a_graph_keeps_what_it_writes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_rows_state_factors_groups_and_batches(tmp_path: Path) -> None:
     assert [row.get("groups") for row in rows] == [None, None, 8]
     path.write_text("\n".join(f"- {json.dumps(row)}" for row in rows if "scales" not in row), encoding="utf-8")
     usual, grouped = sizes.from_file(path, Defaults())
-    assert usual.problem.key == f"{M}x{N}x{K}_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8" and grouped.problem.groups == 8
+    assert usual.problem.key == f"{M}x{N}x{K}_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8" and grouped.problem.group_count == 8
 
 
 def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

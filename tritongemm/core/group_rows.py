@@ -53,7 +53,7 @@ class Groups:
             raise InputError("each count of a group's rows must be a whole number of at least 0")
 
     def row_counts(self, rows: int) -> tuple[int, ...]:
-        """The rows of each group in tuning, of so many in all."""
+        """Return the rows of each group in tuning, which add up to `rows`."""
         return self.counts or row_counts(rows, self.count, self.spread)
 
     def require_rows(self, rows: int) -> None:

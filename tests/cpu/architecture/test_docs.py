@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tritongemm
 from tests.cpu.architecture import doc_pages
 from tests.cpu.architecture.doc_pages import DOCS, PAGES, dashed
 from tests.cpu.architecture.test_layers import ALLOWED, LEVELS
@@ -126,6 +127,11 @@ def _contracts() -> list[type[contracts.Plugin]]:
     return [*classes, Operation, ProductOperation]
 
 
+def test_every_name_of_the_api_has_its_docstring_on_the_page() -> None:
+    text = (DOCS / "reference/api.md").read_text()
+    assert sorted(re.findall(r"(?m)^::: tritongemm\.(\w+)$", text)) == sorted({*tritongemm.__all__} - {"__version__"})
+
+
 def test_every_kind_of_plugin_has_a_page() -> None:
     pages = {page.stem for page in (DOCS / "plugins").glob("*.md")}
     kinds = [cls for cls in _contracts() if contracts.Plugin in cls.__bases__]
@@ -190,7 +196,8 @@ def test_the_site_fetches_nothing() -> None:
     config = yaml.safe_load(CONFIG.read_text())
     assert config["theme"]["font"] is False
     assert not {"extra_css", "extra_javascript"} & config.keys()
-    assert config["plugins"] == ["search"]
+    search, strings = config["plugins"]
+    assert search == "search" and strings["mkdocstrings"]["handlers"]["python"]["inventories"] == []
     assert not [page for page in PAGES if "```mermaid" in page.read_text()]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from tritongemm.operations.checks import (
     check_memory,
     check_tensors,
 )
-from tritongemm.operations.contract import ProductOperation, Reading, Strides
+from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall, Strides
 from tritongemm.operations.factors import agreeing, describe_known, of_each, readings, why_none
 from tritongemm.operations.scaled import TorchScaled
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
@@ -69,6 +69,96 @@ class BatchOperands(NamedTuple):
         """Elements along K, of which several may share a byte."""
         name = self.dtypes[0]
         return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
+
+
+class Batched(ProductOperation):
+    """A @ B (+ bias) for each product of a batch."""
+
+    schema = (
+        "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
+        "Tensor? scale_b=None, str scale_layout='') -> Tensor"
+    )
+    operands = BatchOperands
+    calls: ClassVar = {"scaled_bmm": ("a", "b", "scale_a", "scale_b", "bias", "out_dtype")}
+
+    def check(self, given: BatchOperands) -> BatchOperands:
+        """Return the operands with their vectors flat."""
+        named = given._asdict()
+        check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
+        if (given.scale_a is None) != (given.scale_b is None):
+            raise InputError("scale_a and scale_b go together")
+        if given.scale_a is not None and given.dtypes != ("fp4e2m1", "fp4e2m1"):
+            check_eight_bits(given.a, given.b, given.result_type)
+        if given.scale_layout:
+            registry.get(ScaleLayout, given.scale_layout)
+        return _check_shapes(given)
+
+    def tensors(self, checked: BatchOperands) -> Mapping[str, Tensor]:
+        """Return the operands as kernels read them: vectors may be copies."""
+        return {name: tensor for name, tensor in super().tensors(checked).items() if name != "out"}
+
+    def read(self, checked: BatchOperands) -> Reading | Support:
+        """Return the problems of all families with such factors, of products of their own and of shared operands."""
+        a, b, bias, _, scale_a, scale_b, layout, out = checked
+        if not a.numel() or not b.numel():
+            return Support("an operand is empty")
+        result = checked.result_type
+        dtypes = (*checked.dtypes, DTYPE_NAMES.get(result, ""))
+        unknown = {str(dtype) for dtype, name in zip((a.dtype, b.dtype, result), dtypes, strict=True) if not name}
+        if unknown:
+            return Support(f"no kernels for {', '.join(sorted(unknown))}")
+        found = {
+            "a": _matrix(a),
+            "b": _matrix(b),
+            "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
+        }
+        for name, layout_of in found.items():
+            if layout_of is None or (name == "c" and not layout_of[0]):
+                return Support(f"{name} has strides that no kernel reads or writes")
+        (row_a, of_a), (row_b, of_b), (_, of_c) = (one for one in found.values() if one is not None)
+        (batch, m, _), n, k = a.shape, b.shape[2], checked.k
+        one = [name for name, its in (("a", of_a), ("b", of_b)) if batch > 1 and its.apart == 0]
+        if len(one) > 1:
+            return Support("all products are the same one")
+        operands = matrices(*dtypes, layout="NT"[row_a] + "NT"[row_b])
+        plain = Problem(m, n, k, *operands, "none" if bias is None else "n", batch)
+        strides = {"a": of_a, "b": of_b, "c": of_c}
+        for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
+            if beside is not None and batch > 1:
+                strides[name] = Strides(0, beside.stride(0) if beside.dim() > 1 else 0)
+        if bias is not None and DTYPE_NAMES.get(bias.dtype) != plain.bias_dtype.name:
+            return Support(f"the bias is {bias.dtype}; kernels take {plain.bias_dtype.torch}")
+        # A kernel for operands of their own serves shared ones too.
+        shared = {name: getattr(plain, name)._replace(shared=True) for name in one}
+        problems, why = tuple(dict.fromkeys((replace(plain, **shared), plain))), ""
+        if scale_a is not None and scale_b is not None:
+            ways = agreeing(
+                of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)
+            )
+            problems = tuple(problem for each in problems for problem in readings(each, *ways))
+            why = "" if problems else why_none(plain, *ways)
+        return Reading(problems, self.tensors(checked), ((batch, m, n), result), strides, plain, why)
+
+    def is_cast(self, given: BatchOperands) -> bool:
+        """Return whether autocast casts the operands, as those of ``torch.bmm``, but none with factors."""
+        return given.scale_a is None
+
+    def infer(self, given: BatchOperands) -> Tensor:
+        """Return a result without contents."""
+        _check_extents(given.a, given.b)
+        shape = given.a.shape[0], given.a.shape[1], given.b.shape[2]
+        return given.a.new_empty(shape, dtype=given.result_type)
+
+    def fallback(self, checked: BatchOperands) -> Tensor:
+        """Return PyTorch's products."""
+        return torch_bmm(checked)
+
+    def make_fallback(self, checked: BatchOperands) -> ReadyCall:
+        """Return what computes PyTorch's products; on a CPU operands are looked at each time."""
+        return _torch_products if checked.a.is_cuda else super().make_fallback(checked)
+
+
+BATCHED = Batched()
 
 
 def _check_shapes(operands: BatchOperands) -> BatchOperands:
@@ -216,87 +306,5 @@ def _of_product(scales: Tensor, product: int) -> Tensor:
     return scales[product] if scales.dim() > 1 else scales
 
 
-class Batched(ProductOperation):
-    """A @ B (+ bias) for each product of a batch."""
-
-    schema = (
-        "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
-        "Tensor? scale_b=None, str scale_layout='') -> Tensor"
-    )
-    operands = BatchOperands
-    calls: ClassVar = {"scaled_bmm": ("a", "b", "scale_a", "scale_b", "bias", "out_dtype")}
-
-    def check(self, given: BatchOperands) -> BatchOperands:
-        """Return the operands with their vectors flat."""
-        named = given._asdict()
-        check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
-        if (given.scale_a is None) != (given.scale_b is None):
-            raise InputError("scale_a and scale_b go together")
-        if given.scale_a is not None and given.dtypes != ("fp4e2m1", "fp4e2m1"):
-            check_eight_bits(given.a, given.b, given.result_type)
-        if given.scale_layout:
-            registry.get(ScaleLayout, given.scale_layout)
-        return _check_shapes(given)
-
-    def tensors(self, checked: BatchOperands) -> Mapping[str, Tensor]:
-        """Return the operands as kernels read them: vectors may be copies."""
-        return {name: tensor for name, tensor in super().tensors(checked).items() if name != "out"}
-
-    def read(self, checked: BatchOperands) -> Reading | Support:
-        """Return the problems of all families with such factors, of products of their own and of shared operands."""
-        a, b, bias, _, scale_a, scale_b, layout, out = checked
-        if not a.numel() or not b.numel():
-            return Support("an operand is empty")
-        result = checked.result_type
-        dtypes = (*checked.dtypes, DTYPE_NAMES.get(result, ""))
-        unknown = {str(dtype) for dtype, name in zip((a.dtype, b.dtype, result), dtypes, strict=True) if not name}
-        if unknown:
-            return Support(f"no kernels for {', '.join(sorted(unknown))}")
-        found = {
-            "a": _matrix(a),
-            "b": _matrix(b),
-            "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
-        }
-        for name, layout_of in found.items():
-            if layout_of is None or (name == "c" and not layout_of[0]):
-                return Support(f"{name} has strides that no kernel reads or writes")
-        (row_a, of_a), (row_b, of_b), (_, of_c) = (one for one in found.values() if one is not None)
-        (batch, m, _), n, k = a.shape, b.shape[2], checked.k
-        one = [name for name, its in (("a", of_a), ("b", of_b)) if batch > 1 and its.apart == 0]
-        if len(one) > 1:
-            return Support("all products are the same one")
-        operands = matrices(*dtypes, layout="NT"[row_a] + "NT"[row_b])
-        plain = Problem(m, n, k, *operands, "none" if bias is None else "n", batch)
-        strides = {"a": of_a, "b": of_b, "c": of_c}
-        for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
-            if beside is not None and batch > 1:
-                strides[name] = Strides(0, beside.stride(0) if beside.dim() > 1 else 0)
-        if bias is not None and DTYPE_NAMES.get(bias.dtype) != plain.bias_dtype.name:
-            return Support(f"the bias is {bias.dtype}; kernels take {plain.bias_dtype.torch}")
-        # A kernel for operands of their own serves shared ones too.
-        shared = {name: getattr(plain, name)._replace(shared=True) for name in one}
-        problems, why = tuple(dict.fromkeys((replace(plain, **shared), plain))), ""
-        if scale_a is not None and scale_b is not None:
-            ways = agreeing(
-                of_each(scale_a, (batch, m, k), layout), of_each(scale_b, (batch, n, k), layout, turned=True)
-            )
-            problems = tuple(problem for each in problems for problem in readings(each, *ways))
-            why = "" if problems else why_none(plain, *ways)
-        return Reading(problems, self.tensors(checked), ((batch, m, n), result), strides, plain, why)
-
-    def is_cast(self, given: BatchOperands) -> bool:
-        """Return whether autocast casts the operands, as those of ``torch.bmm``, but none with factors."""
-        return given.scale_a is None
-
-    def infer(self, given: BatchOperands) -> Tensor:
-        """Return a result without contents."""
-        _check_extents(given.a, given.b)
-        shape = given.a.shape[0], given.a.shape[1], given.b.shape[2]
-        return given.a.new_empty(shape, dtype=given.result_type)
-
-    def fallback(self, checked: BatchOperands) -> Tensor:
-        """Return PyTorch's products."""
-        return torch_bmm(checked)
-
-
-BATCHED = Batched()
+def _torch_products(*given: Any) -> Tensor:
+    return torch_bmm(_check_shapes(BatchOperands(*given)))

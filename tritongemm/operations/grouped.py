@@ -80,6 +80,67 @@ class GroupedOperands(NamedTuple):
         return found | {name: tensor for name, tensor in scales.items() if tensor is not None}
 
 
+class Grouped(ProductOperation):
+    """Each group's rows of A by the group's own matrix of B."""
+
+    schema = (
+        "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
+        "str scale_layout='') -> Tensor"
+    )
+    operands = GroupedOperands
+    sources: ClassVar = {"offsets": "offs", "counts": "offs"}
+
+    def check(self, given: GroupedOperands) -> GroupedOperands:
+        """Return the operands, which belong together."""
+        _check(given)
+        return given
+
+    def tensors(self, checked: GroupedOperands) -> Mapping[str, Tensor]:
+        """Return the operands as kernels read them: factors of blocks of A with K first; dense ones are not copied."""
+        offs = checked.offs.contiguous()
+        found = {"a": checked.a, "b": checked.b, "counts" if checked.masked else "offsets": offs}
+        if checked.scale_a is None or checked.scale_b is None:
+            return found
+        of_a, scaling = checked.scale_a, checked.scalings[0]
+        if scaling is not None and scaling.layout == "groups":
+            of_a = of_a.mT
+        return found | {"scale_a": of_a.contiguous(), "scale_b": checked.scale_b.contiguous()}
+
+    def read(self, checked: GroupedOperands) -> Reading | Support:
+        """Return the problem with the rows spread evenly, of the family with such factors."""
+        a, b = checked.a, checked.b
+        (groups, _, n), k = b.shape, checked.k
+        if groups < 2 or not a.numel() or not b.numel():
+            return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
+        if not a.is_contiguous():
+            return Support(f"a has strides {a.stride()}; kernels take dense rows")
+        if not (b.is_contiguous() or b.mT.is_contiguous()):
+            return Support(f"b has strides {b.stride()}; kernels take dense weights")
+        layout = "TN" if b.mT.is_contiguous() else "TT"
+        try:
+            several = Groups(groups, a.shape[1] if checked.masked else 0)
+            plain = Problem(prod(a.shape[:-1]), n, k, *matrices(*checked.dtypes, layout=layout), groups=several)
+        except InputError as error:
+            return Support(str(error))
+        of_a, of_b = checked.scalings
+        problems = readings(plain, (of_a,), (of_b,))
+        why = "" if problems else why_none(plain, (of_a,), (of_b,))
+        result = (*a.shape[:-1], n), checked.result_type
+        return Reading(problems[:1], self.tensors(checked), result, plain=plain, why_none=why)
+
+    def infer(self, given: GroupedOperands) -> Tensor:
+        """Return a result without contents."""
+        _check_extents(given.a, given.b)
+        return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
+
+    def fallback(self, checked: GroupedOperands) -> Tensor:
+        """Return PyTorch's product."""
+        return grouped(checked)
+
+
+GROUPED = Grouped()
+
+
 def _check(operands: GroupedOperands) -> None:
     """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for.
 
@@ -243,64 +304,3 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     left = numbers(flat) * spread(factors, of_a, flat.shape[0], k)
     right = [numbers(w) * spread(of_w, of_b, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
     return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT
-
-
-class Grouped(ProductOperation):
-    """Each group's rows of A by the group's own matrix of B."""
-
-    schema = (
-        "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
-        "str scale_layout='') -> Tensor"
-    )
-    operands = GroupedOperands
-    sources: ClassVar = {"offsets": "offs", "counts": "offs"}
-
-    def check(self, given: GroupedOperands) -> GroupedOperands:
-        """Return the operands, which belong together."""
-        _check(given)
-        return given
-
-    def tensors(self, checked: GroupedOperands) -> Mapping[str, Tensor]:
-        """Return the operands as kernels read them: factors of blocks of A with K first; dense ones are not copied."""
-        offs = checked.offs.contiguous()
-        found = {"a": checked.a, "b": checked.b, "counts" if checked.masked else "offsets": offs}
-        if checked.scale_a is None or checked.scale_b is None:
-            return found
-        of_a, scaling = checked.scale_a, checked.scalings[0]
-        if scaling is not None and scaling.layout == "groups":
-            of_a = of_a.mT
-        return found | {"scale_a": of_a.contiguous(), "scale_b": checked.scale_b.contiguous()}
-
-    def read(self, checked: GroupedOperands) -> Reading | Support:
-        """Return the problem with the rows spread evenly, of the family with such factors."""
-        a, b = checked.a, checked.b
-        (groups, _, n), k = b.shape, checked.k
-        if groups < 2 or not a.numel() or not b.numel():
-            return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
-        if not a.is_contiguous():
-            return Support(f"a has strides {a.stride()}; kernels take dense rows")
-        if not (b.is_contiguous() or b.mT.is_contiguous()):
-            return Support(f"b has strides {b.stride()}; kernels take dense weights")
-        layout = "TN" if b.mT.is_contiguous() else "TT"
-        try:
-            several = Groups(groups, a.shape[1] if checked.masked else 0)
-            plain = Problem(prod(a.shape[:-1]), n, k, *matrices(*checked.dtypes, layout=layout), groups=several)
-        except InputError as error:
-            return Support(str(error))
-        of_a, of_b = checked.scalings
-        problems = readings(plain, (of_a,), (of_b,))
-        why = "" if problems else why_none(plain, (of_a,), (of_b,))
-        result = (*a.shape[:-1], n), checked.result_type
-        return Reading(problems[:1], self.tensors(checked), result, plain=plain, why_none=why)
-
-    def infer(self, given: GroupedOperands) -> Tensor:
-        """Return a result without contents."""
-        _check_extents(given.a, given.b)
-        return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
-
-    def fallback(self, checked: GroupedOperands) -> Tensor:
-        """Return PyTorch's product."""
-        return grouped(checked)
-
-
-GROUPED = Grouped()

@@ -30,6 +30,86 @@ from tritongemm.plugins.contracts import WeightLayout
 _Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 
 
+class CheckedScaled(NamedTuple):
+    """Operands of `scaled_mm`, and what they mean."""
+
+    given: ScaledOperands
+    product: ScaledProduct
+
+
+class ScaledOperation(ProductOperation):
+    """(A * scale_a) @ (B * scale_b).T (+ bias)."""
+
+    schema = (
+        "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
+        'ScalarType out_dtype=bfloat16, str order_b="plain", str scale_layout="") -> Tensor'
+    )
+    operands = ScaledOperands
+
+    def check(self, given: ScaledOperands) -> CheckedScaled:
+        """Return the operands with what they mean."""
+        return CheckedScaled(given, read_product(given))
+
+    def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
+        """Return the operands as they are."""
+        return super().tensors(checked.given)
+
+    def read(self, checked: CheckedScaled) -> Reading | Support:
+        """Return the problems of all families with such factors."""
+        given, product = checked
+        if not product.dense:
+            return Support(f"b has strides {given.b.stride()}; kernels take a dense weight")
+        if not product.m:
+            return Support("an operand is empty")
+        if given.bias is not None and given.bias.dtype != given.out_dtype:
+            return Support(f"the bias is {given.bias.dtype}; kernels take {given.out_dtype}")
+        result, problems = (*given.a.shape[:-1], product.n), product.problems()
+        why_none = "" if problems else product.why_none()
+        return Reading(
+            problems, self.tensors(checked), (result, given.out_dtype), plain=product.plain, why_none=why_none
+        )
+
+    def infer(self, given: ScaledOperands) -> Tensor:
+        """Return a result without contents."""
+        n = given.b.shape[1 if is_transposed(given.a, given.b) else 0]
+        return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
+
+    def fallback(self, checked: CheckedScaled) -> Tensor:
+        """Return PyTorch's product."""
+        return TorchScaled(checked.product)(*checked.given)
+
+    def make_fallback(self, checked: CheckedScaled) -> ReadyCall:
+        """Return PyTorch's product as a call that remembers what PyTorch refused."""
+        return _CheckedProduct(TorchScaled(checked.product))
+
+
+SCALED = ScaledOperation()
+
+
+class _CheckedProduct:
+    """PyTorch's product, after a look at what no key holds.
+
+    Args:
+        compute: the product.
+    """
+
+    def __init__(self, compute: TorchScaled) -> None:
+        self._compute = compute
+
+    def __call__(self, *given: Any) -> Tensor:
+        """Return the result.
+
+        Raises:
+            InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.
+        """
+        operands = ScaledOperands(*given)
+        if operands.bias is not None:
+            check_layout("bias", operands.bias)
+        check_devices(operands)
+        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
+        return self._compute(*given)
+
+
 class TorchScaled:
     """PyTorch's product of operands with scales: its own scaled one where it takes them, else one of plain numbers.
 
@@ -167,83 +247,3 @@ def numbers(tensor: Tensor) -> Tensor:
     if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
         return tensor.float()
     return fp4_as_numbers(tensor.view(torch.uint8), torch.float32)
-
-
-class CheckedScaled(NamedTuple):
-    """Operands of `scaled_mm`, and what they mean."""
-
-    given: ScaledOperands
-    product: ScaledProduct
-
-
-class ScaledOperation(ProductOperation):
-    """(A * scale_a) @ (B * scale_b).T (+ bias)."""
-
-    schema = (
-        "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
-        'ScalarType out_dtype=bfloat16, str order_b="plain", str scale_layout="") -> Tensor'
-    )
-    operands = ScaledOperands
-
-    def check(self, given: ScaledOperands) -> CheckedScaled:
-        """Return the operands with what they mean."""
-        return CheckedScaled(given, read_product(given))
-
-    def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
-        """Return the operands as they are."""
-        return super().tensors(checked.given)
-
-    def read(self, checked: CheckedScaled) -> Reading | Support:
-        """Return the problems of all families with such factors."""
-        given, product = checked
-        if not product.dense:
-            return Support(f"b has strides {given.b.stride()}; kernels take a dense weight")
-        if not product.m:
-            return Support("an operand is empty")
-        if given.bias is not None and given.bias.dtype != given.out_dtype:
-            return Support(f"the bias is {given.bias.dtype}; kernels take {given.out_dtype}")
-        result, problems = (*given.a.shape[:-1], product.n), product.problems()
-        why_none = "" if problems else product.why_none()
-        return Reading(
-            problems, self.tensors(checked), (result, given.out_dtype), plain=product.plain, why_none=why_none
-        )
-
-    def infer(self, given: ScaledOperands) -> Tensor:
-        """Return a result without contents."""
-        n = given.b.shape[1 if is_transposed(given.a, given.b) else 0]
-        return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
-
-    def fallback(self, checked: CheckedScaled) -> Tensor:
-        """Return PyTorch's product."""
-        return TorchScaled(checked.product)(*checked.given)
-
-    def make_fallback(self, checked: CheckedScaled) -> ReadyCall:
-        """Return PyTorch's product as a call that remembers what PyTorch refused."""
-        return _CheckedProduct(TorchScaled(checked.product))
-
-
-class _CheckedProduct:
-    """PyTorch's product, after a look at what no key holds.
-
-    Args:
-        compute: the product.
-    """
-
-    def __init__(self, compute: TorchScaled) -> None:
-        self._compute = compute
-
-    def __call__(self, *given: Any) -> Tensor:
-        """Return the result.
-
-        Raises:
-            InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.
-        """
-        operands = ScaledOperands(*given)
-        if operands.bias is not None:
-            check_layout("bias", operands.bias)
-        check_devices(operands)
-        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
-        return self._compute(*given)
-
-
-SCALED = ScaledOperation()

@@ -17,7 +17,6 @@ from tests.support.linear_layers import TILE, StandInKernel, attach_device, reco
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.serving import PatchedLaunch
@@ -32,7 +31,6 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import OperandCall
 from tritongemm.system import settings
 
-EIGHT = {"a": torch.zeros(3, 5, 9).to(torch.float8_e4m3fn), "b": torch.zeros(3, 9, 5).to(torch.float8_e4m3fn)}
 BF16 = ("bf16",) * 3
 SM90 = loader.load_target("sm90")
 Make: TypeAlias = Any
@@ -134,32 +132,6 @@ def test_scales_along_k_of_each_product(
 def test_batches_of_nothing_have_empty_results() -> None:
     a, b = eight_bits(torch.int8, 2, 0, 256), eight_bits(torch.int8, 2, 256, 7)
     assert tritongemm.scaled_bmm(a, b, torch.ones(2, 0), torch.ones(2, 7)).shape == (2, 0, 7)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"a": torch.zeros(5, 9)}, r"a \(5, 9\) and b \(3, 9, 7\) must be \[B, M, K\] and \[B, K, N\]"),
-        ({"b": torch.zeros(2, 9, 7)}, "must be"),
-        ({"b": torch.zeros(3, 7, 9)}, "must be"),
-        ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\], \[3, 7\] or \[3, 1, 7\]"),
-        ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
-        ({"scale_a": torch.ones(3, 5)}, "go together"),
-        (
-            {**EIGHT, "scale_a": torch.ones(5).double(), "scale_b": torch.ones(5)},
-            "scale_a is torch.float64",
-        ),
-    ],
-)
-def test_what_does_not_belong_together_is_named(changes: dict[str, Tensor], says: str) -> None:
-    operands = BatchOperands(torch.zeros(3, 5, 9), torch.zeros(3, 9, 7))
-    with pytest.raises(InputError, match=says):
-        BATCHED.check(operands._replace(**changes))
-
-
-def test_what_is_no_tensor() -> None:
-    with pytest.raises(TypeError, match="must be a tensor, not list"):
-        tritongemm.bmm([1], torch.zeros(1, 1, 1))
 
 
 def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:

@@ -88,28 +88,6 @@ def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
         assert read[name].is_contiguous() and read[name].numel() == operands[name].numel()
 
 
-def test_operands_that_do_not_belong_together_are_named() -> None:
-    a, b = torch.randn(16, 32), torch.randn(4, 32, 8)
-    ends = torch.tensor([5, 5, 14, 16], dtype=torch.int32)
-    wrong: list[tuple[tuple[Any, ...], str]] = [
-        ((a, b[:, :31], ends), "must be"),
-        ((a, b, ends.long()), "offs must be int32"),
-        ((a, b, ends[:3]), "offs must be int32"),
-        ((a, b, torch.tensor([5, 4, 14, 16], dtype=torch.int32)), "ascending"),
-        ((a, b, torch.tensor([5, 5, 14, 17], dtype=torch.int32)), "up to 16"),
-        ((a.view(4, 4, 32), b, ends), "rows of each group"),
-        ((a, b, ends, torch.ones(16)), "both or neither"),
-        ((a, b, ends, torch.ones(15), torch.ones(4, 8)), "scale_a must be"),
-        ((a, b, ends, torch.ones(16), torch.ones(4, 9)), "scale_b must be"),
-        ((a, b, ends, torch.ones(16), torch.ones(4, 8)), "scaled products take fp8 or int8"),
-        ((a.char(), b.char(), ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "holds NaN or infinity"),
-    ]
-    for operands, message in wrong:
-        with pytest.raises(InputError, match=message):
-            tritongemm.grouped_mm(*operands)
-    assert tritongemm.grouped_mm(a[:0], b, torch.zeros(4, dtype=torch.int32)).shape == (0, 8)
-
-
 def test_the_record_of_the_next_larger_m_serves() -> None:
     def tuned(m: int, counts: tuple[int, ...] = (), **changes: Any) -> Record:
         return record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)

@@ -93,15 +93,6 @@ def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pyte
             assert not isinstance(moved, Support) and moved.moved(own) == {"a": Strides(8 * 640, 640)}
 
 
-def test_torch_compile_sees_one_operation() -> None:
-    one = problem("fp4e2m1", 2, 4, 32, 64, True)
-    given = registry.get(Family, one.family).make_inputs(one, "cpu")
-    operands = given["a"], given["b"], given["scale_a"], given["scale_b"].mT
-    compiled = torch.compile(tritongemm.scaled_bmm, fullgraph=True, backend="eager")
-    found = compiled(*operands, scale_layout=SHUFFLED)
-    assert torch.equal(found, tritongemm.scaled_bmm(*operands, scale_layout=SHUFFLED))
-
-
 def test_what_is_no_order_of_factors_is_refused() -> None:
     one = problem("fp8e4m3fn", 2, 4, 32, 64, False)
     given = registry.get(Family, one.family).make_inputs(one, "cpu")

@@ -35,7 +35,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Table:
-    """What became of every config tried for one problem.
+    """The outcome of every config tried for one problem.
 
     Attributes:
         problem: what was tuned.

@@ -1,11 +1,11 @@
-"""The best Triton config of our tuner, whoever won."""
+"""The best Triton config of our tuner, whichever won."""
 
 from __future__ import annotations
 
 from competitors import Ready, Refused, Setting
 from competitors.ours import launched
 
-NOTE = "the best Triton config of our tuner, whoever won"
+NOTE = "the best Triton config of our tuner, whichever won"
 
 
 def prepare(setting: Setting) -> Ready:

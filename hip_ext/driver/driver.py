@@ -47,7 +47,7 @@ class _Access(ctypes.Structure):
 class GuardedMemory:
     """Memory of one device whose last byte, up to the next multiple of 16 bytes, is the last one that is mapped there.
 
-    It is given back when this object goes, which whoever holds it has to delay until the device has done with it.
+    It is given back when this object goes, which its owner must delay until the device has done with it.
 
     Args:
         api: the driver.

@@ -130,7 +130,7 @@ def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, m
     assert status == 0 and "1 of 1 results are right" in said, said
     status, said = run(*stored, "--benchmark")
     assert status == 0 and "graph-events" in said, said
-    won = tmp_path / "won.yaml"  # whoever was faster, the kernel must be servable
+    won = tmp_path / "won.yaml"  # whichever was faster, the kernel must be servable
     won.write_text(yaml.safe_dump([{**row, "winner": "asm"}]))
     tritongemm.load(won)
     x = torch.randn(250, 1024, device="cuda", dtype=torch.bfloat16)

@@ -108,7 +108,7 @@ def outcome(trials: Any) -> dict[str, Trial]:
 
 
 def test_screening_goes_on(crew: Crew) -> None:
-    """One answer for each candidate, whatever became of it; the good ones after a fault and a hang have times."""
+    """One answer for each candidate, whatever its outcome; the good ones after a fault and a hang have times."""
     trials = list(crew.gpu.screen(PROBLEM, crew.built, float("inf")))
     assert [t.config for t in trials] == [b.config for b in crew.built]
     found = outcome(trials)

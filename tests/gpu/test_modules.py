@@ -34,7 +34,7 @@ CONFIGS_OF_A_PROCESS = 4  # each is compiled four times
 # Imports the modules of its folder, and multiplies the operands that are beside each of them.
 OTHER_USER = """
 import importlib, pathlib, sys, torch
-sys.modules["tritongemm"] = None  # whoever imports it is refused
+sys.modules["tritongemm"] = None  # importing it is refused
 for path in sorted(pathlib.Path().glob("*.operands")):
     module, results = importlib.import_module(path.stem), []
     for operands in torch.load(path, map_location="cuda"):

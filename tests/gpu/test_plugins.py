@@ -43,7 +43,7 @@ def test_a_backend_races_and_serves(gpu_machine: Machine, backend: str, tmp_path
     assert row["backend"] == backend and row["error"] <= row["tolerance"] and row["timer"] == "graph-events"
     (read,) = results_format().read(out, out.read_text(), Defaults())
     assert read.record is not None
-    # Whoever won the race: what is asked here is whether calls reach the backend's kernel.
+    # Whichever won the race: the question is whether calls reach the backend's kernel.
     assert tritongemm.load([replace(read.record, winner=backend, tie=False)]) == 1
     x = torch.randn(250, 512, dtype=torch.float16, device="cuda")
     w = torch.randn(336, 512, dtype=torch.float16, device="cuda")

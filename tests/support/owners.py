@@ -1,4 +1,4 @@
-"""Pretended owners and modes of files, so that whoever runs the tests meets those of several users."""
+"""Pretended owners and modes of files, so that one user's tests meet those of several users."""
 
 from __future__ import annotations
 

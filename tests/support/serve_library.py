@@ -110,7 +110,7 @@ def stand_in(patch: Any) -> HostDriver:
 
 
 def main(path: str) -> None:
-    """Serve, and print what became of it."""
+    """Serve, and print the outcome."""
     RefusingFinder().install()
     import pytest
     import torch

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What became of one try; whatever is none of these is a `TortureFailure`."""
+    """The outcome of one try; any other is a `TortureFailure`."""
 
     REFUSED = "refused with a message"
     RECOVERED = "recovered equal"

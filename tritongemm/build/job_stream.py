@@ -107,7 +107,7 @@ class JobStream:
                     built = self._build(job)
             except BaseException as error:
                 built = error
-            # Before it is reported: whoever asks for it later finds it in the cache, or has it built again.
+            # Before it is reported: a later request finds it in the cache, or has it built again.
             self._under_way.discard(job.digest)
             if built is not None:
                 self._built.put(built)

@@ -13,7 +13,7 @@ from tritongemm.formats._aiter_rows import device, seconds_of, whole_number
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
 
 _Key = tuple[str, ...]
-# What becomes of lines that are merged, where it is worth translating.
+# Outcomes of merged lines that are worth a message.
 _SHADOWED = "are as fast, or faster, in an earlier file"
 _FASTER = "go before slower ones of earlier files"
 _WRONG = "have more or fewer values than columns, and are left out"

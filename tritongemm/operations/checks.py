@@ -203,7 +203,7 @@ def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Non
 def check_encodings(operands: Mapping[str, Tensor], target: Callable[[], Target]) -> None:
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
-    With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where need be.
+    With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where necessary.
 
     Args:
         operands: a, b and their factors, as kernels read them.

@@ -39,7 +39,7 @@ class Reporter:
     """Prints progress, tables and lines of text. A terminal has a progress line at its foot until a table is printed.
 
     Args:
-        verbose: also say what each pruning rule removed and what became of every candidate.
+        verbose: also say what each pruning rule removed and the outcome of every candidate.
         console: where to print; default: the standard output.
         seconds: limit of a run, for the estimate of the time left; 0 for none.
 

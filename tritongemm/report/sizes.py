@@ -11,7 +11,7 @@ _COLUMNS = ("size", "M", "N", "K", "count", "callers")
 
 
 def print_sizes(reporter: Reporter, rows: Sequence[FormatRow]) -> None:
-    """Print each size with what weighs it and who calls it, and how many there are."""
+    """Print each size with its weight and callers, and how many there are."""
     cells = []
     for row in rows:
         p = row.problem

@@ -17,7 +17,7 @@ FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a mod
 NOT_TUNED = ("fallback", "library")  # kinds of resolutions that no kernel of a record is of
 _MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.
 
-# What decides who serves a call: shapes, dtypes, devices, and whatever else an operation depends on.
+# What decides which kernel serves a call: shapes, dtypes, devices, and whatever else an operation depends on.
 CallKey: TypeAlias = tuple[Any, ...]
 
 

@@ -25,7 +25,7 @@ class ChoiceLog:
         Args:
             key: of the problem.
             device: the GPU.
-            resolution: who serves the call.
+            resolution: what serves the call.
             where: the row that it follows from; "" where there is none.
         """
         if not resolution.lasting or (key, device) in self._logged or not settings.logs_choices():

@@ -85,7 +85,7 @@ class JoinedLayers:
             joined = {name: self._join(name) for name in names}
         self.weight, self.bias = joined["weight"], joined.get("bias")
         self._index, self._k, self._dtype = self.weight.get_device(), layers[0].in_features, self.weight.dtype
-        # Of each parameter: who has it, its name, its address and size.
+        # Of each parameter: its layer, its name, its address and size.
         self._parts = [(p, name, p[name].data_ptr(), p[name].numel()) for p in self._parameters for name in names]
         self._has_bias = "bias" in joined
 

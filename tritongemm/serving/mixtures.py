@@ -106,7 +106,7 @@ _trace = define(MIXTURE, _run)
 
 
 def steps_for(*given: Any) -> MixtureSteps:
-    """Select who computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
+    """Select what computes the steps between the products: kernels on a GPU, PyTorch if a gradient is needed."""
     tensors = [one for one in given if isinstance(one, Tensor)]
     if wants_gradient(*tensors) or any(map(is_wrapped, tensors)) or not tensors[0].is_cuda:
         return mixture_steps

@@ -1,6 +1,6 @@
 """The public functions `scaled_mm`, `bmm`, `scaled_bmm` and `grouped_mm`, and the operators that are traced for them.
 
-Each looks at its operands, makes a key of them and looks up who serves it; all else is the dispatcher's.
+Each looks at its operands, makes a key of them and looks up what serves it; all else is the dispatcher's.
 """
 
 from __future__ import annotations

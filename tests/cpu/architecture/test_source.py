@@ -128,7 +128,7 @@ def test_a_folder_of_the_repository_is_linked_into_the_package(name: str) -> Non
 
 
 def _is_text_in_the_locale(call: ast.Call) -> bool:
-    """Whether a call reads or writes text in the encoding of whoever runs it, which may lack most letters."""
+    """Whether a call reads or writes text in the user's encoding, which may lack most letters."""
     given = {word.arg: word.value for word in call.keywords}
     if "encoding" in given:
         return False

@@ -25,6 +25,9 @@ PLAIN = {
     "doors?|houses?|roads?": "command, package, path",
     "fresh|freshly|afresh": "new",
     "asks? of|asked of": "request",
+    "whoever|who serves|who computes": "whichever, what serves, a user who",
+    "becomes? of|became of": "outcome",
+    "be it|need be": "or, necessary",
     "workbench|sideline": "cache, set of operands",
 }
 PLAIN_IN_PAGES = {"lane": "device", "scratch": "temporary memory", "interop": "integration"}  # terms of compilers too

@@ -87,7 +87,7 @@ def test_the_vendors_library_says_why_it_has_no_factors_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("backend", ["ck", "cutlass", "asm"])
-def test_who_computes_single_products_alone_says_so(backend: str) -> None:
+def test_a_library_of_single_products_says_so(backend: str) -> None:
     target = SM90 if backend == "cutlass" else GFX942
     reason = (
         registry.get(Backend, backend)

@@ -242,7 +242,7 @@ def test_tuning_anew_sets_aside_what_is_there(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("last_stages")
 def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> None:
-    """Also where the stage is done again without their names, and whatever becomes of their files."""
+    """Also where the stage is done again without their names, and whatever happens to their files."""
     run_campaign(rig.campaign(LOG))
     texts = [results_format().write([result(Problem(m, 7, 7))]) for m in (7, 8)]
     others = [rig.place / "one" / "tuned.yaml", rig.place / "two" / "tuned.yaml"]

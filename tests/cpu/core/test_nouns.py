@@ -192,7 +192,7 @@ def test_dtypes_are_pytorchs() -> None:
         )
 
 
-def test_trials_say_what_became_of_them() -> None:
+def test_trials_have_an_outcome() -> None:
     config = Config("tile", 16, 16, 16)
     trial = Trial(config, "ok", samples=(3.0, 1.0, 2.0, 4.0, 100.0))
     assert (trial.seconds, trial.spread) == (3.0, (4.0 - 2.0) / 2 / 3.0)

@@ -1,4 +1,4 @@
-"""GPUs of a cluster: which are used, what is sent to them, and what becomes of the work of one that is lost."""
+"""GPUs of a cluster: which are used, what is sent to them, and what happens to the work of one that is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a candidate whose interpreter ends."""
+"""The outcome of a candidate whose interpreter ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's limits in one table: what they say, and that who serves a row of another M reads them there."""
+"""PyTorch's limits in one table: what they say, and that what serves a row of another M reads them there."""
 
 from __future__ import annotations
 

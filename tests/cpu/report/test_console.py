@@ -52,7 +52,7 @@ def table(records: list[Record], trials: dict[Problem, list[Trial]]) -> list[lis
 
 
 def test_the_best_of_each_backend_side_by_side() -> None:
-    """The winner's lead is over the next backend, be it the library; what did not race has no time."""
+    """The winner's lead is over the next backend or the library; what did not race has no time."""
     trials = {
         SIZE: [final(OURS, 10.0), final(OURS, 9.0), final(ALGORITHM, 9.9), Trial(INSTANCE, "ok", samples=(1e-6,))],
         OTHER: [final(OURS, 12.0), final(INSTANCE, 15.0), Trial(ALGORITHM, "wrong", "error", stage="final")],

@@ -76,7 +76,7 @@ def test_a_run_goes_on_from_written_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> None:
-    """Whatever its lines hold, and whoever reads it."""
+    """Whatever its lines hold, and whichever reader."""
     path = written_run(tmp_path)
     rewrite_header(path, {"schema": SCHEMA + 1, "devices": 8})
     append(path, {"uplift": 1.5})

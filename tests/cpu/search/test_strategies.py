@@ -192,7 +192,7 @@ def test_a_budget_that_is_too_small_prefers_what_others_have_compiled(hopper: Ca
         == [*(c for c in shared if c not in tried[:15]), *(c for c in hopper.order[15:] if c not in shared)][:45]
     )
     every = play("exhaustive", hopper, separable, compiled=there)[0]
-    assert every == list(hopper.order), "whoever tries all keeps to the order"
+    assert every == list(hopper.order), "trying all keeps to the order"
 
 
 @pytest.mark.parametrize("name", ["guided", "genetic"])

@@ -1,4 +1,4 @@
-"""Who serves a call, by its operands and the records: on stand-ins of a GPU and its kernels."""
+"""What serves a call, by its operands and the records: on stand-ins of a GPU and its kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who serves a grouped product, as on a GPU that is not there: what the kernel sources answer, and its launch."""
+"""What serves a grouped product, as on a GPU that is not there: what the kernel sources answer, and its launch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_sources_answer_for_groups(
     gpu: tuple[Dispatcher, GroupedOperands], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     m: int, counts: tuple[int, ...], changes: dict[str, Any], starts: str,
 ) -> None:  # fmt: skip
-    """Who serves a call is asked, reported by `explain` and logged as for every other product."""
+    """What serves a call is resolved, reported by `explain` and logged as for every other product."""
     dispatcher, operands = gpu
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
     row = record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)

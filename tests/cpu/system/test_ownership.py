@@ -69,7 +69,7 @@ def test_files_of_trusted_users_are_used_where_no_other_user_writes() -> None:
         (ADMIN, 0o755, (0, 0o755), True),  # filled by an administrator, for others to read
         (ADMIN, 0o755, (ADMIN, 0o755), True),
         (ADMIN, 0o1777, (0, 0o755), False),  # each writes there
-        (OTHER_USER, 0o755, (0, 0o1777), False),  # in /tmp: whoever was first
+        (OTHER_USER, 0o755, (0, 0o1777), False),  # in /tmp: any user who was first
         (OTHER_USER, 0o755, (STAFF, 0o755), False),  # another program put it there
     ],
 )

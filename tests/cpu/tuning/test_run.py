@@ -191,7 +191,7 @@ def test_a_slow_compile_that_has_ended_already_is_not_lost(
 
 
 def test_what_may_pass_is_tried_again_by_the_next_run(drop: Drop, tmp_path: Path) -> None:
-    """Be it a compile, a screen or the final race: no journal keeps it."""
+    """A compile, a screen or the final race: no journal keeps it."""
     again = 'return Artifact(job.config, job.digest, status="compile_failed", try_again=True), b"", ""'
     imported = "from tritongemm.core.artifact import Artifact\n"
     drop("toycode", imported + CODE.replace('raise InputError("three is truncated")', again))

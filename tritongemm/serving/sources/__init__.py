@@ -1,1 +1,1 @@
-"""Plug-ins: who may serve a call at run time, asked in the order of their ranks until one answers with a kernel."""
+"""Plug-ins: what may serve a call at run time, asked in the order of their ranks until one answers with a kernel."""

@@ -75,7 +75,7 @@ class GroupSpreads:
         """
         if torch._C._len_torch_dispatch_stack():  # someone watches what is run, and this is none of the program's
             return
-        # The program's call went well, whatever becomes of this.
+        # The program's call succeeded, whatever happens here.
         with suppress(RuntimeError, AttributeError, TypeError, LookupError):
             assigned = _assignment_of(operation, args, kwargs)
             in_graph = assigned.is_cuda and torch.cuda.is_current_stream_capturing()

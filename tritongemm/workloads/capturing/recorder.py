@@ -1,4 +1,4 @@
-"""Counts of the products that a program asked for, and who asked."""
+"""Counts of the products that a program asked for, with its callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tally:
     """How often one product was asked for.
 
     Attributes:
-        callers: who did.
+        callers: of the product.
         slow: calls that were counted one by one.
         replayed: calls of graphs that were launched again.
         counter, slot: where the others are counted.

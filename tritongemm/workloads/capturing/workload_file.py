@@ -45,7 +45,7 @@ class Counted:
     Attributes:
         product: what was asked for.
         calls: how often, since it was last written.
-        callers: who did.
+        callers: of the product.
         spread: how groups shared the rows of calls of its range of M, since it was last written; None where that is
             not known.
     """

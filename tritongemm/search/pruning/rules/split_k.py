@@ -32,7 +32,7 @@ def polled_reduction(config: Config, problem: Problem, target: Target) -> str | 
     """Looking for partial sums until they are there pays while they are few; others are counted.
 
     On an H200 it shortened 16 x 1280 x 8192 in tiles of 16 x 64 by 15 %, tiles of 64 x 32 by 1 to 3 %, those of 64 x 64
-    by nothing, and made those of 128 x 64 4 to 7 % slower: looking takes bandwidth from those that still multiplies.
+    by nothing, and made those of 128 x 64 4 to 7 % slower: looking takes bandwidth from programs that still multiply.
     """
     poll = config.option("poll", -1)
     if poll < 0:  # the template does not have it; to list all options would be to read them

@@ -175,7 +175,7 @@ class ExpressionFolder:
         return self._result_of_call(node) if isinstance(node, ast.Call) else UNKNOWN
 
     def _result_of_call(self, node: ast.Call) -> Any:
-        """What a call returns; for a named tuple what is known of each field."""
+        """Return what a call returns; for a named tuple what is known of each field."""
         if fields := self._fields_made(node):
             return dict(zip(fields, map(self.value, node.args), strict=True))
         if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
@@ -184,7 +184,7 @@ class ExpressionFolder:
         return UNKNOWN
 
     def _fields_made(self, node: ast.Call) -> list[str]:
-        """The fields of the named tuple that a call makes; none where it makes none."""
+        """Return the fields of the named tuple that a call makes; none where it makes none."""
         return self.tuples.get(node.func.id, []) if isinstance(node.func, ast.Name) else []
 
     @staticmethod
@@ -239,7 +239,7 @@ class ExpressionFolder:
         return self._without_identity(node) if isinstance(node, ast.BinOp) else None
 
     def _known(self, node: ast.expr, name: str) -> str | None:
-        """The text of a variable or field whose value is known: the module's constant of its name, or the value."""
+        """Return the text of a known variable or field: the module's constant of its name, or the value."""
         value = self.value(node)
         if value is UNKNOWN or isinstance(value, dict):
             return None

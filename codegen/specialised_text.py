@@ -173,7 +173,7 @@ class _Specialiser(ExpressionFolder):
         return name not in self.here.unread | self.here.dropped or not self._is_pure(node.value)
 
     def _is_pure(self, value: ast.expr) -> bool:
-        """Whether nothing but its value comes of an expression, which may make named tuples."""
+        """Return whether evaluating an expression has no effect; it may make named tuples."""
         if isinstance(value, ast.IfExp) and (test := self.decide(value.test)) is not UNKNOWN:
             return self._is_pure(value.body if test else value.orelse)
         return all(self._fields_made(n) for n in ast.walk(value) if isinstance(n, ast.Call))

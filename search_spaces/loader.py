@@ -23,7 +23,7 @@ _NO_TARGETS = ("base", "tune_gemm")  # base files, and a space that is kept to c
 
 
 def target_names() -> list[str]:
-    """Architectures that have a search space; no other name is a target, and none is ever taken for a path."""
+    """Return the architectures that have a search space; no other name is a target, and none is taken for a path."""
     return [name for name in _file_names() if name not in _NO_TARGETS]
 
 

@@ -121,7 +121,7 @@ class Rounding:
 
     @classmethod
     def of(cls, dtype: str) -> Rounding:
-        """The rounding of a type, by our name, to the least power that brings all values within its largest number."""
+        """Return a type's rounding by our name to the least power that brings all values within its largest number."""
         fraction, exponent = frexp(DTYPES[dtype].maximum)
         mantissa = int((2 * fraction - 1) * 2**MANTISSA_BITS)
         return cls(2**MANTISSA_BITS - 1 - mantissa, exponent - 1)

@@ -134,7 +134,7 @@ class Launch:
         return code
 
     def offsets(self) -> list[int]:
-        """Byte offset of each parameter."""
+        """Return the byte offset of each parameter."""
         if self.at:
             return list(self.at)
         offsets, end = [], 0

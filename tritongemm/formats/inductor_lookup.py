@@ -60,7 +60,7 @@ class InductorLookup(WritableFormat):
         return first is not None and _KEY.fullmatch(first[1]) is not None
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """A row for each product, in the order of the file, with its first config of Inductor's plain template."""
+        """Return a row for each product, in the order of the file, with its first config of the plain template."""
         rows, faults = list[FormatRow](), RowFaults(path)
         seen: dict[str, int] = {}
         for number, member in enumerate(read_members(path, text), start=1):

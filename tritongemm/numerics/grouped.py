@@ -80,7 +80,7 @@ def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
 
 
 def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, Operands], Tensor]) -> Tensor:
-    """C in float64, in the shape of C; NaN in rows that belong to no group.
+    """Return C in float64, in the shape of C; NaN in rows that belong to no group.
 
     Args:
         problem: what is computed.

@@ -62,7 +62,7 @@ def explain(call: str | Callable[..., Any] | Tensor | None = None, *operands: An
 
 
 def _takes_fast_path(given: DenseOperands) -> Support:
-    """Whether nothing but its shapes and dtypes decides which kernel computes a call, or what sends it to PyTorch.
+    """Return whether shapes and dtypes alone decide which kernel computes a call, or what sends it to PyTorch.
 
     Raises:
         TypeError: an operand is no tensor.

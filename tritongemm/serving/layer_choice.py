@@ -104,7 +104,7 @@ def compute(operands: BlockOperands, layout: str) -> Tensor:
 
 
 def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """The product by a tuned kernel, or what `otherwise`, a server's own kernel, gives where no row has its M."""
+    """Return the product by a tuned kernel, or by `otherwise`, a server's own kernel, where no row has its M."""
     layout = find_layout(operands, near=False)
     return otherwise() if layout is None else compute(operands, layout)
 

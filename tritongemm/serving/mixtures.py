@@ -127,7 +127,7 @@ class MoeKernels:
         self._device, self._table = device, table
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As `MixtureSteps.sort`."""
+        """Sort as `MixtureSteps.sort`."""
         count = ids.numel()
         order, place = (ids.new_empty(count, dtype=torch.int32) for _ in range(2))
         ends = ids.new_empty(experts, dtype=torch.int32)
@@ -136,7 +136,7 @@ class MoeKernels:
         return (order, place, ends) if done else mixture_steps.sort(ids, experts)
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
-        """As `MixtureSteps.gather`."""
+        """Gather as `MixtureSteps.gather`."""
         x = _aligned(x)  # before its stride is read: a copy's rows are dense
         rows, k = order.numel(), x.shape[1]
         q, scale = empty_rows(x, rows, k, mode, dtype)
@@ -146,7 +146,7 @@ class MoeKernels:
         return (q, as_taken(scale, mode)) if done else mixture_steps.gather(x, order, topk, mode, dtype)
 
     def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
-        """As `MixtureSteps.activate`."""
+        """Activate as `MixtureSteps.activate`."""
         rows, k = h.shape[0], h.shape[1] // 2
         q, scale = empty_rows(h, rows, k, mode, dtype)
         operands = {"h": h, "q": q, "scale": q if scale is None else scale}
@@ -155,7 +155,7 @@ class MoeKernels:
         return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype)
 
     def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        """As `MixtureSteps.combine`."""
+        """Combine as `MixtureSteps.combine`."""
         tokens, topk = weights.shape
         out = y.new_empty((tokens, y.shape[1]))
         if DTYPE_NAMES.get(weights.dtype) not in expert_kernels.WEIGHT_TYPES:

@@ -98,7 +98,7 @@ class StoredKernel:
         self._answer: driver.Function | Support | None = None
 
     def bytes(self, buffer: str) -> int:
-        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, up to its record's M."""
+        """Return the most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return self._code.kernel.launches.most_bytes(buffer, record_m(self._record))
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
@@ -140,7 +140,7 @@ class StoredKernel:
         return function if checked else checked
 
     def _check(self, function: driver.Function) -> Support:
-        """Whether it is right; what was measured needs no check, but a kernel that another Triton compiled since."""
+        """Return whether it is correct; only a kernel that another Triton compiled since it was measured is checked."""
         launches, record = self._code.kernel.launches, self._record
         launch = launches.at(record_m(record))
         if self._code.kernel.toolchain.get("triton") == record.toolchain.get("triton"):

@@ -68,7 +68,7 @@ def define_operation(
 
 
 def define(operation: Operation, compute: Callable[..., Any], has_gradients: bool = True) -> Callable[..., Any]:
-    """As `define_operation`, of an operation.
+    """Define an operation's operator, as `define_operation`.
 
     Args:
         operation: has the schema, what is known of results, and PyTorch's result.

@@ -20,7 +20,7 @@ class LibraryWinner(KernelSource):
     rank: ClassVar[int] = 20
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
-        """PyTorch's kernel, or PyTorch, for a size that the library won."""
+        """Return PyTorch's kernel, or PyTorch, for a size that the library won."""
         record = device.find_record(call.problem)
         if isinstance(record, Support) or record.predicted or not baseline_won(record):
             return Support("no library won the tuning of this size")

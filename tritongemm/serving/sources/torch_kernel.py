@@ -17,7 +17,7 @@ class TorchKernel(KernelSource):
     rank: ClassVar[int] = 30
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
-        """PyTorch's kernel for a frequent size, where it is known."""
+        """Return PyTorch's kernel for a frequent size, where it is known."""
         if call.vector:
             return Support("x is a vector, which is another operation to PyTorch")
         if not call.frequent:

@@ -17,7 +17,7 @@ class TorchLayer(KernelSource):
     rank: ClassVar[int] = 1000
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution:
-        """PyTorch, and why no tuned kernel computes the call."""
+        """Return PyTorch, with the reason why no tuned kernel computes the call."""
         # A capture must not be the first to look for a kernel, so an equal call may be resolved otherwise after it.
         lasting = not torch.cuda.is_current_stream_capturing()
         return Resolution("fallback", device.why_not_tuned(call), lasting=lasting)

@@ -23,7 +23,7 @@ class Callers:
         self._names: WeakKeyDictionary[Module, dict[int, str]] = WeakKeyDictionary()
 
     def find(self) -> str:
-        """Who called the function that asks.
+        """Return the caller of the function that asks.
 
         Returns:
             The module that was called last, by its path in the outermost one that has it, where layers of one kind are

@@ -62,7 +62,7 @@ class Counter(Protocol):
 
 
 def make_counter(layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> Counter:
-    """A counter of a layer's calls: in C, or in Python where this machine has no compiler or not Python's headers.
+    """Return a counter of a layer's calls: in C, or in Python without a compiler or Python's headers.
 
     Args:
         layer: PyTorch's function.
@@ -77,7 +77,7 @@ def make_counter(layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> 
 
 @cache
 def _compiled() -> ModuleType | None:
-    """The module of counter.c, which is compiled anew in every process: that takes less than a look at who made it."""
+    """Return the module of counter.c, compiled in every process, which takes less than checking who made a file."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return None

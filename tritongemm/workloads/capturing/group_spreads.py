@@ -171,7 +171,7 @@ def _assignment_of(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _ends(operation: str, assigned: Tensor, groups: int) -> Tensor:
-    """The row behind the last of each group; of the ids of experts those that would be so, once they are sorted."""
+    """Return the row behind the last of each group; for ids of experts those of the sorted rows."""
     if operation != "tritongemm.fused_moe":
         return assigned
     # Ids of no expert are counted apart, and left out; what is no number of groups at all is not counted.

@@ -23,7 +23,7 @@ class Overriding:
     def choose(
         self, args: Sequence[Any], hook: Callable[..., Any], original: Callable[..., Any]
     ) -> Callable[..., Any] | None:
-        """The function that a class among the arguments is asked for; None where none computes functions itself."""
+        """Return the function of a class among the arguments; None where none computes functions itself."""
         kinds = [kind for kind in map(type, args) if issubclass(kind, Tensor) and _computes(kind)]
         if not kinds:
             return None

@@ -169,13 +169,13 @@ def of_nothing(operation: str, reason: str) -> Product:
 
 
 def _of_two(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`mm`, `bmm` and `_int_mm`: A @ B."""
+    """Return the product of `mm`, `bmm` and `_int_mm`: A @ B."""
     wide = torch.int32 if operation.endswith("_int_mm") else None
     return of_matrices(operation, args[0], args[1], kwargs.get("out_dtype") or (args[2] if len(args) > 2 else wide))
 
 
 def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
+    """Return the product of `addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
     summand, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
@@ -192,19 +192,19 @@ def _is_one_row(summand: Tensor) -> bool:
 
 
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`mv` and `dot`: what has no matrix on one side."""
+    """Return the product of `mv` and `dot`, which have no matrix on one side."""
     return of_nothing(operation, f"a product with a vector of {args[-1].shape[0]}")
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_scaled_mm`: A @ B with scale factors."""
+    """Return the product of `_scaled_mm`: A @ B with scale factors."""
     names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
     return _of_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
 
 
 def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_scaled_mm_v2`: A @ B with scale factors that a recipe describes."""
+    """Return the product of `_scaled_mm_v2`: A @ B with scale factors that a recipe describes."""
     names = ("scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
     scale_a, scale_b = given["scale_a"], given["scale_b"]
@@ -227,13 +227,13 @@ def _of_factors(
 
 
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_grouped_mm`: the rows of A [M, K] in groups, each with a B of its own of [groups, K, N]."""
+    """Return the product of `_grouped_mm`: the rows of A [M, K] in groups, each with its own B [groups, K, N]."""
     given = {**dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs}
     return _grouped(operation, args[0], args[1], given)
 
 
 def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_scaled_grouped_mm`: the same with a factor for each row of A and each column of each B."""
+    """Return the product of `_scaled_grouped_mm`, with a factor for each row of A and each column of each B."""
     names = ("scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype")
     return _grouped(operation, args[0], args[1], {**dict(zip(names, args[2:], strict=False)), **kwargs})
 
@@ -254,7 +254,7 @@ def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
 
 
 def _of_group_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_scaled_grouped_mm_v2`: the same with scale factors that a recipe describes."""
+    """Return the product of `_scaled_grouped_mm_v2`, with scale factors that a recipe describes."""
     return _grouped_left_out(operation, args[0], args[1])
 
 
@@ -283,7 +283,7 @@ def of_matrices(
     bias: str = "none",
     has_factors: bool = False,
 ) -> Product | None:
-    """The product A [..., M, K] @ B [..., K, N]; None where one is empty. With factors bytes are two numbers of fp4."""
+    """Return the product A [..., M, K] @ B [..., K, N]; None where one is empty. With factors, bytes hold two fp4."""
     if not a.numel() or not b.numel():
         return None
     *batch, m, k = a.shape
@@ -300,7 +300,7 @@ def of_matrices(
 
 
 def _is_row_major(t: Tensor) -> bool:
-    """Whether the elements of a row are side by side; what are stored otherwise is copied into rows by PyTorch."""
+    """Return whether the elements of a row are adjacent; PyTorch copies other operands into rows."""
     columns = t.stride(-2) == 1 and t.shape[-2] > 1
     return t.stride(-1) == 1 or not columns
 

@@ -84,7 +84,7 @@ class Recorder:
             counter.clear()
 
     def guarded(self, note: Callable[..., None]) -> Callable[..., None]:
-        """A function that counts, such as `note_call`, and fails no program: it counts what it can't follow as that."""
+        """Return a function that counts, such as `note_call`, and counts a call that fails as such."""
 
         def guarded(operation: str, *rest: Any) -> None:
             if torch._C._get_tracing_state() is not None:  # torch.jit.trace: sizes are no numbers

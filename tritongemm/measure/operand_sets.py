@@ -150,7 +150,7 @@ class OperandSets:
         self._buffers: dict[str, Tensor] = {}
         self._reference: Tensor | None = None if taller is None else taller.reference[: problem.m]
         # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
-        # one kernel more than for another, and the order of the race decides who is measured when.
+        # one kernel more than for another, and the order of the race decides what is measured when.
         arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a.type)
         traffic_s = target.roofline_seconds(0, problem.bytes, problem.a.type)
         self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s

@@ -53,7 +53,7 @@ def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:
 
 @pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
 def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch: str, m: int, templates: int) -> None:
-    """What is written must be served, timed and checked by whoever comes later; some tiles are no powers of two."""
+    """What is written must be served, timed and checked by later runs; some tiles are no powers of two."""
     problem, target = Problem(m, 6144, 4096, *matrices("bf16", layout="TN")), target_files.load_target(arch)
     kept = prune(space(problem, target), problem, target).kept
     configs = {(c.template, *c.tile): c for c in kept}.values()

@@ -68,14 +68,14 @@ class Groups:
             raise InputError(f"a group has {most} rows, and room for {self.room}")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values of a problem, only those that are not at their defaults."""
+        """Return the fields as JSON values of a problem, only those that are not at their defaults."""
         said: dict[str, Any] = {"groups": self.count, "group_form": "masked" if self.room else ""}
         said |= {"spread": "" if self.spread == "uniform" else self.spread, "counts": list(self.counts)}
         return {key: value for key, value in (said | {"room": self.room}).items() if value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Groups | None:
-        """What `to_json` was called on, among the other values of a problem; None where that has one group.
+        """Return what `to_json` was called on, among the other values of a problem; None where that has one group.
 
         Raises:
             InputError: they can't be.

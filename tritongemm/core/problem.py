@@ -50,7 +50,7 @@ _PLAIN = Operand()
 def matrices(  # noqa: D417 (A, B and C are what they are)
     a: str = "fp16", b: str = "", c: str = "", *, layout: str = "TT", order: str = PLAIN, shared: str = ""
 ) -> tuple[Operand, Operand, Operand]:
-    """The operands A, B and C of a problem.
+    """Return the operands A, B and C of a problem.
 
     Args:
         a, b, c: dtypes; "" for that of A.
@@ -224,12 +224,12 @@ class Problem:
         return replace(self, groups=replace(self.groups, spread="captured", counts=counts))
 
     def stored(self, row_major_a: bool, row_major_b: bool) -> Problem:
-        """The same product of an A and a B that are stored in rows or in columns."""
+        """Return the same product of an A and a B that are stored in rows or in columns."""
         a, b = self.a._replace(row_major=row_major_a), self.b._replace(row_major=row_major_b)
         return replace(self, a=a, b=b)
 
     def scaled(self, pair: ScalePair) -> Problem:
-        """The same product with these scale factors of A and of B."""
+        """Return the same product with these scale factors of A and of B."""
         return replace(self, a=self.a._replace(scaling=pair[0]), b=self.b._replace(scaling=pair[1]))
 
     @property
@@ -308,7 +308,7 @@ class Problem:
         return "_".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; those after ``family`` only where they are not at their defaults."""
+        """Return the fields as JSON values; those after ``family`` only where they are not at their defaults."""
         a, b, c, groups = self.a, self.b, self.c, self.groups
         data = {
             "m": self.m, "n": self.n, "k": self.k, "dtype_a": a.dtype, "dtype_b": b.dtype, "dtype_c": c.dtype,
@@ -341,7 +341,7 @@ class Problem:
 
 
 def _order(operand: Operand) -> str:
-    """The memory layout of an operand: that of a plug-in, ``rows`` or ``columns``."""
+    """Return the memory layout of an operand: that of a plug-in, ``rows`` or ``columns``."""
     return operand.order if operand.order != PLAIN else "rows" if operand.row_major else "columns"
 
 

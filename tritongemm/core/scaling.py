@@ -102,7 +102,7 @@ def granularity(pair: ScalePair) -> str:
 
 
 def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
-    """The name of a pair; "" of one that products of A's type usually have, which keys and files do not name."""
+    """Return the name of a pair; "" of one that products of A's type usually have, which keys and files do not name."""
     name = granularity(pair)
     return "" if name in ("row", "block", "mx_shuffled" if dtype.packed > 1 else "") else name
 

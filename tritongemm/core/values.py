@@ -132,7 +132,7 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
 
 
 def check_size(name: str, value: object) -> int:
-    """A size, which must be a whole number from 1 on.
+    """Return a size, which must be a whole number from 1 on.
 
     Raises:
         InputError: names it.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from scripts.pages import options
+from scripts.pages import options, tutorial
 
-PAGES = {"options": options}
+PAGES = {"options": options, "tutorial": tutorial}
 
 for name in sys.argv[1:] or PAGES:
     page = PAGES[name]

@@ -73,6 +73,11 @@ def snippets(text: str) -> Iterator[tuple[int, str]]:
         yield _line(text, match.start()), match["path"]
 
 
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the blocks in one language."""
+    return [match["code"] for match in _FENCE.finditer(text) if match[0].startswith(f"{match['mark']}{language}\n")]
+
+
 def code(text: str) -> Iterator[tuple[int, str]]:
     """Each line of code of a page, in a block or in a sentence, with its number."""
     for match in _FENCE.finditer(text):

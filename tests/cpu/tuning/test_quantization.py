@@ -16,6 +16,7 @@ from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
@@ -50,7 +51,7 @@ def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> 
         (problem("a8w8_blockscale", "mx_shuffled"), "mx", (32, 16)),
         (problem("a4w4_blockscale", dtype=FP4), "mx", (32, 16)),
         (problem("a8w8", "tensor"), "tensor", (1, 1)),
-        (problem("a8w8", groups=2), "", ()),
+        (problem("a8w8", groups=Groups(2)), "", ()),
         (Problem(16, 256, 512, *matrices("bf16", layout="TN")), "", ()),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from scripts.pages import options, tutorial
+from scripts.pages import options, picture, tutorial
 
-PAGES = {"options": options, "tutorial": tutorial}
+PAGES = {"options": options, "tutorial": tutorial, "picture": picture}
 
 for name in sys.argv[1:] or PAGES:
     page = PAGES[name]

@@ -31,7 +31,7 @@ from tritongemm.tuning.task import NEXT_STATES
 
 CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/system/settings.py"
-README_LINES = 80
+README_LINES = 65
 PROSE_LINES = 10  # of a page of measurements
 FOREIGN = {"--no-deps", "-c"}  # options of pip and Python that pages name
 

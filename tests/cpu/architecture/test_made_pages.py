@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
 
-from scripts.pages import options, tutorial
+from scripts.pages import options, picture, tutorial
 from tests.cpu.architecture import doc_pages
 from tests.support import ROOT
 
@@ -36,3 +37,12 @@ def test_commands_of_the_tutorial_are_accepted() -> None:
 def test_the_tutorial_prints_what_its_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert tutorial.PAGE.read_text(encoding="utf-8") == tutorial.text(), "run scripts/make_pages tutorial"
+
+
+def test_the_picture_of_a_terminal_shows_the_transcript(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text and places: other versions of rich write the frame in another way."""
+    monkeypatch.chdir(ROOT)
+    drawn, now = ((ROOT / picture.PAGE).read_text(encoding="utf-8"), picture.text())
+    lines = re.compile(r"<text [^>]*>[^<]*</text>")
+    assert lines.findall(drawn) == lines.findall(now) and len(lines.findall(now)) > 10, "run scripts/make_pages picture"
+    assert not re.search(r"url\((?!#)", drawn)

@@ -44,7 +44,7 @@ def load_kept(path: str, sha256: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes
 
     Raises:
         UnavailableError: it does not open, is not owned by a trusted user, or has changed.
-        OutputError: anyone could replace what is in the cache.
+        OutputError: another user could replace what is in the cache.
         InputError: TRITONGEMM_CACHE_TRUST names no user.
     """
     handle = CompiledFiles(settings.cache_folder()).open_verified(path, sha256)

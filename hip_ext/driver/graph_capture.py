@@ -129,7 +129,7 @@ def captured_launches(api: Api, stream: int, queue: Callable[[], object]) -> lis
 
     Args:
         api: the driver.
-        stream: handle of a stream that no one else uses.
+        stream: handle of a stream that nothing else uses.
         queue: queues them on that stream.
 
     Returns:

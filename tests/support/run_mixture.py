@@ -67,7 +67,7 @@ def alike(found: Any, wanted: Any, mode: str, k: int) -> Any:
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
     rows = found[0].shape[0]
     powers, wanted_powers = (spread(pair[1], powers_of(mode), rows, k) for pair in (found, wanted))
-    there = ~wanted_powers.isnan()  # rows of no expert hold what no one computed
+    there = ~wanted_powers.isnan()  # rows of no expert hold what was not computed
     assert torch.equal(powers.isnan(), ~there) and torch.equal(powers[there], wanted_powers[there]), "powers"
     ours, theirs = (numbers(pair[0])[there] for pair in (found, wanted))
     near = torch.isclose(ours, theirs, rtol=0.13, atol=2**-8) if found[0].dtype == FP8 else ours == theirs

@@ -263,7 +263,7 @@ def _captured(call: Callable[[], Any]) -> Any:
 
 
 def _not_loaded() -> list[str]:
-    """The entries whose kernels no one called."""
+    """The entries whose kernels were not called."""
     from tritongemm.serving.dispatcher import default_dispatcher
 
     kernels = default_dispatcher().device(0)

@@ -204,7 +204,7 @@ class Problem:
         return self.row_counts if self.masked else group_ends(self.row_counts)
 
     def at(self, m: int) -> Problem:
-        """The same product at another M; where each group has room for equally many rows, at that many rows a group.
+        """Return the same product at another M; where each group has equal room, at that number of rows a group.
 
         Groups whose rows were captured have skewed ones then.
         """

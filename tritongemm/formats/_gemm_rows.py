@@ -84,7 +84,7 @@ def _read_groups(entry: Entry) -> dict[str, Any]:
 
 
 def _read_shares(entry: Entry, m: int, groups: int) -> dict[str, Any]:
-    """The rows of each group of a size, by the shares that groups had when they were captured; nothing without."""
+    """Return the rows of each group of a size, by the groups' captured shares; nothing without."""
     entry.integer("group_samples", 1, 1)
     if "group_shares" not in entry.values:
         return {}
@@ -99,7 +99,7 @@ def _read_shares(entry: Entry, m: int, groups: int) -> dict[str, Any]:
 
 
 def groups_row(groups: Groups | None) -> dict[str, Any]:
-    """How a problem's rows are shared out to groups, as far as a row that says nothing would be read otherwise."""
+    """Return how a problem's rows are shared out to groups, as far as it differs from a row's defaults."""
     if groups is None:
         return {}
     found: dict[str, Any] = {"group_spread": groups.spread} if groups.spread == "skewed" else {}

@@ -207,7 +207,7 @@ def _first_record(device: DeviceKernels, problems: Iterable[Problem]) -> Record 
 
 
 def losing_type(device: DeviceKernels, n: int, k: int) -> torch.dtype | None:
-    """The type in which a weight is worth keeping beside the quantised one with factors along K, which loses to it
+    """Return the type in which a weight is worth keeping beside one with factors along K, which loses to it
     somewhere; None where no rows say so.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tables of tuned records: what `load` and the environment name, and what is reported of it.
+"""Tables of tuned records: what `load` and the environment name, and what is reported of them.
 
 Of rows of one problem on one kind of device in several files that the environment names the fastest counts, of
 equally fast ones the first file's, and a measured row before a predicted one.
@@ -235,7 +235,7 @@ def _digest(content: bytes) -> str:
 
 
 def read_configured() -> tuple[LoadedTable, ...]:
-    """The tables that TRITONGEMM_CONFIG names, then those of AITER's variables, each without rows that another shadows.
+    """Return the tables of TRITONGEMM_CONFIG, then those of AITER's variables, without rows that another shadows.
 
     Each of AITER's variables is for one of its families, which distinguishes files with the same columns.
 

@@ -46,12 +46,12 @@ class Spread:
 
 
 def range_of(groups: int, rows: int) -> Range:
-    """Return the range that calls of this many rows belong to."""
+    """Return the range that a number of rows belongs to."""
     return groups, min((rows - 1).bit_length(), _RANGES - 1)
 
 
 class GroupSpreads:
-    """The spreads of one process that no one has written yet."""
+    """The spreads of one process that are not written yet."""
 
     def __init__(self) -> None:
         self.in_graph = False  # a graph is captured that will be given the memory that it writes to

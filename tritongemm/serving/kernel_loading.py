@@ -87,7 +87,7 @@ def _add_stored(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
 def load_kernels(
     device: ServingDevice, records: Sequence[Record], padded: Collection[Problem] = ()
 ) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
-    """Return the kernel of each record on a GPU, or why it can't be launched; and what gives it at the M it also serves.
+    """Return each record's kernel on a GPU, or why it can't be launched; and what gives it at the M it also serves.
 
     Args:
         device: PyTorch's current device.

@@ -159,7 +159,7 @@ def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: N
         x, w, wide = torch.randn(6, 20), torch.randn(1, 20), torch.randn(8, 20)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
         torch.testing.assert_close(tritongemm.mm(x, wide), x @ wide.T)
-    assert [type(call).__name__ for call in gpu.calls.table.values()] == ["FastCall", "LearnAfterCalls"]
+    assert [type(call).__name__ for call in gpu.calls.table.values()] == ["FastCall", "ResolveAfterCalls"]
     assert str(gpu.explain(x, w)) == f"exact: 6x1x20_fp32_TN by numpy\n  {TOY} serves the call"
     said = str(gpu.explain(x, wide)).splitlines()
     assert said[:2] == [

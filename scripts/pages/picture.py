@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 PAGE = Path("docs/images/terminal.svg")
-_TRANSCRIPT = Path("docs/tutorial/first-run.md")
+TRANSCRIPT = Path("docs/tutorial/first-run.md")
 _COLUMNS = 100
 _SHOWN = re.compile(r"(?ms)^(?P<command>\$ tritongemm tune --gemm_size_file .*?)^Best of each backend")
 _FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # fetched from elsewhere
@@ -19,9 +19,9 @@ _FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # fetched from els
 
 def text() -> str:
     """Return the picture as SVG."""
-    found = _SHOWN.search(_TRANSCRIPT.read_text(encoding="utf-8"))
+    found = _SHOWN.search(TRANSCRIPT.read_text(encoding="utf-8"))
     if found is None:
-        raise ValueError(f"{_TRANSCRIPT} has no run with a file of sizes")
+        raise ValueError(f"{TRANSCRIPT} has no run with a file of sizes")
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), highlight=False, color_system="truecolor")
     for line in found["command"].splitlines():
         console.print(Text(line, style="bold" if line.startswith("$") else ""))

@@ -11,26 +11,32 @@ from scripts.pages import options, picture, tutorial
 from tests.cpu.architecture import doc_pages
 from tests.support import ROOT
 
+# At the start of a line of code, perhaps behind variables, without what the shell redirects.
+COMMAND = re.compile(r"(?m)^(?:    |\$ )?(?:[A-Z_]+=\S+ )*(?P<command>tritongemm [a-z][^>\n]*)")
+
 
 def test_the_page_of_options_is_that_of_the_parsers() -> None:
     assert (ROOT / options.PAGE).read_text(encoding="utf-8") == options.text(), "run scripts/make_pages options"
 
 
-def test_examples_of_commands_are_accepted() -> None:
-    parsers = {parser.prog: parser for parser in options.parsers()}
-    assert parsers.keys() == options.EXAMPLES.keys()
-    for prog, example in options.EXAMPLES.items():
-        parsers[prog].parse_args(shlex.split(example)[len(prog.split()) :])
+def test_commands_that_pages_show_are_accepted() -> None:
+    parsers, refused, count = {parser.prog: parser for parser in options.parsers()}, [], 0
+    for page in (*doc_pages.PAGES, ROOT / "examples/README.md"):
+        for found in COMMAND.finditer(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+            words = shlex.split(found["command"], comments=True)
+            length = 3 if " ".join(words[:3]) in parsers else 2
+            count += 1
+            try:
+                parsers[" ".join(words[:length])].parse_args(words[length:])
+            except (KeyError, SystemExit):
+                refused.append(f"{page.name}: {found['command']}")
+    assert count > 50 and not refused
 
 
-def test_commands_of_the_tutorial_are_accepted() -> None:
-    page = (ROOT / tutorial.PAGE).read_text(encoding="utf-8")
-    parsers = {parser.prog.split()[-1]: parser for parser in options.parsers()}
-    words = [shlex.split(command) for command in tutorial.commands(page)]
-    for _, name, *arguments in (one for one in words if one[0] == "tritongemm"):
-        parsers[name].parse_args(arguments)
+def test_measured_blocks_of_the_tutorial_are_of_the_transcript() -> None:
+    page, transcript = ((ROOT / name).read_text(encoding="utf-8") for name in (tutorial.PAGE, picture.TRANSCRIPT))
     measured = {line for block in doc_pages.blocks(page, "text") for line in block.splitlines()}
-    assert measured <= {*(ROOT / "docs/tutorial/first-run.md").read_text(encoding="utf-8").splitlines()}
+    assert measured and measured <= {*transcript.splitlines()}
 
 
 @pytest.mark.heavy  # each of its commands is a test of its own

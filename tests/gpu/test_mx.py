@@ -13,6 +13,7 @@ from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
@@ -49,7 +50,8 @@ TORCH = {"fp4e2m1": torch.uint8, "fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": to
 
 def of(dtype: str, scales: str, m: int, n: int, k: int, **more: Any) -> Problem:
     family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
-    made: Problem = family.problem(Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN"), **more), scales)
+    operands = matrices(dtype, c="bf16", layout="TN", shared=more.pop("shared", ""))
+    made: Problem = family.problem(Problem(m, n, k, *operands, **more), scales)
     return made
 
 
@@ -82,12 +84,9 @@ def test_each_product_of_a_batch_has_its_own(
 def test_each_group_has_its_own(
     gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str, room: int
 ) -> None:
-    form = "masked" if room else "contiguous"
+    groups = Groups(len(COUNTS), room, "captured", COUNTS)
     for n, k in ((136, 1088), (45, 330)):
-        problem = of(
-            dtype, scales, sum(COUNTS), n, k, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
-            room=room,
-        )  # fmt: skip
+        problem = of(dtype, scales, sum(COUNTS), n, k, groups=groups)
         configs = [c for c in GROUPED if triton().check(c, problem, gpu.target)]
         assert {"grouped", "grouped_tile"} <= {c.template for c in configs}
         verify_all(gpu, compiler, tmp_path, [problem], configs)
@@ -165,10 +164,7 @@ def test_groups_are_served(
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    problem = of(
-        dtype, scales, sum(COUNTS), 136, 1088, groups=len(COUNTS), group_form="masked" if room else "contiguous",
-        spread="captured", counts=COUNTS, room=room,
-    )  # fmt: skip
+    problem = of(dtype, scales, sum(COUNTS), 136, 1088, groups=Groups(len(COUNTS), room, "captured", COUNTS))
     assert tritongemm.load([made(problem, GROUPED[0])]) == 1
     family = registry.get(Family, problem.family)
     given = family.make_inputs(problem, "cuda")

@@ -209,7 +209,7 @@ def test_underscores_and_dashes() -> None:
         ]
     )
     assert vars(one) == vars(other)
-    assert (one.gemm_size_file, one.output, one.a.dtype, one.col_b, one.bias_vector) == (
+    assert (one.gemm_size_file, one.output, one.dtype_a, one.col_b, one.bias_vector) == (
         "a_b.yaml",
         "o_o",
         "bf16",

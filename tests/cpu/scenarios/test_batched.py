@@ -157,7 +157,7 @@ def test_what_a_batch_takes() -> None:
 @pytest.mark.parametrize(("shared", "batch"), [("c", 2), ("a", 1)])
 def test_what_no_batch_shares(shared: str, batch: int) -> None:
     with pytest.raises(InputError, match="shared"):
-        replace(ODD, batch=batch, a=ODD.a._replace(shared=shared == "a"), b=ODD.b._replace(shared=shared == "b"))
+        Problem.from_json(ODD.to_json() | {"batch": batch, "shared": shared})
 
 
 @pytest.mark.parametrize("template", ["tile", "gemv", "tma"])

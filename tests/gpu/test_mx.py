@@ -142,7 +142,7 @@ def test_a_batch_is_served(
     entire = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
     a, b, of_a, of_b = entire["a"], entire["b"], entire["scale_a"], entire["scale_b"].mT
     layout = "" if scales == "mx" else "e8m0_32x8"
-    reported = tritongemm.explain("bmm", a, b, None, torch.bfloat16, of_a, of_b, layout)
+    reported = tritongemm.explain("scaled_bmm", a, b, of_a, of_b, scale_layout=layout)
     assert reported.startswith("exact: "), reported
     exact = family.reference(problem, given)
     out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)

@@ -297,13 +297,13 @@ class Problem:
         parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]
         parts += [f"bias{self.bias}"] if self.bias != "none" else []
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
-        parts += [f"shared{self.shared}"] if self.shared else []
+        parts += [f"shared{shared}"] if (shared := self.shared) else []
         if groups := self.groups:
             parts += [f"groups{groups.count}"]
             parts += [f"room{groups.room}"] if groups.room else []
             parts += [groups.spread + _digest(groups.counts)] if groups.spread != "uniform" else []
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
-        parts += [self.scales] if self.scales else []
+        parts += [scales] if (scales := self.scales) else []
         parts += [self.b.order] if self.b.order != PLAIN else []
         return "_".join(parts)
 

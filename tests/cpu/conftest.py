@@ -72,9 +72,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()  # a collection looks through what tests make, and not through PyTorch
     atexit.register(gc.unfreeze)  # not before: pytest collects several times when all tests are done
-    for logger in logging.Logger.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
-            logger.propagate = True  # pytest listens to each logger that does not, several times a test
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,6 +79,9 @@ def garbage_of_earlier_files() -> None:
     """What earlier files left is collected once, and what they keep, a million objects in the end, never looked at."""
     gc.collect()
     gc.freeze()
+    for logger in list(logging.Logger.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and logger.name.startswith(("torch", "transformers")):
+            logger.propagate = True  # pytest listens to each logger that does not, several times a test
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

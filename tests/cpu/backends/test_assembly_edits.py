@@ -208,7 +208,7 @@ def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str)
     assert [sums.split(",")[:56] for _, sums in made] == [sums.split(",") for _, sums in narrowed]
 
 
-@pytest.mark.parametrize("along_k", [False, True])
+@pytest.mark.parametrize("along_k", [pytest.param(False, marks=pytest.mark.heavy), True])
 def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     """A group of warps keeps in step, but not where sums of blocks are scaled."""
     problem = scaled() if along_k else Problem(4096, 4096, 7168, *matrices("bf16", layout="TN"))

@@ -127,8 +127,8 @@ def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str
     ("target", "family", "given", "most"),
     [
         ("gfx942", "a8w8", {"dtype_a": "int8", "bias": "m"}, 5),  # the fifth is a split tile of over 8192 elements
-        ("gfx950", "a4w4_blockscale", {"groups": 4}, 4),
-        ("sm90", "a8w8_blockscale", {"scales": "group"}, 3),
+        pytest.param("gfx950", "a4w4_blockscale", {"groups": 4}, 4, marks=pytest.mark.heavy),
+        pytest.param("sm90", "a8w8_blockscale", {"scales": "group"}, 3, marks=pytest.mark.heavy),
     ],
 )
 def test_the_front_end_accepts_the_first_of_each_template(

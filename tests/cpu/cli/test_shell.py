@@ -91,7 +91,14 @@ PRINTS = MAIN + (
 )
 
 
-@pytest.mark.parametrize("streams", [">/dev/full", ">/dev/full 2>&1", "2>/dev/full", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "streams",
+    [
+        ">/dev/full",
+        *(pytest.param(s, marks=pytest.mark.heavy) for s in (">/dev/full 2>&1", "2>/dev/full")),
+        ">&- 2>&- <&-",
+    ],
+)
 def test_what_can_not_be_printed_changes_nothing(tmp_path: Path, streams: str) -> None:
     """The work is done, and the exit status is the work's."""
     status, _, err = finished(started(tmp_path, PRINTS, streams))

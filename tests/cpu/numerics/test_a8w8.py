@@ -95,7 +95,7 @@ def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
         assert deviation(FAMILY.reference(problem, spoiled), exact) > FAMILY.tolerance(problem)
 
 
-@pytest.mark.parametrize("problem", [FP8, INT8], ids=["fp8", "int8"])
+@pytest.mark.parametrize("problem", [FP8, pytest.param(INT8, marks=pytest.mark.heavy)], ids=["fp8", "int8"])
 def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path: Path, problem: Problem) -> None:
     if problem.a.type.is_fp8:
         problem = replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP))

@@ -60,7 +60,7 @@ def of(scales: str, **changes: Any) -> Problem:
 
 @pytest.mark.parametrize(
     "scales",
-    ["block", "group", "block_tma", *(pytest.param(s, marks=pytest.mark.heavy) for s in ("block_rows", "group_rows"))],
+    ["block", *(pytest.param(s, marks=pytest.mark.heavy) for s in ("group", "block_tma", "block_rows", "group_rows"))],
 )
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}

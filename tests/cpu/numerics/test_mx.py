@@ -72,7 +72,7 @@ def _interpreted() -> bool:
         ("sm100", *FORMS[0]),
         pytest.param("sm100", *FORMS[1], marks=pytest.mark.heavy),
         pytest.param("sm100", *FORMS[2], marks=pytest.mark.heavy),
-        ("sm100", *FORMS[3]),
+        pytest.param("sm100", *FORMS[3], marks=pytest.mark.heavy),
         ("sm90", FP4, "mx"),
     ],
     ids=str,
@@ -240,7 +240,7 @@ def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, 
 
 ON_HOPPER = [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
     *((c, {"groups": Groups(8, 64)}) for c in MX_GROUPED)]  # fmt: skip
-QUICK = (CONFIGS[1], CONFIGS[3], MX_GROUPED[0])
+QUICK = (CONFIGS[1], MX_GROUPED[0])
 
 
 @pytest.mark.parametrize(

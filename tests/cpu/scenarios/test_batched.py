@@ -97,7 +97,11 @@ BLOCKS = (
 
 @pytest.mark.parametrize(
     ("scales", "dtype", "shared"),
-    [("block_tma", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), ("group", "fp8e4m3fn", "b")],
+    [
+        pytest.param("block_tma", "fp8e4m3fn", "", marks=pytest.mark.heavy),
+        ("block_rows", "int8", "a"),
+        pytest.param("group", "fp8e4m3fn", "b", marks=pytest.mark.heavy),
+    ],
 )
 def test_scales_along_k_of_each_product(
     interpreter: WorkerProcess, tmp_path: Path, scales: str, dtype: str, shared: str

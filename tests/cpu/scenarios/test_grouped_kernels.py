@@ -80,7 +80,7 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
         pytest.param("block", 0, marks=pytest.mark.heavy),
         ("block", 36),
         pytest.param("block_rows", 36, marks=pytest.mark.heavy),
-        ("group", 0),
+        pytest.param("group", 0, marks=pytest.mark.heavy),
     ],
 )
 def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, scales: str, room: int) -> None:

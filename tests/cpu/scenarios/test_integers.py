@@ -60,7 +60,7 @@ def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPa
     ("family", "scales", "config", "forms", "cluster"),
     [
         pytest.param("dense", "", PAIR, {"m64n64k32"}, 2, marks=pytest.mark.heavy),
-        ("a8w8", "row", PAIR, {"m64n64k32"}, 2),
+        pytest.param("a8w8", "row", PAIR, {"m64n64k32"}, 2, marks=pytest.mark.heavy),
         pytest.param("a8w8", "row", SPLIT, {"m64n32k32", "m64n8k32"}, 1, marks=pytest.mark.heavy),
         ("a8w8_blockscale", "block", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
     ],
@@ -86,7 +86,9 @@ def test_wide_tiles_are_multiplied_in_halves() -> None:
     assert 256 in {c.block_n for c in kept} and all(triton.check(c, few, SM90) for c in kept)
 
 
-@pytest.mark.parametrize("family", ["dense", "a8w8", "a8w8_blockscale"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(f, marks=pytest.mark.heavy) for f in ("dense", "a8w8")), "a8w8_blockscale"]
+)
 def test_the_copy_engines_templates_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: str) -> None:
     """Sums to the last bit; with scales, what float32 rounds of the exact sum times its factors."""
     problem = integers(family, 40, 48, 160, bias="n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerProcess
 
-LAYOUTS = list(itertools.product([True, False], repeat=2))
+LAYOUTS = [pytest.param(a, b, marks=pytest.mark.heavy if a == b else ()) for a in (True, False) for b in (True, False)]
 
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
@@ -55,10 +54,10 @@ def test_descriptor_templates_at_odd_sizes(
         (("fp32", "fp32", "fp32"), "sm90"),
         pytest.param(("int8", "int8", "int32"), "sm90", marks=pytest.mark.heavy),
         (("int8", "int8", "int8"), "gfx942"),
-        (("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
+        pytest.param(("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942", marks=pytest.mark.heavy),
         pytest.param(("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950", marks=pytest.mark.heavy),
         (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
-        (("bf16", "fp16", "bf16"), "gfx942"),
+        pytest.param(("bf16", "fp16", "bf16"), "gfx942", marks=pytest.mark.heavy),
         (("fp16", "fp8e5m2", "fp16"), "sm90"),
     ],
 )

@@ -78,7 +78,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("words", ["tritongemm.tune", "tritongemm tune", "tritongemm export"])
+@pytest.mark.parametrize(
+    "words",
+    ["tritongemm tune", *(pytest.param(w, marks=pytest.mark.heavy) for w in ("tritongemm.tune", "tritongemm export"))],
+)
 def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path: Path) -> None:
     """A file there that is called as a package that we use would be run in its place."""
     for package in ("numpy", "yaml", "torch", "triton", "jinja2", "joblib", "argparse"):

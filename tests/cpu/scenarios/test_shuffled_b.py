@@ -69,19 +69,17 @@ def usable(one: Problem, target: Target, configs: tuple[Config, ...]) -> list[Co
 
 QUICK = (
     (small("bf16", bias="n"), GFX942),
-    (problem("bf16", m=1, n=16, k=32), SM90),
-    (small("int8", dtype_c="int32"), GFX942),
     (small("int8", "row", bias="n"), GFX942),
     (small(NUZ, "block"), GFX942),
-    (small(NUZ, "group_rows"), GFX942),
-    (small(OCP, MX[0]), GFX950),
     (small(FP4, MX[-1]), GFX950),
 )
 OTHERS = (
+    (problem("bf16", m=1, n=16, k=32), SM90),
+    (small("int8", dtype_c="int32"), GFX942),
     (small("fp16", dtype_c="fp16"), SM90),
     (small("int8", "block"), GFX942),
-    *((small(NUZ, scales), GFX942) for scales in SCALES if scales not in ("block", "group_rows")),
-    *((small(OCP, scales), GFX950) for scales in MX[1:]),
+    *((small(NUZ, scales), GFX942) for scales in SCALES if scales != "block"),
+    *((small(OCP, scales), GFX950) for scales in MX),
     *((small(FP4, scales), GFX950) for scales in MX[:-1]),
 )
 

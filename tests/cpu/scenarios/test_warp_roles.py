@@ -125,7 +125,10 @@ SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, 
         pytest.param(*PADDED, marks=pytest.mark.heavy),
         (LOW_PADDED, SIDES_ALONG_K, "a 64x64, b 112x64, b 128x64, c 64x16, c 64x64", 16 * 7),
         pytest.param(*SWAPPED_TILE, marks=pytest.mark.heavy),
-        (WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x8, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
+        pytest.param(
+            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x8, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
+            marks=pytest.mark.heavy,
+        ),
     ],
 )
 def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_that_are(

@@ -75,7 +75,9 @@ def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
     monkeypatch.setattr(SearchProcess, "ROLE", f"{worker.__module__}:{worker.__name__}")
 
 
-@pytest.mark.parametrize(("worker", "processes"), [(WorkerKilledOnce, 2), (WorkerKilledAlways, 1)])
+@pytest.mark.parametrize(
+    ("worker", "processes"), [(WorkerKilledOnce, 2), pytest.param(WorkerKilledAlways, 1, marks=pytest.mark.heavy)]
+)
 def test_a_process_that_is_killed_costs_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, processes: int
 ) -> None:
@@ -87,7 +89,7 @@ def test_a_process_that_is_killed_costs_no_problem(
     assert signed == [[p.key] for p in PROBLEMS] if worker is WorkerKilledOnce else all(one.kept for one in found)
 
 
-QUICK = [("guided", WorkerKilledLater, True), ("genetic", SearchWorker, False)]
+QUICK = [("guided", WorkerKilledLater, True)]
 ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledLater], [False, True])
 
 

@@ -53,7 +53,7 @@ fused_moe of fp8: sort_rows, gather_rows, first, activate_rows, second, combine_
 """
 
 
-@pytest.mark.parametrize("lacking", ["", "combine_rows", "quantize_rows"])
+@pytest.mark.parametrize("lacking", ["", pytest.param("combine_rows", marks=pytest.mark.heavy), "quantize_rows"])
 def test_every_call_is_served_where_nothing_can_be_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:

@@ -157,7 +157,7 @@ def best_kernel(record: Record, trials: Sequence[Trial], target: Target, options
         return None
     best = min(searched_trials, key=lambda t: t.seconds)
     mine = replace(record, config=best.config, seconds=best.seconds)
-    return WinnerModule(best.config.backend, mine, target, options.folder)
+    return WinnerModule(best.config.backend, mine, target, options.folder.absolute())
 
 
 def _why_none_passed(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> str:

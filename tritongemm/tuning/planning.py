@@ -58,7 +58,7 @@ def search_job(
     return SearchJob(
         problem,
         target,
-        options.folder,
+        options.folder.absolute(),
         backend,
         options.limits,
         options.strategy,

@@ -47,7 +47,8 @@ class SearchJob:
     """A problem to plan and to search.
 
     Attributes:
-        problem, target, folder, backend, limits: the arguments of `plan_search`.
+        problem, target, folder, backend, limits: the arguments of `plan_search`; the folder absolute, as the process
+            that plans may have started in another.
         strategy: plug-in of strategies/.
         budget, population, problems_per_core, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to
             the limits', which come first.

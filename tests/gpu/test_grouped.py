@@ -62,7 +62,7 @@ def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0
             sum(COUNTS),
             n,
             k,
-            *matrices(dtype, c=dtype_c),
+            *matrices(dtype, c=dtype_c, layout="TN"),
             groups=Groups(len(COUNTS), room=room, spread="captured", counts=COUNTS),
         ),
         scales,

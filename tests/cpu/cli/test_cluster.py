@@ -102,7 +102,7 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
     other = tmp_path / "other.yaml"
     warps = {"1": "2", "2": "4", "4": "8", "8": "4"}
     found = (folder / "merged.yaml").read_text()
-    other.write_text(re.sub(r"(?<='num_warps': )\d", lambda count: warps[count[0]], found))
+    other.write_text(re.sub(r'(?<="num_warps": )\d', lambda count: warps[count[0]], found))
     assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == shell.DONE
     assert "raced again" in capsys.readouterr().err
 

@@ -128,11 +128,7 @@ _trace_scaled = define(SCALED, _run_scaled)
 
 
 def multiply_quantized(given: ScaledOperands) -> Tensor:
-    """Compute `scaled_mm` for activations that this package quantised, whose factors the caller did not pass.
-
-    NaN and infinity in the activations propagate into the result, as in PyTorch's layers: on a GPU values are not
-    checked.
-    """
+    """Compute `scaled_mm` of activations quantised here: NaN and infinity in them propagate, as in PyTorch's layers."""
     return scaled_mm(*given[:6]) if given.a.is_cuda else SCALED.fallback(SCALED.check(given))
 
 

@@ -1,7 +1,5 @@
 """What the CPU tests share."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

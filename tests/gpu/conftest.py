@@ -1,7 +1,5 @@
 """What the GPU tests share: this machine's GPU, a cache of their own, and the folder is skipped where there is none."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Family a8w8 on a real GPU: Triton's kernels against float64, and the libraries that scale rows and columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The assembly backend on a real GPU: kernels of ours exported as cubins and PTX, verified, raced, tuned and served."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`tritongemm.autotune` on a GPU: results are measured, and serve calls of the process that tuned them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches on a real GPU: kernels against float64 at odd sizes, libraries, tuning, and calls of `tritongemm.bmm`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A campaign on this machine's GPUs: weights are measured, all devices tune, and the results are measured ones."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A capture on a real GPU: how rows are spread over groups is reported without waiting, by calls and by graphs."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Results that moved race again on all of this machine's GPUs, and hold from then on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

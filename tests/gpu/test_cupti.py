@@ -1,7 +1,5 @@
 """CUPTI's kernel times on a real GPU, against graphs timed with events."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 

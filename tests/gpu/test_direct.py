@@ -1,7 +1,5 @@
 """PyTorch's own kernel called directly: the same launch as PyTorch's, the same bits, on any stream and in any graph."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable

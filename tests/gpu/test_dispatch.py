@@ -1,7 +1,5 @@
 """`tritongemm.mm` on a real GPU: every template against float64, streams, threads, graphs and torch.compile."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

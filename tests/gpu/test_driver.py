@@ -1,7 +1,5 @@
 """The driver binding on a real GPU: Triton's code objects launched without Triton, compared with PyTorch."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

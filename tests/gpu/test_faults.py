@@ -1,7 +1,5 @@
 """Kernels that fault, hang, ask for too much or are wrong cost themselves alone, and none of them wins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Grouped products and mixtures of experts on a real GPU: uneven and empty groups, odd sizes, graphs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """DeepGEMM's products of groups on a real GPU, against float64: uneven groups, empty ones, and groups of equal room."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Products of integers on a GPU: sums in int32 that float32 could not hold, of each template that reads them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Libraries on a real GPU: right at every M without a compiler, in graphs too, and quick to load."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 They are run as programs and imported; results are compared with float64.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

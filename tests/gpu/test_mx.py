@@ -1,7 +1,5 @@
 """Powers of two along K (OCP MX) on a real GPU: kernels against float64, `quantize`, `scaled_mm` of what it makes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

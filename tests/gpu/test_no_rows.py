@@ -1,7 +1,5 @@
 """Products of no rows on a real GPU: an empty result, for which nothing is launched."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Every template on a real GPU against float64: dtypes, layouts, biases and sizes that divide by nothing."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Online tuning on a real GPU: what it chooses computes what PyTorch does, and a second process tries nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

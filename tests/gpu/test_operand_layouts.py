@@ -1,7 +1,5 @@
 """Rows whose A or B are stored otherwise than a linear layer's, served on a real GPU and compared with float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A backend of one's own on a real GPU: raced, served by `mm` and launch-planned, without an edit anywhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The time of quantising A, experts and fp8 layers of transformers, on a real GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

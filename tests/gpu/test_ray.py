@@ -1,7 +1,5 @@
 """A campaign on this machine's GPUs as those of a Ray cluster's host, each behind an actor that is pinned to it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Libraries' products with scales on a real GPU: all against float64, at odd sizes, with outliers along K."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

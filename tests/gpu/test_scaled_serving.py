@@ -1,7 +1,5 @@
 """`scaled_mm`, `quantize`, `linear_fp8` on a real GPU: granularities, ranges of M, graphs, threads, torch.compile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Scales in every place and granularity on a real GPU: every template that there is against float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A model served on a real GPU: patched, in a region, compiled, in graphs, and through the servers' plug-ins."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers' own Triton kernels on a real GPU, where a server is installed, and the tables of the fastest of them."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

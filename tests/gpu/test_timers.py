@@ -1,7 +1,5 @@
 """The profiler's clock against events, both under the tuner's own protocol: graphs of launches on rotated operands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What may befall a GPU while it is measured on: its process is killed, its memory is taken, another process faults."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

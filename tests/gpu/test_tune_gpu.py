@@ -1,7 +1,5 @@
 """The command from end to end on a real GPU: measured beside the library, resumed, checked and timed again."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Kernels whose assembly can't be edited, as where a version of Triton writes it otherwise, are slower but right."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AITER's own assembly kernels, where the amd-aiter wheel is installed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

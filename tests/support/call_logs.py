@@ -1,7 +1,5 @@
 """Lines as libraries log them, in the text of their own versions, with what a test wants changed."""
 
-from __future__ import annotations
-
 # The guide's first row, as hipBLASLt of 2025 prints it, with the keys that a defect of its left empty.
 _PROFILE = (
     "- {{function: matmul, M: {m}, N: {n}, K: {k}, lda: {lda}, ldb: {ldb}, ldc: {m}, ldd: {m}, stride_a: {stride_a}, "

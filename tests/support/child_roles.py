@@ -1,7 +1,5 @@
 """What child processes of tests do; nothing that takes time to import is here, since each of many children does."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

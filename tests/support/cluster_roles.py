@@ -1,7 +1,5 @@
 """What works on the hosts of a test's cluster: stand-ins for a GPU's process and for a host's report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Counts function calls, a measure of work that no other process on the machine can change."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

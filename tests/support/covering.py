@@ -1,7 +1,5 @@
 """Choices of parameters in which every two values meet: far fewer than all, where a fault needs no three of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any

@@ -4,8 +4,6 @@ TRITONGEMM_EMULATOR names the folder of its program, run_plan.py; TRITONGEMM_EMU
 that it is built from.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One stand-in for a GPU that tests give to whatever needs an evaluator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from tritongemm.core.artifact import Artifact

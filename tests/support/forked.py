@@ -1,7 +1,5 @@
 """Python programs in processes forked from one that has imported PyTorch: the import takes longer than most of them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Texts of any format, read as files are, and our results file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tritongemm import formats

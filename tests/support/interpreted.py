@@ -1,7 +1,5 @@
 """Running kernels in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

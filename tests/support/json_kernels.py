@@ -4,8 +4,6 @@ A product's code has its ``name`` and its ``problem``; a kernel beside the produ
 ``signature`` and its ``constants``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import struct
@@ -34,7 +32,7 @@ class Interpreted:
         self._code, self._launched = json.loads(code), launched
         self.params = bytearray()
 
-    def prepare(self, *arguments: Any) -> Interpreted:
+    def prepare(self, *arguments: Any) -> "Interpreted":
         """A launch of its own, as a function may have several."""
         prepared = Interpreted(json.dumps(self._code).encode(), self._launched)
         prepared.params = bytearray(arguments[3])

@@ -1,7 +1,5 @@
 """Targets, and a config of each kernel template, small enough for the interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tritongemm.core.config import Config

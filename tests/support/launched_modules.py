@@ -4,8 +4,6 @@ Triton's launcher makes a constant of an argument that is 1 and notes which are 
 package leaves out of its own compiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compilers, planners and interpreters that outlive who asked for them: to start takes them longer than most uses."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -23,7 +21,7 @@ _SOONER = {"tritongemm.measure.interpreting:Interpreter": quick_interpreter.ROLE
 class LentProcess(WorkerProcess):
     """A process that is kept when it would be killed in good health, and lent to the next with the same environment."""
 
-    idle: ClassVar[list[LentProcess]] = []
+    idle: ClassVar[list["LentProcess"]] = []
     kind: tuple[Any, ...] = ()
     _lending: ClassVar[threading.Lock] = threading.Lock()  # a compiler's threads start their children at the same time
 

@@ -1,7 +1,5 @@
 """Shared by tests: libraries of kernels that a stand-in of a driver computes on the CPU."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shared by tests: problems and records of linear layers, and what a GPU that is not there can launch for them."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace

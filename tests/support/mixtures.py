@@ -1,7 +1,5 @@
 """A mixture of experts of OCP MX, and the same in float64 of its dequantised operands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +41,7 @@ class Mixture:
     layout: str
 
     @classmethod
-    def make(cls, dtype: torch.dtype, layout: str, seed: int = 0) -> Mixture:
+    def make(cls, dtype: torch.dtype, layout: str, seed: int = 0) -> "Mixture":
         """A random one; one token has an id of 64 bits that is no expert, whatever its lower half says."""
         torch.manual_seed(seed)
         ids = torch.randint(-1, EXPERTS + 1, (TOKENS, TOPK))

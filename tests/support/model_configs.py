@@ -1,7 +1,5 @@
 """Values of config.json of models, and reading their sizes with or without the package transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

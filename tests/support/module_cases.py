@@ -1,7 +1,5 @@
 """Problems of every family with configs of the templates that compute them, whose modules are written and launched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

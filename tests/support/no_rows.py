@@ -1,7 +1,5 @@
 """A call of every public product, of AITER's names and of `quantize` with any number of rows of A, 0 included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

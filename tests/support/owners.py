@@ -1,7 +1,5 @@
 """Pretended owners and modes of files, so that one user's tests meet those of several users."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Mapping

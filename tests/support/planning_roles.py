@@ -1,7 +1,5 @@
 """What planning processes of a test do: they are killed. They import no tests, which takes longer."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

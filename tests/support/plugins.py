@@ -1,7 +1,5 @@
 """Plug-ins of the tests: the documented toys, dropped beside the plug-ins of their kind."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

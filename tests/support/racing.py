@@ -1,7 +1,5 @@
 """A race without a GPU: backends made of text, and a run with them and the stand-in for an evaluator."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout

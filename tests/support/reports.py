@@ -1,7 +1,5 @@
 """Results, journals and workloads that a report shows, with text that means something to a browser."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

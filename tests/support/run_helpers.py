@@ -3,8 +3,6 @@
 usage: run_helpers.py EMULATOR CHECKOUT ARCHITECTURE CACHE
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

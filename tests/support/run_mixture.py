@@ -3,8 +3,6 @@
 usage: TRITON_INTERPRET=1 run_mixture.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 usage: run_scaled_plan.py EMULATOR CHECKOUT PLAN.json ...
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

@@ -3,8 +3,6 @@
 usage: TRITON_INTERPRET=1 run_server_kernels.py BACKEND
 """
 
-from __future__ import annotations
-
 import sys
 
 import triton.backends

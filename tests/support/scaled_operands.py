@@ -1,7 +1,5 @@
 """Problems with scale factors of every granularity, operands with outliers, and what they multiply to in float64."""
 
-from __future__ import annotations
-
 import torch
 
 from tritongemm.core.dtypes import DTYPES

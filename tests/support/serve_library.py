@@ -3,8 +3,6 @@
 Prints what was served. Called with the library's path.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import struct
@@ -43,7 +41,7 @@ class HostFunction:
     attributes: dict[str, int] = {}  # noqa: RUF012
     params: bytearray
 
-    def prepare(self, *arguments: Any) -> HostFunction:
+    def prepare(self, *arguments: Any) -> "HostFunction":
         """A launch of its own, as a function may have several."""
         prepared = HostFunction()
         prepared.params = bytearray(arguments[3])

@@ -1,7 +1,5 @@
 """Shared by tests of what serves a model: a dispatcher that believes in a GPU, and tensors that pretend to be there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A campaign whose tuning is a stand-in: every problem takes a microsecond."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +22,7 @@ TARGET = target_files.load_target("gfx942")
 class Run:
     """Stands in for a tuning run: every problem takes a microsecond."""
 
-    def __init__(self, store: Store, rig: Rig) -> None:
+    def __init__(self, store: Store, rig: "Rig") -> None:
         self.store, self.rig = store, rig
         self.evaluators = [CountedEvaluator(FakeEvaluator()), CountedEvaluator(FakeEvaluator())]
 

@@ -5,8 +5,6 @@ Run with a library's path it serves each public call where nothing that compiles
 which reads the parameters of each launch as the kernel would, and computes on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator

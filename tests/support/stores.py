@@ -1,7 +1,5 @@
 """A store of three problems, and what the tests of it write and read back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on a terminal, and what a person finds on its screen and above it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Profilers' libraries that stand in for a vendor's, and their timers' clocks on them."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import shutil

@@ -5,8 +5,6 @@ The exit status is 1 if a try failed. A failure is printed with the campaign's n
 the same order: `--seed FIRST:ROUNDS:STARTS`, with the same `--campaign`.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """Campaigns without a process: a file is damaged, or holds hostile values, and is read as the commands read it."""
 
-from __future__ import annotations
-
 import json
 import random
 import warnings

@@ -1,7 +1,5 @@
 """Commands as processes of their own: run to the end, killed at a moment, or held to a small disk."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -27,7 +25,7 @@ class Ended:
     out: str
     err: str
 
-    def checked(self) -> Ended:
+    def checked(self) -> "Ended":
         """Itself.
 
         Raises:

@@ -1,7 +1,5 @@
 """Campaigns that run commands as processes: bad command lines, hostile results, kills, and disks that fill."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

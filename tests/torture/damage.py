@@ -1,7 +1,5 @@
 """Damage to the bytes of a file, drawn at random."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

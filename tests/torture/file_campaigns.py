@@ -1,7 +1,5 @@
 """Campaigns without a process on files that travel: libraries, captured sizes, logs, other tools' formats, reports."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Values that files and command lines should not hold, drawn at random."""
 
-from __future__ import annotations
-
 import random
 
 _TEXTS = (

@@ -1,7 +1,5 @@
 """What a try can come to, and how tries are counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum

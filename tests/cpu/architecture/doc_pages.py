@@ -1,7 +1,5 @@
 """The documentation as text: its pages, their links and anchors, and the names of the project that they mention."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

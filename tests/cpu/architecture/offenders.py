@@ -1,7 +1,5 @@
 """How the tests of the structure report what breaks a rule."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 

@@ -1,7 +1,5 @@
 """The package as source text: its modules, what each imports, its classes and its plug-ins' names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The documentation names nothing that is not there: links, paths, modules, options, variables, keys and tables."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

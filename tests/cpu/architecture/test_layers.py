@@ -1,7 +1,5 @@
 """Imports go down the table of docs/explanation/architecture.md: deferred ones, types and roles of children too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages that are made from the program are as it would make them now."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

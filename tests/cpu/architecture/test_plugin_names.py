@@ -1,7 +1,5 @@
 """No code names a plug-in or a template outside its own folder: facts and contracts are asked instead."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What holds for every source file: short, names that mean one thing, the environment read in one place."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib

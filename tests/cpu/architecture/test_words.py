@@ -1,7 +1,5 @@
 """Code, templates, tests and pages are in the field's words: a word of one author has a plain one in its place."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

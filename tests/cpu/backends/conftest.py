@@ -1,7 +1,5 @@
 """What tests of backends share: the stand-in of the vendor's library."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Assembly kernels: parameter blocks byte by byte, the sizes they fit, and what is reported of a wrong object."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

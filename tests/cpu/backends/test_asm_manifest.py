@@ -1,7 +1,5 @@
 """Manifests of assembly kernels: every spelling of the columns, and what is reported of a bad one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Marks in the assembly of kernels whose warps have roles, and what stands there after the edits."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

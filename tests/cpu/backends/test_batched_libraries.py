@@ -1,7 +1,5 @@
 """PyTorch's batched products against float64, and which of them there are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The BLASLt binding and backend, against a stand-in that computes on the host, as cuBLASLt and as hipBLASLt."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import logging

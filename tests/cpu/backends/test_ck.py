@@ -1,7 +1,5 @@
 """CK instances: their space, their text, and where CK and a compiler are at hand, their kernels on an emulated GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

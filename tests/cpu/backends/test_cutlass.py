@@ -1,7 +1,5 @@
 """CUTLASS instances: their space, their text and their calls; and host calls of a small library."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import shutil

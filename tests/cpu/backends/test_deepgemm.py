@@ -1,7 +1,5 @@
 """The DeepGEMM backend, against a stand-in of the package that checks what the real one checks, and computes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The vendor's library with scale factors of every granularity, against a stand-in that computes on the host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

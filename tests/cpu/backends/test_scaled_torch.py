@@ -1,7 +1,5 @@
 """PyTorch's scaled products: which function a problem has, and its factors in the order in which PyTorch reads them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

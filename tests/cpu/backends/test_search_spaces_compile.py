@@ -3,8 +3,6 @@
 The steps behind the front end take a hundred times longer, and find other faults: they are left out.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from functools import cache

@@ -1,8 +1,6 @@
 """The backends of servers' own kernels, against stand-ins of the servers' modules; and against the real modules in
 Triton's interpreter, where those are installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Triton's binaries: what they depend on, and what a compiler assumes of the operands."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

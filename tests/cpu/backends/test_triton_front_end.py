@@ -1,7 +1,5 @@
 """Triton's front end without repeated work: what is remembered, and that other versions are left as they are."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from functools import lru_cache

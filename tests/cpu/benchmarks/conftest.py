@@ -1,7 +1,5 @@
 """Scripts of benchmarks/ are imported by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

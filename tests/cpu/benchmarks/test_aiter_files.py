@@ -1,7 +1,5 @@
 """The files of sizes that the benchmark of AITER's families writes."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """benchmarks/floors.py without a GPU: what the best tiles take at given rates."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

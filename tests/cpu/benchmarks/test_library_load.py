@@ -1,7 +1,5 @@
 """benchmarks/library_load.py: its library has as many kernels as are asked for, no two of one binary."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

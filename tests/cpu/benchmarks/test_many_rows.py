@@ -1,7 +1,5 @@
 """benchmarks/many_rows.py writes the files of a run that finished."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """benchmarks/_mixtures.py: a layer of experts in two calls of a product is the layer of experts."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from types import ModuleType

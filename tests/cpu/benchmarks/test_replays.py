@@ -1,7 +1,5 @@
 """Recorded tables of timings, and benchmarks/compare_strategies.py, which replays them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from itertools import combinations

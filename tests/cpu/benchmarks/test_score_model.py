@@ -1,7 +1,5 @@
 """benchmarks/score_model.py on a fixture of our own, and on AMD's tuned file."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

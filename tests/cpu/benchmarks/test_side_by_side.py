@@ -1,7 +1,5 @@
 """benchmarks/side_by_side.py where no GPU is needed: figures from rows, tables, resuming, refusals."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

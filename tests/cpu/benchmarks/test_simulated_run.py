@@ -1,7 +1,5 @@
 """benchmarks/simulated_run.py: a real run with waits for compilers and devices comes to its end, and is reported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compilers on other hosts: kernels come into the cache of this host, and what is lost there is compiled here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs that are built while others are still being made."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ def job(number: int) -> CompileJob:
     return CompileJob(config, {"toy": config.name}, {})
 
 
-def stream(folder: Path, build: Builder, until: float = float("inf"), first: tuple[str, ...] = ()) -> JobStream:
+def stream(folder: Path, build: "Builder", until: float = float("inf"), first: tuple[str, ...] = ()) -> JobStream:
     return JobStream(ArtifactCache(folder), build, 1, until, lambda digest: digest not in first)
 
 

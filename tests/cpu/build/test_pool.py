@@ -1,7 +1,5 @@
 """Compiling: a config that crashes or hangs the compiler costs itself; nothing is compiled twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

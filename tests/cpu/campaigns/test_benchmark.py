@@ -1,7 +1,5 @@
 """A campaign's benchmark in new processes, and the filter of what it measured."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Calls of libraries as problems: axes, layouts, and what no problem of ours is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The stage of configs: weights, the threshold, tables, a config a GEMM and its script."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The stages of a campaign in their order: done once, resumed, refused where they do not belong together."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

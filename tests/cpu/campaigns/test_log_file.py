@@ -1,7 +1,5 @@
 """Logs of any size and encoding are read in pieces, whose calls add up."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What a campaign gained: the arithmetic and the files."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two campaigns' results as one file: who disagrees races again, else the recorded times decide."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence

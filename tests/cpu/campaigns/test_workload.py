@@ -1,7 +1,5 @@
 """What a log says a job called: counts, kinds of lines, faults, other architectures, and captured workloads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hypothesis

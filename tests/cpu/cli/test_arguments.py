@@ -1,7 +1,5 @@
 """What options may say, in every command that has them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tritongemm.autotune` on a machine without a GPU and on a stand-in for one, and the results that it returns."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

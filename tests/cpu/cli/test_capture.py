@@ -1,7 +1,5 @@
 """The arguments of `tritongemm capture`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`tritongemm check`: what holds, and repairs that leave the rest as it is."""
 
-from __future__ import annotations
-
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence

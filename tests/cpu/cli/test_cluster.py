@@ -1,7 +1,5 @@
 """`--ray`: a run from end to end on a stand-in for a cluster, and what of it is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

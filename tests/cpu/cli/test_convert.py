@@ -1,7 +1,5 @@
 """Results written in another tool's format, and files merged, from the command line."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples in the docstrings of the public functions do what they say, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The flags of gradlib's and AITER's tuners, as requests, and a run with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

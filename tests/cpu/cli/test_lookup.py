@@ -1,7 +1,5 @@
 """`tritongemm lookup`: which row serves a call, without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

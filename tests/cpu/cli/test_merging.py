@@ -1,7 +1,5 @@
 """Results are merged whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A model on the command line: its sizes printed, and what excludes each other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

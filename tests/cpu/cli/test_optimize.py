@@ -1,7 +1,5 @@
 """`tritongemm optimize` from end to end on a machine without a GPU, and what it survives."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`--print_sizes`: the sizes that a run would tune, and each row that it would not, with the reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A report from the command line: what is read, what is refused, and what is reported."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

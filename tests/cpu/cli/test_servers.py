@@ -1,7 +1,5 @@
 """``--for``: whose kernels race for a server's tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

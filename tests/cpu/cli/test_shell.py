@@ -1,7 +1,5 @@
 """The way into every command and out: exit statuses, signals, and streams that take no text or no more of it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command `tritongemm`: its version, what mistyped words may mean, and the scripts of shells."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which tables over M a workload asks for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

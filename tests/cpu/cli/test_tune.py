@@ -1,7 +1,5 @@
 """The command from end to end on a machine without a GPU, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """AITER's --run_config and --compare: rows timed again, and new rows that are taken over where they are better."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

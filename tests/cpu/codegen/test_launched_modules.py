@@ -1,7 +1,5 @@
 """Generated modules as Triton's own launcher compiles them, which makes constants of arguments that are 1."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Generated modules: light to import, right in every template, layout and dtype, and honest when run by themselves."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The short name by which tables call a config, and its complete name, which is read back."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.core.config import Config

@@ -1,7 +1,5 @@
 """How rows are spread over groups, and the problems that have groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

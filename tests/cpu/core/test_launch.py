@@ -1,7 +1,5 @@
 """Numbers that no launch can have are refused where a launch is made, not where it is packed or started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The nouns: what they refuse, and that they come back from JSON and from their names as they were."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

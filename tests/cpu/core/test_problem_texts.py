@@ -1,7 +1,5 @@
 """What files say of problems of every kind: keys, lines of journals and rows must not change, for files have them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What of a search space may be tried."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import SearchLimits

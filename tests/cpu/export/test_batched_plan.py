@@ -1,7 +1,5 @@
 """Plans of batched launches: what each operand is, and, on an emulated GPU, the result at odd sizes."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

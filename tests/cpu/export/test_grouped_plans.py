@@ -1,7 +1,5 @@
 """Launch plans of grouped products, and where an emulator is at hand, what their kernels compute."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tuned kernels as a manifest of assembly kernels: launched as the backend that made them, for the sizes they fit."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans of launches: every field against the code object and the problem, and on an emulator the result."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

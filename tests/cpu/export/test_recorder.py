@@ -1,7 +1,5 @@
 """The listening runtime that records launches: compiled once, and loaded only as it was compiled."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """AITER's CSVs: rows of every family and generation, as it ships them, read, written and merged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """AITER's untuned sizes of every family → rows of results in that family's header, and back."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AITER's rows of layers with experts: two products each, and results of both in one row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables of experts of vLLM and SGLang: sizes of a run, the config of a row, what their loaders read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

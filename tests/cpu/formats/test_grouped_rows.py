@@ -1,7 +1,5 @@
 """Rows of grouped products in our YAML: written, read back, and refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """hipBLASLt's override file: column-major rows, what a result writes there, and what stays byte for byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inductor's lookup table: keys as torch makes them, rows, damage, and what is written beside what is there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Our results file: nothing is lost on the way, from any version to any other."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

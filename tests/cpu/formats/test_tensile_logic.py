@@ -1,7 +1,5 @@
 """Tensile's library logic: sizes read, results written, files merged; all that is not changed stays byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

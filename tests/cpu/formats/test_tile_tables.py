@@ -1,7 +1,5 @@
 """vLLM's and SGLang's tables of tiles: names, rows, damage, and what is written beside what is there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TunableOp's files: column-major sizes, every operation, damage, and what is written back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """tune_gemm's YAML and lists of sizes: what their keys mean, and what is reported of a wrong row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

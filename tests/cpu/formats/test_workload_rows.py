@@ -1,7 +1,5 @@
 """Rows of sizes that say how often, by which operation and by whom they were called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

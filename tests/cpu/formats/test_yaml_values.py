@@ -1,7 +1,5 @@
 """Rows of YAML: read by JSON they are what YAML says, whatever is in them; no file takes the stack or the memory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the libraries' headers say, written down here once more, and the algorithms made with it; no library runs."""
 
-from __future__ import annotations
-
 import hashlib
 from types import SimpleNamespace
 from typing import Any

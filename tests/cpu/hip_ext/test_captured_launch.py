@@ -1,7 +1,5 @@
 """A call's kernels from captures of it, on the stand-in driver: what can be captured, and what is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import struct

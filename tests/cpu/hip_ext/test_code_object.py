@@ -1,7 +1,5 @@
 """Resources read from real binaries, against what the vendors' own tools and texts say of them."""
 
-from __future__ import annotations
-
 import random
 import re
 import struct

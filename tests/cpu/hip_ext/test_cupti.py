@@ -1,7 +1,5 @@
 """The CUPTI binding and the checks every trace goes through, against a stand-in built from the real header."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The driver binding, run against a stand-in that is compiled from both vendors' real headers."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import gc

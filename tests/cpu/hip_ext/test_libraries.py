@@ -1,7 +1,5 @@
 """The search for vendors' libraries."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Where a served kernel's parameters hold the addresses that it is given."""
 
-from __future__ import annotations
-
 from tests.cpu.hip_ext.test_zeroed_launch import FunctionStub, Recorder
 from tritongemm.core.launch import Launch, Param
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel

@@ -1,7 +1,5 @@
 """Waits that a compiler lost: what is followed along the paths of an assembly text."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.hip_ext.binaries.lost_waits import loses_a_wait

@@ -1,7 +1,5 @@
 """Which devices a run uses, what they correct in the target's facts, and what it tries on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

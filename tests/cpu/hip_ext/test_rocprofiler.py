@@ -1,7 +1,5 @@
 """The rocprofiler-sdk binding: layouts against the SDK's header, the life cycle against a stand-in of both versions."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import shutil

@@ -1,7 +1,5 @@
 """Compilers that are run: what they refuse, and what is not their fault."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Workspaces and counters: no one shares them, and counters start as zeros."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

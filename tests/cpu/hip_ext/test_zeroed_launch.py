@@ -1,7 +1,5 @@
 """Launches that add into memory: it is set to zero before, on the same stream, wherever it is stored."""
 
-from __future__ import annotations
-
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch

@@ -1,7 +1,5 @@
 """Who wins a race: clear wins, ties, noise and drift, on seeded samples whose truth is known."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import numpy as np

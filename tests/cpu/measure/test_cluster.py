@@ -1,7 +1,5 @@
 """GPUs of a cluster: which are used, what is sent to them, and what happens to the work of one that is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

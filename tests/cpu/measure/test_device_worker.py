@@ -1,7 +1,5 @@
 """The GPU's process on the host: its answers to right, slow, wrong, refused and faulting kernels, and what it frees."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """What the parent makes of the answers of the GPU's process, and of its end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Copies of tensors in memory that ends where nothing can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The outcome of a candidate whose interpreter ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

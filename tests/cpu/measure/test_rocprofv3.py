@@ -1,7 +1,5 @@
 """The clock rocprofv3: its reader on traces as the tool writes them, its life cycle with a tool of the same name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The profilers' clocks against the stand-ins of their libraries, and how a run comes to its clock."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 from collections.abc import Iterator

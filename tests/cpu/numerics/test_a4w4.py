@@ -1,7 +1,5 @@
 """Family a4w4_blockscale: packed fp4, the order of its scales, and CK's instances for it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Family a8w8: its operands everywhere they go, and where an emulator is at hand, its kernels' results."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Family a8w8_blockscale: every template multiplies the sums of 128 elements along K by the scales that are theirs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

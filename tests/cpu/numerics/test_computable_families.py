@@ -1,7 +1,5 @@
 """The families that messages offer in place of one that a target can't compute."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.core.problem import Problem, matrices

@@ -1,8 +1,6 @@
 """Products with a power of two for each 32 numbers along K (OCP MX): fp4 and fp8, their scales in rows or shuffled, one
 at a time, in batches and in groups."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

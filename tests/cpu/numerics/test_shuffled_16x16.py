@@ -1,7 +1,5 @@
 """Families whose B is shuffled beforehand: its order, who reads it, and AITER's kernels where they are at hand."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verification: what a wrong, unwritten, stale or flickering result looks like, and that rounding is none of them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

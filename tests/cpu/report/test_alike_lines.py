@@ -1,7 +1,5 @@
 """Messages about many rows, of which one stands for all that are alike."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.report.alike_lines import MOST_LISTED, summarise

@@ -1,7 +1,5 @@
 """Tables as people read them."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

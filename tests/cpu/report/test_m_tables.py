@@ -1,7 +1,5 @@
 """What is printed of tables over M."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

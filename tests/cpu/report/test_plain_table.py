@@ -1,7 +1,5 @@
 """Tables whose rows fit into a line look as rich lays them out."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """What the line of progress says, and when."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.core.config import Config

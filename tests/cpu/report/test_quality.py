@@ -1,7 +1,5 @@
 """Time to quality, from what a journal states."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

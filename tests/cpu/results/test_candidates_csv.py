@@ -1,7 +1,5 @@
 """The CSV of all candidates: what its rows say, that it is complete or old, and that a resumed run's is the same."""
 
-from __future__ import annotations
-
 import csv
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What another program does to the files of a run: edits of the results are kept, damage does not spread into them."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

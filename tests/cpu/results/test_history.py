@@ -1,7 +1,5 @@
 """How a journal's runs went."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

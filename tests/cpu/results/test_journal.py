@@ -1,7 +1,5 @@
 """The journal: complete lines, on disk when a call returns, whatever happens to the process or the disk."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

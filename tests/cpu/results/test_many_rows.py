@@ -1,7 +1,5 @@
 """Files of thousands of results: what is done once for each row, and not once for each pair of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

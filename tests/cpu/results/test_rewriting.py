@@ -1,7 +1,5 @@
 """Rows of a results file are replaced one by one, and the others stay where they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

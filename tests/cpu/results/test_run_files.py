@@ -1,7 +1,5 @@
 """What a run keeps beside its results: files of other programs are not touched, and never waited for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

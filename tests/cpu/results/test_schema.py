@@ -1,7 +1,5 @@
 """Journals and results files of schema 2 come back as they were written; those of newer schemas are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The results file: nothing lost, nothing mixed up, and who may go on from it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Results of a run written to another tool's file, beside what that tool has written there."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

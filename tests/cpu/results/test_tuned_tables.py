@@ -1,7 +1,5 @@
 """Results of a run written to the tables of a server, which keeps a folder of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the command refuses, and with which words: files, options, folders. And what it accepts in which spelling."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of results that can't be run here: each costs itself alone, says where it stands and why, and stops no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

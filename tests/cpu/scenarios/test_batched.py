@@ -1,7 +1,5 @@
 """Batches of products: each template in Triton's interpreter with operands of their own for every product."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each goes through both commands that read such a file: `tune`, and `gradlib`, wh
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

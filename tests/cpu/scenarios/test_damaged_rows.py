@@ -1,7 +1,5 @@
 """A damaged row of a results file costs itself alone where results are served, checked, timed or exported."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs of examples/ run on a machine without a GPU, and so do the commands on their results."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Kernels of grouped products in Triton's interpreter: forms, scales, types, empty and uneven groups, odd sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of integers: their sums are int32 in every template, complete or cut along K."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

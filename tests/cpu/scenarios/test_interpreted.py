@@ -1,7 +1,5 @@
 """Generated kernels in Triton's interpreter: every template, layout and kind of dtype, at odd sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables over M from the command line, on a machine without a GPU: made, gone on with, refused in words."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

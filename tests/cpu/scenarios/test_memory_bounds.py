@@ -1,7 +1,5 @@
 """What kernels read and write is stored inside their operands, though splits of K or rows of tiles are left empty."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

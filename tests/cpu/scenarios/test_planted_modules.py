@@ -1,7 +1,5 @@
 """Generated modules are where others may write: people read them, and no process of ours runs them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A backend and a family of one's own go through all commands, without an edit anywhere else."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

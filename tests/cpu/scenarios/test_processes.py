@@ -1,7 +1,5 @@
 """Complete commands and their processes: what they import, how they are stopped, and what they leave behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

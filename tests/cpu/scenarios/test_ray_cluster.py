@@ -1,7 +1,5 @@
 """Runs and a campaign on a Ray cluster of two hosts with stand-ins for their GPUs, one of which is lost on the way."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a person finds on the screen of a terminal: every row of every table once, and no rest of a line of progress."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated kernels that read B in AITER's order: in Triton's interpreter, in an emulator, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

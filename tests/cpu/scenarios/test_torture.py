@@ -1,7 +1,5 @@
 """The short form of the fault campaign: the same tries each time. The long form is `scripts/torture`."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of other tools' files that no family here computes: the others are tuned, and the command says which are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

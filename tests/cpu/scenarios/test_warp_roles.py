@@ -1,7 +1,5 @@
 """The templates whose warps have roles: compiled for real, and left alone where there is no GPU to run it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterable

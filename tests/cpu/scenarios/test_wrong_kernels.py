@@ -3,8 +3,6 @@
 What no interpreter can notice is in docs/reference/support.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What the search makes of a batch: programs of all products fill the GPU, and each reads operands of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What recorded tables teach the cost model: what it is worth at sizes it has not seen, and where it keeps still."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The analytical model: shape of the answer, and the directions physics demands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

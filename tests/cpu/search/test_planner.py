@@ -1,7 +1,5 @@
 """The planning of a search: which templates it may try."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pruning: tune_gemm's counts, our rules' promises, and the guard that never leaves nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

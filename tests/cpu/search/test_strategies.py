@@ -1,7 +1,5 @@
 """Search strategies beyond their contract: what they find on made-up costs over a real space, and how they begin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -43,7 +41,7 @@ class Case:
     def order(self) -> tuple[Config, ...]:
         return self.expected.configs
 
-    def without_model(self) -> Case:
+    def without_model(self) -> "Case":
         """The same configs in an arbitrary order."""
         shuffled = np.random.default_rng(1).permutation(len(self.expected))
         return Case(self.space, self.expected.select(tuple(self.order[i] for i in shuffled)))

@@ -1,7 +1,5 @@
 """Files of search_spaces/ that are wrong: one line that names the file and the field, and status 2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Child processes: however one ends, the parent hears how and goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

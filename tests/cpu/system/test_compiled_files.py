@@ -1,7 +1,5 @@
 """The folder of compiled files: what others put there is not used, and users who share one do without each other."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Texts that are replaced at once, and what is reported where that is not possible."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

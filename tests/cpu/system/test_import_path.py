@@ -1,7 +1,5 @@
 """Modules come from folders that were named, never from the current folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Whose files are used, by owner, group and mode; nothing here depends on who runs the tests."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

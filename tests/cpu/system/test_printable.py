@@ -1,7 +1,5 @@
 """Text for people: no commands to the terminal in it, and no more of it than can be read."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Hosts of a Ray cluster: bad addresses are reported in seconds, and a request there ends as one of a process here."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Files of users are read to their end, which pipes and devices may not have."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

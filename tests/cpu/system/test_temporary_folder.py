@@ -1,7 +1,5 @@
 """Temporary folders go with their process; what a killed one left goes with the next."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files that are written: what is never replaced or waited for, and what a killed process leaves."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

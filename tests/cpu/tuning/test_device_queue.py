@@ -1,7 +1,5 @@
 """Work is drawn by whichever device is free, and stays with the device that drew a size first."""
 
-from __future__ import annotations
-
 import threading
 
 from tritongemm.tuning.device_queue import DeviceQueue

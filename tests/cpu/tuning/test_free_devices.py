@@ -1,7 +1,5 @@
 """Each device draws the next thing when it is free; one that fails costs itself."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Both products of a layer of experts: the same configs race at each, so that one can be written for the layer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

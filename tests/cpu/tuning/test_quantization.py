@@ -1,7 +1,5 @@
 """The time of quantising A beside a race: for which problems, what it says, and that it costs a race nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

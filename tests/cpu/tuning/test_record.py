@@ -1,7 +1,5 @@
 """What a race's result is recorded as."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

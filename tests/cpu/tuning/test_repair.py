@@ -1,7 +1,5 @@
 """Stale results race with what was measured to be fast near them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

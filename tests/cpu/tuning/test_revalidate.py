@@ -1,7 +1,5 @@
 """Results that are stored: checked, and timed again, without tuning."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

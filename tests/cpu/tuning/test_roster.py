@@ -1,7 +1,5 @@
 """Who races beside Triton's kernels: names on the command line, what backends bring, and what a bad one costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How the line runs: what waits for what, when it stops, and what a fault in it costs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Many problems are planned and searched by processes that may die, which costs nothing but time."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError

@@ -1,7 +1,5 @@
 """Tables over M of a library whose times are known: at every M the rows do nearly as well as tuning it would."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from pathlib import Path
 from statistics import fmean

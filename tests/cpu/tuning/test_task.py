@@ -1,7 +1,5 @@
 """A size's states: named, and changed only along the line."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.core.config import Config

@@ -1,7 +1,5 @@
 """Which M of a workload's products are searched, measured and left out."""
 
-from __future__ import annotations
-
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices

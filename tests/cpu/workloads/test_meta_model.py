@@ -1,7 +1,5 @@
 """Sizes of models that transformers builds, against the table of known architectures and the models themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

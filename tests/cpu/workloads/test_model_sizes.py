@@ -1,7 +1,5 @@
 """Sizes from a model's config.json: the values of real models, and what a file may do wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

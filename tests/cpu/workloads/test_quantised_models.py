@@ -1,7 +1,5 @@
 """Sizes of models whose weights are fp8 in blocks, and of mixtures of experts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of one input: which they are, the products that compute them together, and what that saves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

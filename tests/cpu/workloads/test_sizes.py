@@ -1,7 +1,5 @@
 """Sizes from options and from files of any format."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

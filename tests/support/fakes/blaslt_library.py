@@ -1,7 +1,5 @@
 """The stand-in of cuBLASLt and hipBLASLt: what tests with it need beside the fixture `library`."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Stand-ins of scaled products that only a GPU has: they check shapes, types and strides as the real ones do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

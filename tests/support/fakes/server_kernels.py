@@ -1,8 +1,6 @@
 """Stand-ins of the servers' modules with Triton kernels for fp8 in blocks: the names and parameters of vLLM 0.33 and
 SGLang 0.5.23. They read what they are given by its strides, as the kernels do, and compute in float64."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Stand-ins of the servers' modules that plug-ins change: the names and signatures of vLLM 0.33 and SGLang 0.5.23."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Tuned results become entries: real kernels, whose launches are the backend's own at every M."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A result holds while the toolchain makes the code object that was measured, or the library has the version."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

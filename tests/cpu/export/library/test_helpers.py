@@ -1,7 +1,5 @@
 """Helper kernels and facts of targets in a library: kept complete, merged, refused by name, and reported."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Launches at every M are tables of numbers, and equal those of the backend."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A library serves calls without a compiler; what is wrong with an entry costs its own size."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read from a library is what was written, or is refused by name; nothing is outside of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

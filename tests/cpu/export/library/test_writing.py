@@ -1,7 +1,5 @@
 """Libraries are merged by measured time, one process at a time, and nothing that is no library is touched."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A report in a real browser: it is drawn, sorted and turned dark, without an error and without the network."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

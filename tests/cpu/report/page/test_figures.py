@@ -1,7 +1,5 @@
 """The figures of a report: what they say, that plotly takes them, and that text from files stays text."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

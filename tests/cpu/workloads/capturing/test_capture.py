@@ -1,7 +1,5 @@
 """A capture in this process: what is seen, how it is counted, and that everything is put back."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace

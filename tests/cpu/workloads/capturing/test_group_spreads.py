@@ -1,7 +1,5 @@
 """How captured products of groups say how their rows are spread, and how that gets into what is tuned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

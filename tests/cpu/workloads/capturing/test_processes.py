@@ -1,7 +1,5 @@
 """Many processes, one file: forked and new ones, and one that is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Captured products with scale factors and of groups: what rows of a workload are of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Edits the text of expressions whose constants are known, and changes as few characters as it can."""
 
-from __future__ import annotations
-
 import ast
 import json
 import operator

@@ -1,7 +1,5 @@
 """The grid, workspace bytes and compile-time constants of one launch of a config."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

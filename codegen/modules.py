@@ -3,8 +3,6 @@
 They are for people. Kernels are compiled and interpreted from the text itself, not from these files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import linecache
 from collections.abc import Sequence

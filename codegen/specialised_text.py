@@ -3,8 +3,6 @@
 Branches that can't run are gone, with the functions, parameters and variables that only they use. Comments stay.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

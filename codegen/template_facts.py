@@ -4,8 +4,6 @@ The facts are expressions over M, N, K, the config's constants and COMPUTE_UNITS
 into generated modules, so a grid is written down once. A header may name, under ``names``, what they have in common.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Breaks long lines of generated Python inside their brackets."""
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

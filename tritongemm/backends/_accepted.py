@@ -1,7 +1,5 @@
 """A check whether a library accepts a call, made by calling it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

@@ -1,7 +1,5 @@
 """Shared code of backends that compile C++ instances: their space, its checks and ranking, the host call."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Caches compiled kernels on disk, by content hash."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path

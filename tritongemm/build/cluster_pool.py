@@ -4,8 +4,6 @@ What a search space has is compiled anywhere, as its job has all that a compiler
 headers, files and tools of this host, and are compiled on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue

@@ -4,8 +4,6 @@ Binaries depend on types, on K to a power of two and its divisors, and on how ma
 two; not on how many tokens or experts there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import TypeAlias

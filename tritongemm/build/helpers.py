@@ -1,7 +1,5 @@
 """Compiles kernels beside the products, e.g. those that quantise operands, where the cache lacks them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

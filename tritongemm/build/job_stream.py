@@ -1,7 +1,5 @@
 """Builds jobs while they are still being made, on threads side by side, and yields artifacts as they are built."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -6,8 +6,6 @@ content-addressed cache: what a binary depends on is hashed into its folder's na
 of another size or on a GPU node, compiles nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

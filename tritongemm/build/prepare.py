@@ -1,7 +1,5 @@
 """Makes compile jobs of configs, and launches of records, through the backends that they name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

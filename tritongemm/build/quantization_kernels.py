@@ -1,7 +1,5 @@
 """Chooses the kernels that quantise activations of one shape, with their grids and numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd
 

@@ -17,8 +17,6 @@ DamagedFileWarning         a file holds what can't be used any more
 RemarkWarning              a file says what does not count, or leaves out what is then taken to be usual
 """
 
-from __future__ import annotations
-
 
 class TritonGemmError(Exception):
     """Base of every error meant for the user."""

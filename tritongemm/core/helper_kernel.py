@@ -1,7 +1,5 @@
 """The class `HelperKernel`, which is the source text of a kernel that is no GEMM, e.g. one that quantises."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

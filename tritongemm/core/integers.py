@@ -1,7 +1,5 @@
 """Division of whole numbers that rounds up: the number of blocks that cover a size, and the size that they cover."""
 
-from __future__ import annotations
-
 
 def cdiv(size: int, block: int) -> int:
     """Return the number of blocks of `block` elements that cover `size` elements."""

@@ -3,8 +3,6 @@
 The driver, the launch plan and the dispatcher all start a kernel from the same numbers.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The classes `OperandSpec` and `Operands`: one operand of a GEMM with its memory layout, and all tensors of a GEMM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias

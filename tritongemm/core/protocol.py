@@ -1,7 +1,5 @@
 """The classes `MeasureProtocol` (how times are taken) and `RaceResult` (the result of a final race)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The classes of a call at run time: its signature, its resolution, a loaded kernel and a patched launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The classes `TemplateSpace` and `Space`, the configs of one problem on one target, and `SearchLimits` of them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

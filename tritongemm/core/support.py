@@ -1,7 +1,5 @@
 """The class `Support`, which is an answer that is true, or false with its reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

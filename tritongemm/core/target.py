@@ -1,7 +1,5 @@
 """The class `Target`, which has the facts of one GPU architecture from search_spaces/*.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

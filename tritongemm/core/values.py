@@ -1,7 +1,5 @@
 """Kinds of values that fields may hold, and the validation of values read from a file."""
 
-from __future__ import annotations
-
 import reprlib
 import sys
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ and temperature affects both. A generated kernel must beat the baseline, and the
 race, by a margin and beyond the noise; a tie goes to the library.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A candidate may kill it: an illegal access or a hang ends it, and the parent sta
 candidate.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A crash or a hang affects only the candidate that was running; the rest continue in a new process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

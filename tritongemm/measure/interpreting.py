@@ -1,7 +1,5 @@
 """The check of a kernel on a machine without a GPU: launches in Triton's interpreter, on a reduced problem."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

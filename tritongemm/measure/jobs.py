@@ -5,8 +5,6 @@ The first answer to a job is `OperandsReady`. Then come a `Trial` for each candi
 `RaceSamples`, as a `QuantizeJob` does; an `AlgorithmsJob` ends with `Algorithms`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -3,8 +3,6 @@
 Times are predicted from the binaries, and results are verified by an interpreter on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

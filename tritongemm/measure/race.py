@@ -1,7 +1,5 @@
 """The final race on one device, in which candidates and the baseline are sampled in rounds of random order."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """Lists the families that a target computes, for messages that refuse or leave out another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -3,8 +3,6 @@
 PyTorch's functions are bound when this is imported, since a capture puts others in their place, which count calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The operation `mm`: a product of activations and a linear layer's weight."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 

@@ -3,8 +3,6 @@
 Serving and capturing read the factors of a call here, so that what is captured and tuned is what is served.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache

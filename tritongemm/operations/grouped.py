@@ -1,7 +1,5 @@
 """The operation `grouped_mm`: products of different M in one call, and what PyTorch computes for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import ClassVar, NamedTuple

@@ -5,8 +5,6 @@ saturates. It is kept as e8m0: its exponent and 127; 127, which is one, where al
 NaN, where one is NaN or infinite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

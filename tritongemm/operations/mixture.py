@@ -1,7 +1,5 @@
 """The operation `fused_moe`: a layer of a mixture of experts, which has two grouped products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

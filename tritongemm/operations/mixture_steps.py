@@ -3,8 +3,6 @@
 They give what those of `tritongemm.serving.mixtures` give, and ask a GPU for no number either.
 """
 
-from __future__ import annotations
-
 from typing import Protocol, TypeAlias
 
 import torch

@@ -1,7 +1,5 @@
 """Activations quantised with scale factors by PyTorch's operations, and memory for both."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

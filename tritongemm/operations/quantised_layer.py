@@ -1,7 +1,5 @@
 """The operation `linear_fp8`: a linear layer of a quantised weight, whose activations are quantised on the way."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

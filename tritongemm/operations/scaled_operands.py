@@ -1,7 +1,5 @@
 """The operands of `scaled_mm`, and which product they are of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Lists the problems that calls at run time ask for, without PyTorch, as commands that run no kernel use it too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Where PyTorch has no fast product, rows tuned for another M serve a call.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from tritongemm.core.problem import PLAIN, Problem

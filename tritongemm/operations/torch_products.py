@@ -3,8 +3,6 @@
 PyTorch's linear layer is bound when this is imported, since `tritongemm.serve` puts another function in its place.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -4,8 +4,6 @@ A plug-in is imported on first use, by one thread at a time. No module asks for 
 two threads could then wait for each other. A file whose name starts with an underscore is shared code, not a plug-in.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import threading

@@ -1,7 +1,5 @@
 """Checks whether a config, wherever it comes from, can compute a problem here."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Plans a search without a GPU: a problem's space is pruned, ranked and written as a module."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The search space of one problem on one target, as the target's file in search_spaces/ defines it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

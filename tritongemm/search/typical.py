@@ -1,7 +1,5 @@
 """The batch of equal products that pruning and the cost model use in place of a grouped product."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Knowledge shared between the searches of a run: winners to try first, and kernels that are already compiled."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Functions for operations that have none in this package: those of files that were added to `operations`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The public functions `mm` and `load`, and the operator that torch.compile and torch.export trace."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

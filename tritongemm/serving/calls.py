@@ -1,7 +1,5 @@
 """What is ready for the calls of a thread, and what serves those of `mm` until a kernel is chosen for them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Logs a line for each new size that is called, where TRITONGEMM_LOG or AITER's variable asks for it."""
 
-from __future__ import annotations
-
 import logging
 from typing import Final
 

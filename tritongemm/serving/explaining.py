@@ -1,7 +1,5 @@
 """The public function `explain`, which says what computes any call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

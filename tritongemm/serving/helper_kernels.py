@@ -1,7 +1,5 @@
 """Kernels beside the products on a GPU: those of libraries, and others compiled where the cache lacks them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ must have read one input before anything is computed for the others, so that lay
 nothing more.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Loads tuned records on a GPU as kernels that it can launch: compiled where the cache lacks them, and checked."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a quantised layer is computed: the layout of its activations' factors, and whether they are quantised at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Public calls that convert scale factors and weights to the orders that kernels read, and back."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The rows of a library of tuned kernels, each with its code."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 that pays.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

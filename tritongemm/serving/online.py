@@ -4,8 +4,6 @@ The first process that asks for a size tries the library's algorithms, within a 
 found; later ones load that and try nothing. The program waits meanwhile. Nothing is tried while a graph is captured.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Checks a library's algorithms and the baseline against float64 and times them, on a GPU that serves calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

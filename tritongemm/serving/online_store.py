@@ -6,8 +6,6 @@ that can't be read is passed over. The CSV is for programs that read AITER's: it
 have neither the device nor the library nor a bias.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The public function `patch`, which makes a model's linear layers call tuned kernels until it is undone."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Each looks at its operands, makes a key of them and looks up what serves it; all else is the dispatcher's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Checks whether the ranks of a distributed job serve the same tables, without one rank ever waiting for another."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

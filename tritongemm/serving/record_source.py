@@ -1,7 +1,5 @@
 """Reads what `load` is given: a results file, a library or records; anything else is refused by name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

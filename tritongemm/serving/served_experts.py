@@ -1,7 +1,5 @@
 """Mixtures of experts of transformers, served: their tokens go through `fused_moe`; nothing else of them changes."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, Final
 

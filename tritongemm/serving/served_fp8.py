@@ -1,7 +1,5 @@
 """Fine-grained fp8 layers of transformers, served: their activations are quantised and multiplied by our kernels."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The GPU that calls are computed on, as PyTorch and its driver know it, and the memory that its kernels share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

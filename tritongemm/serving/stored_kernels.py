@@ -1,7 +1,5 @@
 """Kernels of libraries on a GPU, whose code is loaded by their first call, and the check of a loaded kernel."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """PyTorch's own kernels for linear layers, launched without PyTorch."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

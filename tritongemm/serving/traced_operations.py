@@ -1,7 +1,5 @@
 """Calls that torch.compile and torch.export trace as one operation, ``torch.ops.tritongemm.NAME``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Calls of a function of PyTorch or a server that tuned kernels take over; without a row, the function itself runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias

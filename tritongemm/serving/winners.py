@@ -1,7 +1,5 @@
 """Which backend won a record, and what of it can be launched at run time."""
 
-from __future__ import annotations
-
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support

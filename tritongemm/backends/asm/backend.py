@@ -4,8 +4,6 @@ A config's template is the kernel's symbol. Kernels that add into C from several
 before each launch; kernels that share the K loop of a tile use the splits that AITER's tuner tries.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Sequence

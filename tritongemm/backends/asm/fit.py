@@ -1,7 +1,5 @@
 """The rules by which an assembly kernel can compute a problem, and its splits along K."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from tritongemm.backends.asm import param_layout, scaled

@@ -16,8 +16,6 @@ lds, threads            ours: dynamic LDS in bytes (0); threads of a workgroup (
 Others are kept as they are. ``//``, ``#``, `` ;`` and ``/* */`` begin comments, as AITER's code generator has it.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from dataclasses import dataclass, field

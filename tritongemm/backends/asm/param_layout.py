@@ -6,8 +6,6 @@ appended to the same struct over the years, and the code object's metadata says 
 Source: ROCm/aiter csrc/py_itfs_cu/asm_gemm_*.cu (MIT).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tritongemm.core.errors import InputError

@@ -3,8 +3,6 @@
 All of them were run in an emulator.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tritongemm.backends.asm.manifest import KernelRow

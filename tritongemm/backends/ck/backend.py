@@ -3,8 +3,6 @@
 Split-K adds into C with atomics, in C's own type; the library zeroes C first, on the same stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Operands that are contiguous along K are read in vectors of K1 elements (16 byte
 a K1 of four. The tile of C is written through LDS, some rows of matrix instructions at a time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tritongemm.backends._cpp_instances import power_of_two

@@ -1,7 +1,5 @@
 """The backend of CUTLASS's warp-specialised Hopper GEMM, with instances from templates/cutlass/ compiled by nvcc."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

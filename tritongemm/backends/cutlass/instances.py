@@ -1,7 +1,5 @@
 """The parameters of a CUTLASS instance, and the rules for valid configs: warp groups, shared memory, registers."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Backend: SGLang's own Triton kernels for fp8 in blocks, which its tables of tiles set, where SGLang is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

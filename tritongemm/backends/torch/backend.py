@@ -1,7 +1,5 @@
 """Backend: PyTorch's own GEMM, the library every candidate is measured against (cuBLAS(Lt) or hipBLASLt under it)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

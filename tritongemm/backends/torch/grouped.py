@@ -1,7 +1,5 @@
 """PyTorch's products of groups of rows: of uneven ones, and of those that have room for equally many rows each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

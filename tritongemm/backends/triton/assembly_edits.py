@@ -22,8 +22,6 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 The constant EDITED says that a kernel's marks count; without edits it is correct too, and a little slower.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Backend: kernels generated from templates/kernels/ and compiled by Triton."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import gcd, lcm, prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compiles kernels with Triton in this process, and launches the results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace

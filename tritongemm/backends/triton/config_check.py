@@ -3,8 +3,6 @@
 A config may come from anywhere: our search, a results file, a journal, another tuner's file, a command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -6,8 +6,6 @@ leaves out, and in version 3.6 writes out the type of each tuple as text. Withou
 a quarter less time to compile, and its binary is the same. A version of Triton without these names is left as it is.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import warnings

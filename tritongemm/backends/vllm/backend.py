@@ -1,7 +1,5 @@
 """Backend: vLLM's own Triton kernels for fp8 in blocks, which its tables of tiles set, where vLLM is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

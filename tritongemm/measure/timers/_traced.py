@@ -5,8 +5,6 @@ one after the other that is the sum of their durations; where consecutive launch
 launch), the shared part counts once. Gaps in which the device only waits for the next launch are not included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 

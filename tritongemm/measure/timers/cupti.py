@@ -1,7 +1,5 @@
 """The timer that reads CUPTI's kernel records, in process, on NVIDIA; gaps between launches are not included."""
 
-from __future__ import annotations
-
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.driver import driver

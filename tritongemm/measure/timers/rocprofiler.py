@@ -1,7 +1,5 @@
 """The timer that reads rocprofiler-sdk's kernel records, in process, on AMD; gaps between launches are not included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tritongemm.core.errors import UnavailableError

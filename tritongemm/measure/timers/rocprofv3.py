@@ -6,8 +6,6 @@ time. Rows that are missing or of other kernels are an error. Candidates are scr
 process.
 """
 
-from __future__ import annotations
-
 import csv
 import shutil
 import subprocess

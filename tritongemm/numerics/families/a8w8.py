@@ -6,8 +6,6 @@ all of A has one, and all of B (``tensor``).
 The sum over K is exact in int32, or in float32; scales are float32, and C is bf16, fp16 or float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ The reference is float64. The error is max |C - reference| / (|reference| + rms(
 anywhere shows, and rounding C contributes at most half its epsilon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

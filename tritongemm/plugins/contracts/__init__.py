@@ -25,8 +25,6 @@ Plugin
 Evaluator                   times and verifies candidates on a GPU, or on a stand-in for one
 """
 
-from __future__ import annotations
-
 from tritongemm.plugins.contracts.backends import (
     Backend,
     KernelBackend,

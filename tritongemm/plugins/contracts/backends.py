@@ -1,7 +1,5 @@
 """The contracts of backends, which are sources of GEMM kernels."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

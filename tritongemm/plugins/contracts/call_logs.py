@@ -4,8 +4,6 @@ These use the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B
 are kept, whether we can compute it or not, as they distinguish it from other calls.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field

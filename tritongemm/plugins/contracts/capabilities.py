@@ -1,7 +1,5 @@
 """The capabilities that a backend declares, and the files that a compile may need beside the config."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The contracts of file formats."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The contracts of timers and evaluators, which time and verify candidates."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The base class of all kinds of plug-ins."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Iterator
 from typing import Any, ClassVar

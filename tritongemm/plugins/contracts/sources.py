@@ -1,7 +1,5 @@
 """The contract of kernel sources, which may serve a call at run time."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any, ClassVar
 

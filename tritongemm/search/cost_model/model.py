@@ -5,8 +5,6 @@ constants below, none is fitted per size; where tables of a target were recorded
 Times are seconds unless a name says otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter

@@ -4,8 +4,6 @@ The formulas follow the observed allocations of Triton 3.9 (gfx942, gfx950, sm80
 has exact values.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

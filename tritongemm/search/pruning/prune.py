@@ -1,7 +1,5 @@
 """Stage: Space → kept configs, and a count per rule; a rule checks configs that agree in what it reads once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tritongemm.core.config import Config

@@ -1,7 +1,5 @@
 """Candidate sets for strategies: kept configs as points, the first configs to try, and nearest neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import zip_longest

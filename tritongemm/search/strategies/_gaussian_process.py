@@ -5,8 +5,6 @@ configs at least as well as forests of trees, has an estimate of its uncertainty
 tenths of a second.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve

@@ -1,7 +1,5 @@
 """Strategy: every kept config, the promising first."""
 
-from __future__ import annotations
-
 from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
 
 # The best predicted get this share of a limited budget, whether or not their kernels are compiled already.

@@ -5,8 +5,6 @@ were pruned, or tried before, are replaced by the nearest kept config that is ne
 and none is repeated; the winners are verified like those of any strategy.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

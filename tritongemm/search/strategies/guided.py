@@ -8,8 +8,6 @@ Of configs that differ only in GROUP_M and in how programs are launched, the bes
 the fastest are tried at the end.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """Kernel source: the library, where it won the tuning of exactly this size."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

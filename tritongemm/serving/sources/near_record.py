@@ -1,7 +1,5 @@
 """Kernel source: the tuned kernel of another M, for a size without a row that PyTorch has no fast call of."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tritongemm.core.serving import CallSignature, Resolution

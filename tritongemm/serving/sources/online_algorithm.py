@@ -1,7 +1,5 @@
 """Kernel source: an algorithm of the vendor's library that was found while a program ran, where that was asked for."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tritongemm.core.serving import CallSignature, Resolution

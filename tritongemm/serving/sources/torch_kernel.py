@@ -1,7 +1,5 @@
 """Kernel source: PyTorch's own kernel for a size that was not tuned, once it is called frequently."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tritongemm.core.serving import CallSignature, Resolution

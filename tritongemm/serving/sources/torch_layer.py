@@ -1,7 +1,5 @@
 """Kernel source: PyTorch's linear layer, which computes whatever no other source does."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

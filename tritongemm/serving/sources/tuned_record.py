@@ -1,7 +1,5 @@
 """Kernel source: the tuned kernel of exactly this size, of the range of M that it is in, or of a padded M."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tritongemm.core.serving import CallSignature, Resolution

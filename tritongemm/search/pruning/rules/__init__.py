@@ -3,8 +3,6 @@
 Kernels mask what does not divide, so no rule asks M, N or K to be a multiple of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

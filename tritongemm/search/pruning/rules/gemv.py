@@ -1,7 +1,5 @@
 """Rules about kernels without matrix instructions."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target

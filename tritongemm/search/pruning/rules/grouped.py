@@ -1,7 +1,5 @@
 """Rules about grouped products, whose tiles are shared out to the programs of a compute unit."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target

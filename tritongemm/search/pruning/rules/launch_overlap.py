@@ -1,7 +1,5 @@
 """Rules about what a program does before the last kernel has ended."""
 
-from __future__ import annotations
-
 from math import ceil
 
 from tritongemm.codegen.template_facts import search_facts

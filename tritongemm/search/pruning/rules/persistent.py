@@ -1,7 +1,5 @@
 """Rules about programs that share work out themselves: rings of slots, tiles cut along K, tiles that fill rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need

@@ -1,7 +1,5 @@
 """Rules about what a program holds while its loop runs: LDS, registers and blocks under way."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Rules about several programs that share one tile along K: splits and how their sums are added up."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Rules about the tile: how it covers C and K, and what its matrix instructions want of it."""
 
-from __future__ import annotations
-
 from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, distant_rows, split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv

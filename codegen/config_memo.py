@@ -69,11 +69,7 @@ RecordingConfig.options = property(_options)  # type: ignore[assignment]
 
 
 class ConfigMemo:
-    """A memo of functions over many configs.
-
-    Args:
-        configs: the configs, for which `map` returns answers in their order.
-    """
+    """A memo of functions over many configs."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         self.configs = configs

@@ -87,10 +87,6 @@ class ModuleFunction:
 class ExpressionFolder:
     """Writes the expressions of a module's functions with their constant parts computed.
 
-    Args:
-        text: the module.
-        constants: names that become constants of the module.
-
     Attributes:
         tree: the module.
         functions: by their names.

@@ -54,13 +54,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
-    """Return the grid and workspace of one launch.
-
-    Args:
-        config: the candidate.
-        problem: its size.
-        compute_units: CUs or SMs, for templates with a persistent grid.
-    """
+    """Return the grid and workspace of one launch."""
     template, scope = kernel_template(config.template), _Scope(config, problem, compute_units)
 
     def value(expression: str) -> int:

@@ -55,12 +55,7 @@ def write_winner(record: Record, target: Target, folder: Path) -> Path:
 
 @lru_cache(maxsize=256)
 def run_text(text: str, name: str) -> ModuleType:
-    """Execute a generated text and return it as a module.
-
-    Args:
-        text: the complete module.
-        name: of the module.
-    """
+    """Execute a generated text and return it as a module."""
     file = f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     # Triton asks `inspect` for a kernel's source and finds it here; an entry without a time is never read again.
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file

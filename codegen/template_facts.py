@@ -130,13 +130,7 @@ class KernelTemplate:
     edited: bool = False
 
     def value(self, config: Config, option: str, halved: bool = False) -> int:
-        """Return a config's value of one of `constexprs`: an option of its own, or one that every config has.
-
-        Args:
-            config: of this template.
-            option: the name.
-            halved: whether wide tiles are multiplied in halves.
-        """
+        """Return a config's value of one of `constexprs`: an option of its own, or one that every config has."""
         if option == "padded":
             return padded_columns(config)
         if option == "exchange":
@@ -151,12 +145,7 @@ class KernelTemplate:
         return config.option(option, self.defaults.get(option, 0))
 
     def constants(self, config: Config, halved: bool = False) -> dict[str, int]:
-        """Return the values of all `constexprs` by the names that a kernel has for them, in capitals.
-
-        Args:
-            config: of this template.
-            halved: whether wide tiles are multiplied in halves.
-        """
+        """Return the values of all `constexprs` by the names that a kernel has for them, in capitals."""
         return {option.upper(): self.value(config, option, halved) for option in self.constexprs}
 
     def columns(self, config: Config) -> int:

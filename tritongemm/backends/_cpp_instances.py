@@ -30,12 +30,7 @@ def power_of_two(size: int, most: int) -> int:
 
 
 def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
-    """Say whether a library has instances for a problem's dtypes, by the rules that all libraries share.
-
-    Args:
-        problem: the problem to compute.
-        outputs: dtypes of C that the library has for the operands' dtype.
-    """
+    """Say whether a library has instances for a problem's dtypes, by the rules that all libraries share."""
     if problem.a.dtype != problem.b.dtype:
         return Support(f"{problem.a.dtype} times {problem.b.dtype}: both operands must be of one type")
     if problem.c.dtype not in outputs:
@@ -55,12 +50,6 @@ def check_ranges(backend: str, config: Config, problem: Problem, target: Target)
     """Say whether a config has the options that the target's file lists for its template, and numbers in their range.
 
     Axes may exceed the range by a small factor, as an instance's own rules give a more precise reason for such numbers.
-
-    Args:
-        backend: names the section of the target's file.
-        config: the config.
-        problem: the problem to compute.
-        target: the GPU's architecture.
     """
     section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
     space = space_module.space(problem, target, backend=backend) if section else None

@@ -28,12 +28,7 @@ class ExpertBlocks:
 
 
 def experts_of_rows(ends: Tensor, rows: int) -> Tensor:
-    """Return the expert of each row.
-
-    Args:
-        ends: the end row of each group.
-        rows: the number of rows.
-    """
+    """Return the expert of each row."""
     import torch
 
     numbers = torch.arange(rows, device=ends.device)
@@ -41,13 +36,7 @@ def experts_of_rows(ends: Tensor, rows: int) -> Tensor:
 
 
 def one_row_each(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
-    """Return blocks that contain a single row each.
-
-    Args:
-        ends: the end row of each group.
-        rows: the number of rows.
-        block: rows that a block has room for.
-    """
+    """Return blocks that contain a single row each."""
     import torch
 
     used = torch.full((1,), rows * block, dtype=torch.int32, device=ends.device)
@@ -55,13 +44,7 @@ def one_row_each(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
 
 
 def aligned(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
-    """Return blocks of `block` rows, the last of each group padded.
-
-    Args:
-        ends: the end row of each group.
-        rows: the number of rows.
-        block: rows of a block.
-    """
+    """Return blocks of `block` rows, the last of each group padded."""
     import torch
 
     groups, where = len(ends), {"dtype": torch.int32, "device": ends.device}

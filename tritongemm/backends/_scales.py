@@ -45,13 +45,7 @@ def _covers(scaling: Scaling) -> tuple[str, int, int]:
 
 
 def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
-    """Return the factors of one operand as [rows, groups along K], without padding, as a view if possible.
-
-    Args:
-        problem: the problem.
-        operands: its tensors.
-        name: ``scale_a`` or ``scale_b``.
-    """
+    """Return the factors of one operand as [rows, groups along K], without padding, as a view if possible."""
     scaling, given = problem.operands[name].scaling, operands[name]
     assert scaling is not None
     rows, groups = scaling._replace(layout="rows", pad=(1, 1)).shape(
@@ -67,12 +61,7 @@ def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
 
 
 def dense(matrix: Tensor, multiple: int = 1) -> Tensor:
-    """Return a matrix with contiguous rows, each padded with zeros to a multiple; the matrix itself if it is stored so.
-
-    Args:
-        matrix: two dimensions.
-        multiple: of the number of columns.
-    """
+    """Return a matrix with contiguous rows, each padded with zeros to a multiple; itself if it is stored so."""
     rows, columns = matrix.shape
     padded = round_up(columns, multiple)
     if padded == columns and matrix.stride() == (columns, 1):

@@ -79,11 +79,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     @abstractmethod
     def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
-        """Return a call of the server's kernel for one product.
-
-        Raises:
-            UnavailableError: the package does not load, or is not as we know it.
-        """
+        """Return a call of the server's kernel for one product."""
 
     @abstractmethod
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
@@ -244,13 +240,7 @@ def tiles(problem: Problem, config: Config) -> int:
 
 
 def product_arguments(problem: Problem, operands: Operands, out: Tensor | None = None) -> dict[str, object]:
-    """Return the arguments of both servers' kernels of one product, by parameter name.
-
-    Args:
-        problem: one product with block scales.
-        operands: of it, on the device.
-        out: written instead of C.
-    """
+    """Return the arguments of both servers' kernels of one product, by parameter name."""
     a, b, c = operands["a"], operands["b"].T, operands["c"]
     of_a, of_b = (dense(factors(problem, operands, name)) for name in ("scale_a", "scale_b"))
     return {
@@ -265,12 +255,6 @@ def product_arguments(problem: Problem, operands: Operands, out: Tensor | None =
 
 def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Callable[[], object]:
     """Return a launch of a server's Triton kernel.
-
-    Args:
-        kernel: decorated by ``triton.jit``.
-        grid: programs.
-        given: its arguments by name, without the tiles.
-        config: has the tiles, warps and stages.
 
     Raises:
         UnavailableError: the kernel has other parameters.
@@ -289,11 +273,6 @@ def expert_arguments(problem: Problem, operands: Operands, config: Config) -> di
     """Return the arguments of both servers' functions that launch their expert kernel, by parameter name.
 
     Each row is a separate token, which is routed to one expert.
-
-    Args:
-        problem: of groups of rows, with block scales.
-        operands: of it, on the device.
-        config: the row of the table.
     """
     import triton.language as tl
 

@@ -10,11 +10,7 @@ from tritongemm.system.compiled_files import CompiledEntry, CompiledFiles
 
 
 class ArtifactCache:
-    """Compiled kernels by content hash; `system.compiled_files` decides whose files are used.
-
-    Args:
-        folder: created on first use.
-    """
+    """Compiled kernels by content hash; `system.compiled_files` decides whose files are used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -21,12 +21,7 @@ from tritongemm.system.ray_hosts import RemoteHost
 
 
 class RemoteCompiler:
-    """A compiler process on another host, whose kernels come into this host's cache.
-
-    Args:
-        host: an actor with compiler processes.
-        cache: where kernels go.
-    """
+    """A compiler process on another host, whose kernels come into this host's cache."""
 
     def __init__(self, host: RemoteHost, cache: ArtifactCache) -> None:
         self.host, self.cache = host, cache
@@ -60,12 +55,7 @@ class ClusterBuildPool(BuildPool):
         self._free: SimpleQueue[RemoteHost] = SimpleQueue()  # a host once for each of its idle processes
 
     def add(self, host: RemoteHost, count: int) -> None:
-        """Compile with `count` processes of a host too, once its actor is there.
-
-        Args:
-            host: an actor with compiler processes.
-            count: how many it has.
-        """
+        """Compile with `count` processes of a host too, once its actor is there."""
         self._hosts.append(host)
         self.width += count
 
@@ -90,13 +80,7 @@ class ClusterBuildPool(BuildPool):
         return super()._compile(job)
 
     def _build_away(self, job: CompileJob) -> Artifact:
-        """Build one job on another host.
-
-        Raises:
-            Empty: none has a process with nothing to do.
-            WorkerDied: the process or its host is gone.
-            OutputError: the cache can't be written, and must be.
-        """
+        """Build one job on another host."""
         host = self._free.get_nowait()
         try:
             return self._ask(RemoteCompiler(host, self.cache), job)

@@ -34,13 +34,7 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
 def choose_sort(ids: str, count: int, experts: int) -> Chosen:
-    """Return the kernel that sorts rows by expert.
-
-    Args:
-        ids: one of `ID_TYPES`.
-        count: of ids.
-        experts: how many there are.
-    """
+    """Return the kernel that sorts rows by expert."""
     few, many = _SORTED_AT_A_TIME
     pointers = {"ids_ptr": f"*{ids}"} | dict.fromkeys(("order_ptr", "place_ptr", "ends_ptr"), "*i32")
     numbers = {"count": count, "experts": experts}

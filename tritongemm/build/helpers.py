@@ -26,11 +26,7 @@ def read_text(name: str) -> str:
 
 @cache
 def _compiler() -> SearchedBackend:
-    """Return the backend that compiles such kernels.
-
-    Raises:
-        UnavailableError: there is none, or what it compiles with is missing.
-    """
+    """Return the backend that compiles such kernels."""
     for backend in registry.every(Backend):
         if isinstance(backend, SearchedBackend) and backend.has_helpers:
             if not (available := backend.available()):
@@ -41,11 +37,6 @@ def _compiler() -> SearchedBackend:
 
 def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) -> Artifact:
     """Return the compiled kernel.
-
-    Args:
-        helper: what to compile.
-        target: facts of the live device.
-        cached: compiled kernels.
 
     Raises:
         InputError: it can't be compiled; says why.

@@ -208,12 +208,7 @@ class BuildPool:
                     return replace(failed, reason=reason, try_again=death.from_outside)
 
     def _ask(self, child: ServingProcess, job: CompileJob) -> Artifact:
-        """Return what a child builds for one job.
-
-        Raises:
-            WorkerDied: instead of answering.
-            OutputError: the cache can't be written, and must be.
-        """
+        """Return what a child builds for one job."""
         if self._closed:
             raise WorkerDied("stopped", from_outside=True)
         failed = Artifact(job.config, job.digest, status="compile_failed")
@@ -254,11 +249,7 @@ class BuildPool:
 
 
 class BackgroundBuilds:
-    """A queue of slow builds on at most half of a compiler's processes, so that the search has the others.
-
-    Args:
-        compiler: builds; must outlive this.
-    """
+    """A queue of slow builds on at most half of a compiler's processes, so that the search has the others."""
 
     def __init__(self, compiler: BuildPool) -> None:
         self._compiler = compiler

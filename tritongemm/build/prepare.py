@@ -94,7 +94,7 @@ class PreparedKernel:
 def prepare_launches(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, Launch | HostLaunch | str]:
-    """Return the launch of each record's config, or why there is none; arguments are those of `prepare_kernels`."""
+    """Return the launch of each record's config, compiled as by `prepare_kernels`, or why it has none."""
     prepared = prepare_kernels(records, target, cache)
     return {p: str(one) if isinstance(one, Support) else one.launch for p, one in prepared.items()}
 
@@ -102,13 +102,7 @@ def prepare_launches(
 def prepare_kernels(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, PreparedKernel | Support]:
-    """Return the kernel of each record's config, compiled in parallel where the cache lacks it; or why there is none.
-
-    Args:
-        records: one for each problem, tuned for the target.
-        target: facts of the live device; its compute units size persistent grids.
-        cache: compiled kernels.
-    """
+    """Return the kernel of each record's config, compiled in parallel where the cache lacks it, or why it has none."""
     from tritongemm.build.pool import BuildPool
 
     kernels: dict[Problem, PreparedKernel | Support] = {}

@@ -45,13 +45,7 @@ class Quantization:
 
 
 def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | None:
-    """Return the quantisation of activations to the A of a problem; None where there is no kernel for it.
-
-    Args:
-        problem: whose type and scale factors are wanted.
-        dtype_x: name of the activations' type.
-        m: rows of them.
-    """
+    """Return the quantisation of activations to the A of a problem; None where there is no kernel for it."""
     scaling = problem.a.scaling
     if scaling is None or not problem.a.row_major:
         return None

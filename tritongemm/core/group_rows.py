@@ -112,12 +112,7 @@ def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
 
 
 def counts_of_shares(rows: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of rows of each group, given their shares, in a fixed arbitrary order.
-
-    Args:
-        rows: of all groups together.
-        shares: of the groups, in any order, with any sum above 0.
-    """
+    """Return the number of rows of each group, given their shares, in a fixed arbitrary order."""
     counts = list(apportion(rows, shares))
     random.Random(_SEED).shuffle(counts)
     return tuple(counts)
@@ -135,10 +130,6 @@ def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 def check_shares(groups: int, shares: Sequence[float]) -> None:
     """Refuse invalid shares of groups.
-
-    Args:
-        groups: number of groups.
-        shares: the share of all rows that each has, from 0 to 1.
 
     Raises:
         InputError: says what is wrong with them.

@@ -74,10 +74,6 @@ class HelperArguments:
     def given_to(self, launch: Launch, helper: HelperKernel) -> Launch:
         """Return a launch of a helper kernel with this grid and these numbers.
 
-        Args:
-            launch: of the same binary, with any others.
-            helper: the compiled kernel.
-
         Raises:
             InputError: the launch has other parameters than the kernel.
         """

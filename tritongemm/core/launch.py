@@ -170,13 +170,7 @@ class Launch:
 
 
 def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target: Target) -> str:
-    """Return why a GPU can't start a grid of workgroups with this many threads; "" if it can.
-
-    Args:
-        grid: workgroups along x, y, z.
-        block: threads of each along x, y, z.
-        target: the GPU.
-    """
+    """Return why a GPU can't start a grid of workgroups with this many threads; "" if it can."""
     for axis, count, most in zip("xyz", grid, MOST_PROGRAMS, strict=True):
         if not 1 <= count <= most:
             return f"{count} workgroups along {axis}, of which a launch has 1 to {most}"

@@ -172,10 +172,6 @@ class Record:
     def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
         """Return the record that `to_json` made.
 
-        Args:
-            data: the fields.
-            problem: what it is of; None for what the data say.
-
         Raises:
             InputError: a value is not of its field's kind, or out of range, or a key is no field.
             KeyError, TypeError: a field is missing.

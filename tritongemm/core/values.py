@@ -117,10 +117,6 @@ NATURAL = integer(0, MOST)
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
     """Refuse values that are not of their fields' kinds; a field without a value is passed over.
 
-    Args:
-        values: by field.
-        kinds: by field.
-
     Raises:
         InputError: names the field, what it may hold, and the beginning of what it holds.
     """

@@ -69,15 +69,7 @@ def own_versions() -> tuple[str, ...]:
 
 @dataclass(eq=False)
 class _Gpu:
-    """A GPU that an actor is pinned to.
-
-    Attributes:
-        host: the actor.
-        facts: of its host.
-        lock: held while it works off a request.
-        kept: paths there of files that it has, by their paths here.
-        users: evaluators that have it.
-    """
+    """A GPU that an actor is pinned to."""
 
     host: RemoteHost
     facts: HostFacts
@@ -164,12 +156,7 @@ class ClusterGpus:
 
     @staticmethod
     def _facts(host: RemoteHost, answers: Callable[[], list[HostFacts]]) -> HostFacts:
-        """Return what a host has, from its answers.
-
-        Raises:
-            InputError: it has no GPU that can be used, or other versions than this one.
-            HostLost: it is gone.
-        """
+        """Return what a host has, from its answers."""
         try:
             (facts,) = answers()
         except HostLost:
@@ -184,11 +171,7 @@ class ClusterGpus:
         return facts
 
     def _of_one_kind(self, found: Sequence[_Gpu], arch: str | None) -> list[_Gpu]:
-        """Return the GPUs of an architecture.
-
-        Raises:
-            InputError: there is none, or they are of several kinds.
-        """
+        """Return the GPUs of an architecture."""
         chosen = [gpu for gpu in found if arch is None or gpu.facts.kind[0] == arch]
         kinds = Counter(gpu.facts.described() for gpu in chosen or found)
         listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
@@ -267,12 +250,7 @@ class ClusterGpus:
 
 
 class ClusterProcess:
-    """A process that works on a cluster's GPU, with the interface of a process on this host.
-
-    Args:
-        gpus: those of the cluster.
-        gpu: the one that it begins with.
-    """
+    """A process that works on a cluster's GPU, with the interface of a process on this host."""
 
     def __init__(self, gpus: ClusterGpus, gpu: _Gpu) -> None:
         self._gpus, self._gpu = gpus, gpu
@@ -308,12 +286,7 @@ def _launches(job: MeasureJob) -> list[Launch | HostLaunch]:
 
 
 def _carried(job: MeasureJob, gpu: _Gpu) -> dict[str, str]:
-    """Return the paths on a GPU's host of the files that a job needs, by their paths here; what is not there is sent.
-
-    Raises:
-        HostLost: the host is gone.
-        WorkerError: they can't be kept there.
-    """
+    """Return the paths on a GPU's host of the files that a job needs, by their paths here; missing ones are sent."""
     missing: dict[str, tuple[str, bytes]] = {}
     for launch in _launches(job):
         if launch.path not in gpu.kept:

@@ -308,12 +308,7 @@ class GpuEvaluator(Evaluator):
         return min(self.timeout_s, enough)
 
     def _answers(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
-        """Yield the answers to one job, as they come.
-
-        Raises:
-            _ProcessGone: the process ended after its first answer.
-            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
-        """
+        """Yield the answers to one job, as they come."""
         last: MeasureAnswer | None = None
         limit = self._limit(job)
         for deaths in count(1):
@@ -335,17 +330,7 @@ class GpuEvaluator(Evaluator):
                     raise TritonGemmError(f"{job.setup.problem.key}: {fault}") from fault
 
     def _final(self, problem: Problem, left: list[LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:
-        """Return the attempt at a final that the process survived.
-
-        Args:
-            problem: what the candidates compute.
-            left: candidates; those that cost a process leave this list.
-            lost: their trials are added to this list.
-            job: makes the job of an attempt.
-
-        Raises:
-            TritonGemmError: the process ended too often and no candidate can be blamed.
-        """
+        """Return the attempt at a final that the process survived."""
         deaths = 0
         second_chances = _SecondChances()
         while True:

@@ -68,10 +68,6 @@ MOST_OF_FREE = 0.25  # of the device's free memory, which references and librari
 class GuardedOperands:
     """The operands of one product, and the buffers of the launch that was prepared last.
 
-    Args:
-        operands: copied.
-        device: the driver's device that holds them.
-
     Attributes:
         tensors: the copies by name.
 

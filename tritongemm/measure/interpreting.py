@@ -60,12 +60,6 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
     """Return the config and the target with fewer programs, if the target's compute units limit their number.
 
     Of the reduced problem there are then more tiles than programs too, or fewer, as of the original.
-
-    Args:
-        config: the config.
-        problem: the original.
-        small: the reduced problem.
-        target: facts of the device.
     """
     most = config.option("num_sms") or config.option("per_unit", 1) * target.compute_units
     grids = [geometry(config, problem, units).grid for units in (1, target.compute_units)]

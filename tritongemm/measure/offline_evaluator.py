@@ -31,12 +31,7 @@ def _interpreted(config: Config) -> Support:
 
 
 class OfflineEvaluator(Evaluator):
-    """The evaluator that stands in for a GPU.
-
-    Args:
-        target: the architecture compiled for.
-        timeout_s: seconds that one verification may take.
-    """
+    """The evaluator that stands in for a GPU."""
 
     verification = (
         "in Triton's interpreter at the smaller sizes shown, against float64 as closely as float32 allows; races "
@@ -124,11 +119,7 @@ class OfflineEvaluator(Evaluator):
         return trial
 
     def _answers(self, job: InterpreterJob) -> list[Any]:
-        """Return the interpreter's answers; a process that is killed from outside gets a second chance.
-
-        Raises:
-            WorkerDied, WorkerError, WorkerTimeout: it gives no answer.
-        """
+        """Return the interpreter's answers; a process that is killed from outside gets a second chance."""
         try:
             return list(self._process.ask(job, self.timeout_s))
         except WorkerDied as death:

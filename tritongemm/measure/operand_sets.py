@@ -84,9 +84,6 @@ class LeadInKernel:
     It hides the host's launch latency from the sample. Also, some of cuBLAS's kernels have two speeds up to a tenth
     apart, and keep one of them until other kernels run in between: with a lead-in kernel before each sample, more gains
     were reproduced in another process.
-
-    Args:
-        torch_device: where it runs.
     """
 
     def __init__(self, torch_device: Any) -> None:
@@ -292,13 +289,7 @@ class OperandSets:
         return zeroed
 
     def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
-        """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem.
-
-        Args:
-            backend: the library's.
-            copies: number of calls.
-            config: its algorithm; None for the library's own choice.
-        """
+        """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem."""
         library = registry.get(LibraryBackend, backend)
         operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
         return [operation for operation in operations if operation is not None]
@@ -319,9 +310,6 @@ class OperandSets:
         """Idle for as long as the GPU was just busy, if its clock would drop otherwise.
 
         Times are measured at full clock.
-
-        Args:
-            busy_s: seconds that it was busy.
         """
         if self._heats:
             time.sleep(busy_s)

@@ -24,12 +24,7 @@ _ROUNDS = 20
 
 
 def time_quantization(operands: OperandSets, launches: tuple[Launch, ...]) -> list[float]:
-    """Return seconds of one quantisation, one sample per graph replay, with other memory read before each replay.
-
-    Args:
-        operands: of the problem whose A is written; their device, stream, protocol and clock are used.
-        launches: of its kernels in order, on addresses named x, part, q and scale.
-    """
+    """Return seconds of one quantisation, one sample per graph replay, with other memory read before each replay."""
     import torch
 
     problem, device = operands.problem, operands.device

@@ -26,13 +26,7 @@ def tolerance(problem: Problem) -> float:
 
 
 def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
-    """Return the largest |C - reference| over what the element adds up; what is not finite must be the same.
-
-    Args:
-        c: the result.
-        exact: the reference in float64.
-        magnitude: what `magnitudes` returns.
-    """
+    """Return the largest |C - reference| over what the element adds up; what is not finite must be the same."""
     import torch
 
     c = c.double()

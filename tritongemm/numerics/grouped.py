@@ -80,13 +80,7 @@ def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
 
 
 def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, Operands], Tensor]) -> Tensor:
-    """Return C in float64, in the shape of C; NaN in rows that belong to no group.
-
-    Args:
-        problem: what is computed.
-        operands: of all groups.
-        of_one: the reference of one group's product.
-    """
+    """Return C in float64, in the shape of C; NaN in rows that belong to no group."""
     import torch
 
     shape = problem.operands["c"].shape

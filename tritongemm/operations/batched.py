@@ -160,11 +160,7 @@ BATCHED = Batched()
 
 
 def _check_shapes(operands: BatchOperands) -> BatchOperands:
-    """Return the operands, vectors as [N] or [B, N]; factors along K as they are.
-
-    Raises:
-        InputError: shapes that do not belong together; names them.
-    """
+    """Return the operands, vectors as [N] or [B, N]; factors along K as they are."""
     a, b, bias, _, scale_a, scale_b, layout, _ = operands
     _check_extents(a, b)
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]
@@ -183,11 +179,7 @@ def _check_shapes(operands: BatchOperands) -> BatchOperands:
 
 
 def _check_extents(a: Tensor, b: Tensor) -> None:
-    """Refuse operands that are no batches of matrices with one K.
-
-    Raises:
-        InputError: says what they are.
-    """
+    """Refuse operands that are no batches of matrices with one K."""
     fit = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
     check_fit(fit, "[B, M, K] and [B, K, N]", a=a, b=b)
 
@@ -257,11 +249,7 @@ _torch_scaled = lru_cache(maxsize=256)(TorchScaled)  # which knows what PyTorch 
 
 
 def torch_bmm(operands: BatchOperands) -> Tensor:
-    """Return A @ B for each product, scaled, with the bias: in the result's dtype where PyTorch can, else wider.
-
-    Args:
-        operands: with vectors as `Batched.check` leaves them, of any strides.
-    """
+    """Return A @ B for each product, scaled, with the bias: in the result's dtype where PyTorch can, else wider."""
     a, b, bias, out_dtype, _, _, _, out = operands
     added = None if bias is None else bias.unsqueeze(-2)
     if operands.scale_a is not None:

@@ -151,11 +151,6 @@ def check_layout(name: str, tensor: Tensor) -> None:
 def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:
     """Refuse operands whose shapes do not belong together.
 
-    Args:
-        fit: whether they do.
-        wanted: the shapes of those that do.
-        operands: by their names.
-
     Raises:
         InputError: names the operands, their shapes and those wanted.
     """
@@ -166,12 +161,6 @@ def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:
 
 def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *operands: Tensor | None) -> None:
     """Refuse memory for a result that is none for it.
-
-    Args:
-        out: the memory.
-        shape: of the result.
-        dtype: of the result.
-        operands: of the product.
 
     Raises:
         InputError: names it, and what the result is.
@@ -204,10 +193,6 @@ def check_encodings(operands: Mapping[str, Tensor], target: Callable[[], Target]
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
     With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where necessary.
-
-    Args:
-        operands: a, b and their factors, as kernels read them.
-        target: gives that of the GPU where they are; it is asked for 8-bit operands alone.
 
     Raises:
         InputError: names the operand and both encodings.

@@ -179,11 +179,6 @@ def every() -> Iterator[Operation]:
 def bind(call: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Operation, Any]:
     """Return the operation that a function computes, and its operands.
 
-    Args:
-        call: name of the function, such as ``scaled_bmm``.
-        args: its arguments.
-        named: those that are given by name.
-
     Raises:
         InputError: there is no such function; lists those there are.
         TypeError: they are not its arguments.

@@ -140,12 +140,7 @@ GROUPED = Grouped()
 
 
 def _check(operands: GroupedOperands) -> None:
-    """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for.
-
-    Raises:
-        InputError: names the operand and what it must be.
-        TypeError: an operand is no tensor.
-    """
+    """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for."""
     a, b, offs, scale_a, scale_b = operands[:5]
     check_tensors(operands.tensors)
     check_unmapped("grouped_mm", operands.tensors)
@@ -173,11 +168,7 @@ def _check(operands: GroupedOperands) -> None:
 
 
 def _check_extents(a: Tensor, b: Tensor) -> None:
-    """Refuse operands that are no rows, or groups of rows, and a matrix for each group, with one K.
-
-    Raises:
-        InputError: says what they are.
-    """
+    """Refuse operands that are no rows, or groups of rows, and a matrix for each group, with one K."""
     masked = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]
     fit = b.dim() == 3 and (a.dim() == 2 or masked) and a.shape[-1] == b.shape[1]
     check_fit(fit, "[M, K] or [groups, rows, K], and [groups, K, N]", a=a, b=b)

@@ -100,12 +100,7 @@ def _rest(given: MixtureOperands) -> tuple[torch.dtype, str]:
 
 
 def _check_operands(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:
-    """Refuse what does not belong together.
-
-    Raises:
-        TypeError: an argument is no tensor.
-        InputError: names the argument and what it must be.
-    """
+    """Refuse what does not belong together."""
     operands = {"x": x, "w1": w1, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
     check_tensors(operands)
     check_unmapped("fused_moe", operands)
@@ -128,11 +123,7 @@ def _check_operands(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, top
 
 
 def _check_extents(x: Tensor, w1: Tensor, w2: Tensor) -> None:
-    """Refuse tokens and weights whose shapes do not belong together.
-
-    Raises:
-        InputError: names the argument and what it must be.
-    """
+    """Refuse tokens and weights whose shapes do not belong together."""
     each = packed(w1)
     fit = x.dim() == 2 and w1.dim() == w2.dim() == 3 and x.shape[1] == w1.shape[2] * each
     halves = ", of fp4 with two numbers a byte along K" if each > 1 else ""
@@ -147,11 +138,7 @@ def _check_extents(x: Tensor, w1: Tensor, w2: Tensor) -> None:
 def _mode(
     x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None, scale_layout: str
 ) -> str:
-    """Return how rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not at all.
-
-    Raises:
-        InputError: weights and factors that do not belong together.
-    """
+    """Return how rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not at all."""
     if w1.dtype != w2.dtype or (w1_scale is None) != (w2_scale is None):
         raise InputError("w1 and w2 must be of one type, both with scale factors or both without")
     if w1_scale is not None:
@@ -181,11 +168,7 @@ def _mode(
 
 
 def _check_floats(w1: Tensor, w1_scale: Tensor) -> None:
-    """Refuse weights that have no factors in float32, and factors of blocks where there are those of rows alone.
-
-    Raises:
-        InputError: says which there are.
-    """
+    """Refuse weights that have no factors in float32, and factors of blocks where there are those of rows alone."""
     if w1.dtype != torch.int8 and (w1.element_size() != 1 or not w1.dtype.is_floating_point):
         raise InputError(f"w1_scale is for weights of fp8 or int8, not {w1.dtype}")
     if w1.dtype == torch.int8 and w1_scale.dim() != 2:
@@ -194,11 +177,7 @@ def _check_floats(w1: Tensor, w1_scale: Tensor) -> None:
 
 
 def _check_powers(w1: Tensor, scale_layout: str) -> None:
-    """Refuse weights that have no powers of two along K, and orders of them that no kernel writes.
-
-    Raises:
-        InputError: says which there are.
-    """
+    """Refuse weights that have no powers of two along K, and orders of them that no kernel writes."""
     known = [powers_of(mode).layout for mode in MX_MODES]
     if (scale_layout or "rows") not in known:
         raise InputError(f"scale_layout is {scale_layout!r}; powers of two of experts are stored in {', '.join(known)}")

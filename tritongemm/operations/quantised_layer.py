@@ -111,12 +111,7 @@ def factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 
 def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) -> None:
-    """Refuse an unquantised weight that is not of this layer.
-
-    Raises:
-        TypeError: it is no tensor.
-        InputError: says what it is and what it may be.
-    """
+    """Refuse an unquantised weight that is not of this layer."""
     if unquantized is None:
         return
     check_tensors({"x": x, "unquantized": unquantized}, together=False)
@@ -130,11 +125,7 @@ def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) ->
 
 
 def _granularity(weight: Tensor, weight_scale: Tensor) -> str:
-    """Return the granularity of activations that are quantised for a weight.
-
-    Raises:
-        InputError: they are not those of the weight.
-    """
+    """Return the granularity of activations that are quantised for a weight."""
     if weight.dim() != 2:
         raise InputError(f"weight is {tuple(weight.shape)}; a linear layer's is [N, K]")
     n, k = weight.shape[0], weight.shape[1] * (microscaling.packed(weight) if weight_scale.dtype in EXPONENTS else 1)

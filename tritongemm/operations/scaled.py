@@ -87,21 +87,13 @@ SCALED = ScaledOperation()
 
 
 class _CheckedProduct:
-    """PyTorch's product, after a look at what no key holds.
-
-    Args:
-        compute: the product.
-    """
+    """PyTorch's product, after a look at what no key holds."""
 
     def __init__(self, compute: TorchScaled) -> None:
         self._compute = compute
 
     def __call__(self, *given: Any) -> Tensor:
-        """Return the result.
-
-        Raises:
-            InputError: operands on several devices, a sparse bias, or factors that are no numbers on the CPU.
-        """
+        """Return the result."""
         operands = ScaledOperands(*given)
         if operands.bias is not None:
             check_layout("bias", operands.bias)
@@ -174,9 +166,6 @@ class TorchScaled:
         """Return the product with float32 factors for 128 numbers along K, on GPUs whose library has it.
 
         PyTorch wants factors of 1 x 128 with rows the fastest, those of 128 x 128 with K the fastest and padded.
-
-        Raises:
-            RuntimeError, ValueError, NotImplementedError: it has no such product.
         """
         if out_dtype != torch.bfloat16:
             raise ValueError("PyTorch gives bfloat16 alone")

@@ -121,11 +121,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
 
 
 def _check_order(problem: Problem) -> None:
-    """Refuse a weight that can't have the order that it is said to have.
-
-    Raises:
-        InputError: an unknown order, or sizes that it does not divide; says which it does.
-    """
+    """Refuse a weight that can't have the order that it is said to have."""
     if problem.b.order == PLAIN:
         return
     possible = registry.get(WeightLayout, problem.b.order).supports(problem)
@@ -134,12 +130,7 @@ def _check_order(problem: Problem) -> None:
 
 
 def _check_tensors(operands: ScaledOperands) -> None:
-    """Refuse operands that are no tensors, are on several devices, or have a type that no scaled product has.
-
-    Raises:
-        TypeError: one is no tensor.
-        InputError: as `read_product`.
-    """
+    """Refuse operands that are no tensors, are on several devices, or have a type that no scaled product has."""
     named = {"a": operands.a, "b": operands.b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
     named |= {} if operands.bias is None else {"bias": operands.bias}
     for name, value in named.items():

@@ -43,10 +43,6 @@ def serves_other_m(problem: Problem, arch: str) -> bool:
     The kernel is correct at every M, but was not measured at this one. Where PyTorch would multiply dequantised
     operands, or one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's
     call may be faster.
-
-    Args:
-        problem: the problem of the call.
-        arch: name of the GPU's architecture.
     """
     if problem.kind == "grouped":
         return True

@@ -38,15 +38,7 @@ class PlannedProblem:
 def plan_search(
     problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
 ) -> PlannedProblem:
-    """Plan one problem.
-
-    Args:
-        problem: the problem that is tuned.
-        target: the GPU's architecture.
-        folder: where the module is written.
-        backend: name of the backend that is searched, a `SearchedBackend`.
-        limits: the part of its space that may be tried.
-    """
+    """Plan one problem."""
     searched = registry.get(SearchedBackend, backend)
     space = limits.narrow(searched.space(problem, target))
     if not limits.templates:

@@ -16,13 +16,7 @@ ROW_ALIGN_BYTES = 16
 
 
 def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) -> bool:
-    """Say whether a template is correct for a problem on a target, by features, operand types and alignment.
-
-    Args:
-        section: the template's section in a file of search spaces.
-        problem: the problem to compute.
-        target: the GPU's architecture.
-    """
+    """Say whether a template is correct for a problem on a target, by features, operand types and alignment."""
     widths = problem.a.type.width, problem.b.type.width, problem.c.type.width
     row_bytes = {name: lead * width for name, lead, width in zip("abc", problem.leads, widths, strict=True)}
     aligned = all(row_bytes[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
@@ -36,13 +30,7 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
 
 
 def computes(template: str, problem: Problem, target: Target) -> bool:
-    """Say whether a generated template computes a problem's kind (product, batch, groups), scales and layout of B.
-
-    Args:
-        template: its name.
-        problem: the problem to compute.
-        target: the GPU's architecture.
-    """
+    """Say whether a generated template computes a problem's kind (product, batch, groups), scales and layout of B."""
     facts = template_facts.kernel_template(template)
     if problem.microscaled:
         layouts = {s.layout for s in (problem.a.scaling, problem.b.scaling) if s is not None}

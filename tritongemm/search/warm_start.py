@@ -30,10 +30,6 @@ class WarmStart:
     """The winners and compiled kernels of other problems, which a strategy uses.
 
     A resumed run, in which some problems already have a record, gets the same answers as the first run.
-
-    Args:
-        turns: all problems of the run, in their order.
-        results: the records, and the trials of problems that have one.
     """
 
     def __init__(self, turns: Sequence[Problem], results: ResultsView) -> None:
@@ -80,13 +76,7 @@ def _without_size(problem: Problem) -> Problem:
 
 
 def nearest_winners(problem: Problem, backend: str, records: Iterable[Record]) -> list[Config]:
-    """Return the configs with which one backend won the solved problems nearest in size, of equal dtypes and layout.
-
-    Args:
-        problem: the problem whose neighbours are searched.
-        backend: plug-in of backends/ whose winners are returned.
-        records: results of solved problems.
-    """
+    """Return the configs with which one backend won the solved problems nearest in size, of equal dtypes and layout."""
 
     def distance(other: Problem) -> float:
         pairs = ((problem.m, other.m), (problem.n, other.n), (problem.k, other.k))

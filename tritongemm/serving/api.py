@@ -113,11 +113,7 @@ def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
 
 
 def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
-    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does.
-
-    Raises:
-        TypeError: names the operand and its type.
-    """
+    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does."""
     operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     for name, value in operands.items():
         if not torch.overrides.is_tensor_like(value):

@@ -36,9 +36,6 @@ class ResolveAfterCalls:
 
     To find the kernel that PyTorch launches costs about 1 ms, which 250 calls save, and sequences of all lengths come
     by that do not return.
-
-    Args:
-        resolve: resolves a frequent call of the size.
     """
 
     __slots__ = ("_calls_left", "_resolve")

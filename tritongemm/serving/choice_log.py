@@ -18,14 +18,7 @@ class ChoiceLog:
         self._logged: set[tuple[str, str]] = set()
 
     def log(self, key: str, device: str, resolution: Resolution, where: str) -> None:
-        """Log a line, unless the environment does not ask for it, or an equal call was logged.
-
-        Args:
-            key: of the problem.
-            device: the GPU.
-            resolution: what serves the call.
-            where: the row that it follows from; "" where there is none.
-        """
+        """Log a line, unless the environment does not ask for it, or an equal call was logged."""
         if not resolution.lasting or (key, device) in self._logged or not settings.logs_choices():
             return
         if len(self._logged) < _MOST_KEYS:

@@ -116,12 +116,7 @@ class DeviceKernels:
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def bind(self, record: Record, m: int) -> LoadedKernel | Support:
-        """Return the kernel of a record at an M, or why it can't be launched there.
-
-        Args:
-            record: one that serves this GPU.
-            m: rows; of groups that have room for equally many rows, of each.
-        """
+        """Return the kernel of a record at an M, or why it can't be launched there."""
         kernel = self.loaded_for(record)
         if kernel is None:
             return winners.is_launchable(record)

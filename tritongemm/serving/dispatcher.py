@@ -213,11 +213,6 @@ class Dispatcher:
     def resolve(self, operation: ProductOperation, key: CallKey, given: Any) -> ReadyCall:
         """Return what serves calls of a key, kept in the table for the next one.
 
-        Args:
-            operation: whose calls these are.
-            key: of the call: shapes, strides, dtypes, devices, and all operands that are no tensors.
-            given: the first call's operands.
-
         Raises:
             TypeError, InputError: operands that do not belong together.
         """

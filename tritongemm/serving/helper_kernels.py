@@ -116,12 +116,7 @@ class HelperKernels:
 
 
 class HelperCall:
-    """A kernel beside the products, made ready for one thread of a GPU.
-
-    Args:
-        prepared: its launch.
-        index: the GPU's number, as PyTorch counts.
-    """
+    """A kernel beside the products, made ready for one thread of a GPU."""
 
     __slots__ = ("_index", "_launch", "_setters")
 

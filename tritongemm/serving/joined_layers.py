@@ -63,11 +63,7 @@ class _Turns(threading.local):
 
 
 class JoinedLayers:
-    """Layers that read one input, and the one product that computes them.
-
-    Args:
-        layers: in the order of their columns. Their weights and biases become views of joined ones.
-    """
+    """Layers that read one input, and the one product that computes them."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._parameters = [layer._parameters for layer in layers]  # not the layers, which refer to this
@@ -102,12 +98,7 @@ class JoinedLayers:
                     parameters[name].data = parameters[name].data.clone()
 
     def take(self, place: int, x: Tensor) -> Tensor | None:
-        """Return a layer's result, as columns of the joined one; None where the layer is to be computed by itself.
-
-        Args:
-            place: of the layer in the group.
-            x: its input.
-        """
+        """Return a layer's result, as columns of the joined one; None where the layer is to be computed by itself."""
         if _grad() or _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0:
             return None
         turn, bit = self._turns.own, 1 << place
@@ -170,12 +161,7 @@ def _is_part(parameters: Mapping[str, Any], name: str, address: int, numel: int)
 
 
 class JoinedPart:
-    """A layer's place in its group. Copies and pickles of the layer have none: they are computed by themselves.
-
-    Args:
-        group: the layers.
-        place: of the one.
-    """
+    """A layer's place in its group. Copies and pickles of the layer have none: they are computed by themselves."""
 
     __slots__ = ("_place", "group")
 

@@ -36,14 +36,7 @@ _MOST_NAMED = 10  # records that a warning names
 def load_device(
     index: int, records: RecordTable, former: DeviceKernels | None = None, libraries: tuple[KernelLibrary, ...] = ()
 ) -> DeviceKernels:
-    """Return the kernels that a GPU can launch for tuned records.
-
-    Args:
-        index: the GPU's number, as PyTorch counts.
-        records: the tuned records of all devices.
-        former: what the GPU could launch before, whose workspaces are kept where they are large enough.
-        libraries: those that records came from, the latest last.
-    """
+    """Return the kernels that a GPU can launch for tuned records."""
     with torch.cuda.device(index):
         device = open_device(index, former.device.workspaces if former else None)
         found = DeviceKernels(device, records, TorchKernels(device), libraries=libraries)

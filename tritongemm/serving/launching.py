@@ -140,15 +140,7 @@ class PatchedCall:
 
 
 class FastCall(PatchedCall):
-    """A launch for the operands of `tritongemm.mm`; belongs to one thread.
-
-    Args:
-        kernel: the loaded kernel.
-        device: the GPU that it is loaded on.
-        shape: of the result.
-        dtype: of the result.
-        otherwise: computes the calls whose operands the kernel can't take.
-    """
+    """A launch for the operands of `tritongemm.mm`; belongs to one thread."""
 
     __slots__ = ("_otherwise",)
 
@@ -228,13 +220,6 @@ class ScaledCall(PatchedCall):
     """A launch for the operands of `tritongemm.scaled_mm`; belongs to one thread.
 
     Strides of b and of the scale factors are those of the call that it was made for.
-
-    Args:
-        kernel: the loaded kernel.
-        device: the GPU that it is loaded on.
-        shape: of the result.
-        dtype: of the result.
-        otherwise: computes the calls whose operands the kernel can't take.
     """
 
     __slots__ = ("_last_scales", "_otherwise", "_set_scale_a", "_set_scale_b")
@@ -299,14 +284,6 @@ class OperandCall(PatchedCall):
     """A launch for the operands of any operation, whose strides are those of the call that it was made for.
 
     It belongs to one thread.
-
-    Args:
-        kernel: the loaded kernel.
-        device: the GPU that it is loaded on.
-        operation: whose operands it is given.
-        given: those of the first call.
-        reading: what they mean.
-        otherwise: computes the calls whose operands the kernel can't take.
     """
 
     __slots__ = ("_addresses", "_operation", "_otherwise", "_out", "_places", "_setters")
@@ -382,7 +359,7 @@ def prepare_call(
     kernel: LoadedKernel,
     device: ServingDevice,
 ) -> ReadyCall:
-    """Return the launch of a kernel for the operands of an operation; arguments are those of `OperandCall`."""
+    """Return the launch of a kernel for the operands of an operation."""
     if operation is SCALED:
         return ScaledCall(kernel, device, *reading.result, otherwise)
     return OperandCall(kernel, device, operation, given, reading, otherwise)

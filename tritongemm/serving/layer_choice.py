@@ -165,13 +165,7 @@ def _choose(operands: ScaledOperands, dtype: torch.dtype) -> LayerChoice:
 
 
 def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> LayerChoice:
-    """Return which of two products is faster, the time of quantising A before the first one included.
-
-    Args:
-        device: has the rows.
-        scaled: what the quantised product can be taken for.
-        plain: the same product in the activations' own type.
-    """
+    """Return which of two products is faster, the time of quantising A before the first one included."""
     row = _first_record(device, scaled)
     other = device.find_record(plain)
     for found in (row, other):
@@ -207,11 +201,6 @@ def _first_record(device: DeviceKernels, problems: Iterable[Problem]) -> Record 
 def losing_type(device: DeviceKernels, n: int, k: int) -> torch.dtype | None:
     """Return the type in which a weight is worth keeping beside one with factors along K, which loses to it
     somewhere; None where no rows say so.
-
-    Args:
-        device: has the rows.
-        n: rows of the weight.
-        k: columns of the weight.
     """
     rows = device.records.list_records(device.device.arch, device.device.compute_units)
     held = [r.problem for r in rows if (r.problem.n, r.problem.k) == (n, k)]

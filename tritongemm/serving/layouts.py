@@ -107,11 +107,7 @@ def unpack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
 
 
 def _checked(w: Tensor, order: str) -> WeightLayout:
-    """Return the layout, which has a place for all elements of a weight.
-
-    Raises:
-        InputError: it has not.
-    """
+    """Return the layout, which has a place for all elements of a weight."""
     layout = registry.get(WeightLayout, order)
     check_tensors({"w": w})
     if w.dim() != 2 or not w.numel() or not w.is_contiguous():
@@ -125,11 +121,7 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
 
 
 def _check_floats(scales: Tensor, layout: str) -> None:
-    """Refuse what is no tensor of float32 factors.
-
-    Raises:
-        TypeError, InputError: as `pack_scales`.
-    """
+    """Refuse what is no tensor of float32 factors."""
     check_tensors({"scales": scales})
     if scales.dtype != torch.float32 or scales.dim() != 2 or not scales.numel():
         raise InputError(

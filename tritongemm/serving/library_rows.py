@@ -13,10 +13,6 @@ _MOST_NAMED = 10  # entries that a warning names
 def read_library(path: Path, stacklevel: int = 4) -> tuple[KernelLibrary, list[SourceRow]]:
     """Return a library and its usable entries. A warning names the others, whose sizes have no row.
 
-    Args:
-        path: a folder or an archive.
-        stacklevel: whose call a warning names.
-
     Raises:
         InputError: it can't be read, or holds no usable entry.
     """

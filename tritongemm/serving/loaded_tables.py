@@ -101,10 +101,6 @@ class LoadedTable:
 def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
     """Return the records of a results file or a library, or those given, with what distinguishes them from others.
 
-    Args:
-        source: a path, or records.
-        family: what another tool calls what the file is of; "" where only the file says.
-
     Raises:
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
@@ -161,13 +157,7 @@ def combined_digest(tables: Sequence[LoadedTable]) -> str:
 
 
 def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: int = 1) -> None:
-    """Log which tables serve a GPU, and warn where another rank loaded other tables.
-
-    Args:
-        tables: all that were loaded.
-        device: the GPU and its kernels.
-        generation: how often tables were added.
-    """
+    """Log which tables serve a GPU, and warn where another rank loaded other tables."""
     if not tables:
         return
     _LOG.info("%s", describe(tables, device))
@@ -200,13 +190,7 @@ def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) 
 
 
 def why_weight_is_idle(tables: Sequence[LoadedTable], weight: tuple[int, int], device: DeviceKernels | None) -> str:
-    """Return why no row of tables serves a linear layer on a GPU, behind the number of such layers; "" where one does.
-
-    Args:
-        tables: all that were loaded.
-        weight: N and K of the layer.
-        device: the GPU and its kernels; None for no GPU.
-    """
+    """Return why no row of tables serves layers of a weight (N, K) on a GPU, behind their number; "" if one does."""
     if device is None:
         return "on no GPU, so that PyTorch computes them"
     records = (record for table in tables for record in table.records if is_layer(record.problem))
@@ -265,11 +249,7 @@ def _read_aiters(config: AiterConfig) -> LoadedTable | None:
 
 
 def merge(tables: Sequence[LoadedTable]) -> tuple[LoadedTable, ...]:
-    """Return the tables without the rows that a better one shadows; one line is logged for all of those.
-
-    Args:
-        tables: in the order in which they are preferred where rows are equally fast.
-    """
+    """Return the tables without the rows that a better one shadows; one line is logged for all of those."""
     best: dict[RowKey, SourceRow] = {}
     rows = [row for table in tables for row in table.rows]
     for row in rows:

@@ -116,12 +116,7 @@ def steps_for(*given: Any) -> MixtureSteps:
 
 
 class MoeKernels:
-    """The steps by a kernel each, in one thread; where there is none for a step, by PyTorch's operations.
-
-    Args:
-        device: the GPU, which is PyTorch's current device.
-        table: what is ready in the thread.
-    """
+    """The steps by a kernel each, in one thread; where there is none for a step, by PyTorch's operations."""
 
     def __init__(self, device: DeviceKernels, table: dict[Any, Any]) -> None:
         self._device, self._table = device, table

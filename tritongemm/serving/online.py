@@ -71,15 +71,7 @@ class OnlineBudget:
 
 
 class OnlineTuner:
-    """The algorithms found for one device.
-
-    Args:
-        device: the GPU.
-        store: what processes found before.
-        budget: of this process.
-        library: whose algorithms are tried; None where there is none.
-        make_race: makes the race of a size.
-    """
+    """The algorithms found for one device."""
 
     def __init__(
         self,
@@ -186,13 +178,7 @@ class OnlineTuner:
         return record
 
     def _load(self, record: Record, library: LibraryBackend, race: AlgorithmRace | None) -> OnlineKernel | Support:
-        """Return the algorithm as calls launch it, which is checked too; a reason where the baseline won.
-
-        Args:
-            record: what was found.
-            library: whose algorithm it is.
-            race: that found it; None where an earlier process did.
-        """
+        """Return the algorithm as calls launch it, which is checked too; a reason where the baseline won."""
         device, problem = self._device, record.problem
         if record.winner != library.name:
             return Support(f"{record.library} was the fastest for {problem.key} ({printable(record.verified)})")

@@ -37,11 +37,7 @@ class LaunchClock(Protocol):
 
 
 class StreamClock:
-    """Times launches on PyTorch's current stream by events, each after the cache was overwritten.
-
-    Args:
-        device: PyTorch's name of the GPU.
-    """
+    """Times launches on PyTorch's current stream by events, each after the cache was overwritten."""
 
     def __init__(self, device: torch.device) -> None:
         self._flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device=device)
@@ -201,13 +197,9 @@ class AlgorithmRace:
 def _race(
     baselines: list[TimedAlgorithm], best: list[TimedAlgorithm], clock: LaunchClock, deadline: float
 ) -> TimedAlgorithm | None:
-    """Return the winner of rounds in which all take turns; one round is always held.
+    """Return the winner of rounds in which all take turns; one round is held at least.
 
-    Args:
-        baselines: the baseline, which must be beaten by `MARGIN`; empty where it is wrong.
-        best: the fastest algorithms.
-        clock: times launches.
-        deadline: when no other round begins.
+    The baseline, where it is right, must be beaten by `MARGIN`.
     """
     racing = [*baselines, *best]
     if not best:

@@ -41,12 +41,7 @@ _Key = tuple[Problem, str, int]
 
 
 class OnlineStore:
-    """The records that processes of this user found.
-
-    Args:
-        path: their file, made when there is something to keep.
-        csv: AITER's file.
-    """
+    """The records that processes of this user found."""
 
     def __init__(self, path: Path, csv: Path) -> None:
         self._path, self._csv = path, csv
@@ -60,12 +55,7 @@ class OnlineStore:
         return next((record for record in reversed(found) if record.toolchain.get(library) == version), None)
 
     def add(self, record: Record, algorithm: Config | None) -> None:
-        """Keep a record; where a file can't be written, a warning says so.
-
-        Args:
-            record: what was found.
-            algorithm: the fastest as the library lists it; None where it lists none.
-        """
+        """Keep a record; where a file can't be written, a warning says so."""
         self._append(self._path, json.dumps(record.to_json()), "", lambda text: True)
         if algorithm is not None:
             row = csv_row(record.problem, algorithm)
@@ -109,12 +99,6 @@ def _record(line: bytes) -> Record | None:
 def append_line(path: Path, line: str, header: str, is_wanted: Callable[[str], bool]) -> None:
     """Append a line to a text that other processes append to as well.
 
-    Args:
-        path: the file; made when absent.
-        line: what to append.
-        header: the first line; "" where there is none.
-        is_wanted: whether a file that holds this text lacks the line.
-
     Raises:
         OSError: it can't be written, or begins with another line.
     """
@@ -131,12 +115,7 @@ def append_line(path: Path, line: str, header: str, is_wanted: Callable[[str], b
 
 
 def csv_row(problem: Problem, algorithm: Config) -> str:
-    """Return a row of AITER's file: column-major, so that m counts the columns of C and n its rows, A is the weight.
-
-    Args:
-        problem: of a linear layer.
-        algorithm: as the library lists it.
-    """
+    """Return a row of AITER's file: column-major, so that m counts the columns of C and n its rows, A is the weight."""
     m, n, k = problem.n, problem.m, problem.k
     a, b, c = (_TYPES.get(name, name) for name in (problem.b.dtype, problem.a.dtype, problem.c.dtype))
     compute = "i32_r" if problem.a.type.is_integer else "f32_r"

@@ -49,11 +49,6 @@ class Patch:
         patched: names of the layers that are served.
         left: names of the linear layers that were not changed, with the reasons.
         joined: names of the layers that are computed together, group by group.
-
-    Args:
-        layers: the served layers by name, with their original classes.
-        left: see above.
-        groups: the joined layers, by the names of their group.
     """
 
     def __init__(

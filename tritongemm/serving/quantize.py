@@ -88,12 +88,7 @@ def own_fp8(device: torch.device) -> torch.dtype:
 
 
 def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) -> torch.dtype:
-    """Return the type to quantise to.
-
-    Raises:
-        TypeError: x is no tensor.
-        InputError: names the argument.
-    """
+    """Return the type to quantise to."""
     check_tensors({"x": x})
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
@@ -111,11 +106,7 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
 
 
 def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
-    """Return the type to quantise to with powers of two.
-
-    Raises:
-        InputError: names the argument.
-    """
+    """Return the type to quantise to with powers of two."""
     if layout not in microscaling.layouts():
         raise InputError(f"layout is {layout!r}; powers of two can be in {', '.join(microscaling.layouts())}")
     if dtype not in microscaling.FORMATS:
@@ -151,11 +142,7 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Q
 
 
 def _of_no_rows(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:
-    """Return what no rows are quantised to; a factor that all numbers share is there all the same, and is 1.
-
-    Raises:
-        InputError: it is K that is 0.
-    """
+    """Return what no rows are quantised to; a factor that all numbers share is there all the same, and is 1."""
     if not x.shape[-1]:
         raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
     q, factors = empty_pair(x, granularity, dtype, layout)
@@ -231,11 +218,7 @@ def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
 
 
 def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
-    """Return the kernel for activations like x, of a library, or compiled where the cache lacks it.
-
-    Raises:
-        TritonGemmError, OSError: there is none.
-    """
+    """Return the kernel for activations like x, of a library, or compiled where the cache lacks it."""
     from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 
     target, k, microscaled = device.target, x.shape[-1], granularity == "mx"

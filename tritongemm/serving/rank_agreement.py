@@ -12,10 +12,6 @@ def agree(digest: str, generation: int = 1) -> bool:
     Ranks compare through the store that they met in, not through a collective operation: no rank waits for one that
     loads later, or for one that loads nothing, which is therefore not noticed. Without torch.distributed, or before it
     is initialised, there is no other rank to compare with.
-
-    Args:
-        digest: what distinguishes this rank's tables from others.
-        generation: how many tables it stands for, as ranks may add tables one after the other.
     """
     from torch import distributed  # when asked: commands that run no kernel read tables without PyTorch
 

@@ -13,10 +13,6 @@ from tritongemm.serving.source_row import SourceRow
 def read_source(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> list[SourceRow]:
     """Return the tuned rows of a results file, or the records given.
 
-    Args:
-        source: a path, or records.
-        family: what another tool calls what the file is of; "" where only the file says.
-
     Raises:
         InputError: the file can't be read, is no regular file, or holds no tuned result.
         TypeError: neither a path nor records.
@@ -36,11 +32,7 @@ def read_source(source: str | os.PathLike[str] | Iterable[Record], family: str =
 
 
 def _require_regular(path: str) -> None:
-    """Refuse what is there but no file with an end, such as a pipe or a device: reading it might never return.
-
-    Raises:
-        InputError: it is no regular file.
-    """
+    """Refuse what is there but no file with an end, such as a pipe or a device: reading it might never return."""
     if "\0" in path:
         raise InputError(f"{path!r:.100} can't be the name of a file")
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):

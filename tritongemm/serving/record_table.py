@@ -40,9 +40,6 @@ class RecordTable:
 
     A record of another number of compute units does not serve a device: the split and the order of a grid follow from
     that number. A record that names none serves every device of its target, after those that name the device's own.
-
-    Args:
-        rows: the records, with or without their places.
     """
 
     def __init__(self, rows: Iterable[Record | SourceRow] = ()) -> None:
@@ -67,13 +64,7 @@ class RecordTable:
         return row.record if isinstance(row, SourceRow) else row
 
     def find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | Support:
-        """Return the row of a problem on a device: its own, a range's or a padded M's, or why there is none.
-
-        Args:
-            problem: what is asked for.
-            arch: the device's architecture, which is its target's name.
-            compute_units: how many the device has.
-        """
+        """Return the row of a problem on a device: its own, a range's or a padded M's, or why there is none."""
         row = self._find_row(problem, arch, compute_units)
         return row or Support(self._why_none(problem, arch, compute_units))
 
@@ -119,11 +110,6 @@ class RecordTable:
         """Return the rows of a product at any M that serve a device: of its M and more, then less, nearest first.
 
         How the rows of groups were spread does not count.
-
-        Args:
-            problem: what is asked for.
-            arch: the device's architecture.
-            compute_units: how many the device has.
         """
         size = rows_of(problem)
 

@@ -37,10 +37,6 @@ class ServedRegion:
     Regions may be nested, and one may be entered again. Modules that hold a function of their own since before
     (``from torch.nn.functional import linear``) and callers in C++ are not served. Under torch.compile a linear layer
     is the opaque operation ``torch.ops.tritongemm.mm``; what is compiled outside of the region is not served.
-
-    Args:
-        source: tuned records, see `serve`.
-        dispatcher: has the records and the loaded kernels.
     """
 
     def __init__(self, source: str | os.PathLike[str] | Iterable[Record] | None, dispatcher: Dispatcher) -> None:
@@ -93,22 +89,13 @@ def serve(source: str | os.PathLike[str] | Iterable[Record] | None = None) -> Se
 
 @dataclass(frozen=True)
 class _Replacement:
-    """A function of PyTorch, and what stands in its place.
-
-    Attributes:
-        owner: the module or class that has it.
-        name: its name there.
-        original: the function.
-        inherited: whether the class has it from another.
-        switch: a list that is not empty while the function is replaced.
-        function: what stands in its place.
-    """
+    """A function of PyTorch, and what stands in its place."""
 
     owner: Any
     name: str
     original: Function
-    inherited: bool
-    switch: list[bool]
+    inherited: bool  # the class has it from another
+    switch: list[bool]  # not empty while the function is replaced
     function: Function
 
     def restore(self) -> None:

@@ -29,12 +29,7 @@ def is_mixture(module: nn.Module) -> bool:
 
 
 def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
-    """Return why the experts of a layer are not served; "" where they can be.
-
-    Args:
-        module: the experts.
-        known: weights that have a row.
-    """
+    """Return why the experts of a layer are not served; "" where they can be."""
     if "forward" in vars(module):
         return "another library replaced its forward"
     for name, usual in _USUAL.items():

@@ -29,12 +29,7 @@ def is_fp8_layer(module: nn.Module) -> bool:
 
 
 def why_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
-    """Return why such a layer is not served; "" where it can be. Its factors are read once, waiting for the GPU.
-
-    Args:
-        module: the layer.
-        weights: (N, K) of the weights with scales that have a row.
-    """
+    """Return why such a layer is not served; "" where it can be. Its factors are read once, waiting for the GPU."""
     if "forward" in vars(module):
         return "another library replaced its forward"
     weight, scale = module.weight, module.weight_scale_inv
@@ -89,12 +84,7 @@ def _is_as_patched(module: Any) -> bool:
 
 
 def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
-    """Keep a layer's weight without quantisation too, where rows say that it is the faster one at some M.
-
-    Args:
-        module: the layer.
-        device: the kernels of its device; None where there are none.
-    """
+    """Keep a layer's weight without quantisation too, where rows say that it is the faster one at some M."""
     n, k = module.weight.shape
     dtype = None if device is None else losing_type(device, n, k)
     if dtype is None:

@@ -43,12 +43,7 @@ class ServingDevice:
 
 
 def open_device(index: int, workspaces: WorkspacePool | None = None) -> ServingDevice:
-    """Return a GPU of this machine, which becomes the driver's current one.
-
-    Args:
-        index: its number, as PyTorch counts; PyTorch's current device.
-        workspaces: those that it had before.
-    """
+    """Return a GPU of this machine, which becomes the driver's current one."""
     torch_device = torch.device("cuda", index)
     vendor = driver.find_vendor()
     assert vendor is not None, "PyTorch sees a GPU, its driver does not"

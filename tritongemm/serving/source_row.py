@@ -50,12 +50,7 @@ def describe_kernel(record: Record) -> str:
 
 
 def padded_ms(m: int, n: int) -> Iterator[int]:
-    """Yield the M at which AITER looks a call up that has no row of its own M, the finer steps first.
-
-    Args:
-        m: rows of the call.
-        n: columns of its result.
-    """
+    """Yield the M at which AITER looks a call up that has no row of its own M, the finer steps first."""
     step = next((step for most, step in _STEPS if m <= most), _STEP_ABOVE)
     yield round_up(m, step)
     yield _LARGE_M if m > _LARGE_M and n > _LARGE_N else 1 << (m - 1).bit_length()

@@ -30,13 +30,7 @@ ACCEPTED_ERROR_FACTOR = 1.1
 
 
 def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) -> Support:
-    """Return whether a kernel computes its problem with the tools that are installed, or what is wrong with it.
-
-    Args:
-        kernel: the loaded kernel.
-        record: the result that chose it.
-        device: the GPU that it is loaded on.
-    """
+    """Return whether a kernel computes its problem with the tools that are installed, or what is wrong with it."""
     tools = f"Triton {settings.version('triton')}, torch {settings.version('torch')}"
     problem = record.problem
     family = registry.get(Family, problem.family)
@@ -65,13 +59,7 @@ class LoadedCode:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def function(self, device: ServingDevice, code: bytes, launch: Launch) -> driver.Function:
-        """Return the function of a launch, loaded by the first caller.
-
-        Args:
-            device: the GPU.
-            code: the code object, whose hash the launch has.
-            launch: names the function.
-        """
+        """Return the function of a launch, loaded by the first caller."""
         key = launch.sha256, launch.symbol
         if key not in self.functions:
             with torch.cuda.device(device.index), device.driver_device.relaxed():
@@ -82,14 +70,7 @@ class LoadedCode:
 
 
 class StoredKernel:
-    """A library's kernel on a GPU; it is read, and its hash compared, when it is first called.
-
-    Args:
-        device: the GPU.
-        record: the result that chose it.
-        code: where it is.
-        loaded: what is loaded on the GPU already.
-    """
+    """A library's kernel on a GPU; it is read, and its hash compared, when it is first called."""
 
     def __init__(self, device: ServingDevice, record: Record, code: StoredCode, loaded: LoadedCode) -> None:
         self._device, self._record, self._code, self._loaded = device, record, code, loaded

@@ -16,11 +16,7 @@ _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length mus
 
 
 class TorchKernels:
-    """PyTorch's kernels on one device, each looked for once.
-
-    Args:
-        device: the device; its workspaces grow to what PyTorch gives the library, where a kernel needs any.
-    """
+    """PyTorch's kernels on one device, each looked for once."""
 
     def __init__(self, device: ServingDevice) -> None:
         self._device = device

@@ -66,13 +66,7 @@ def define_operation(
 
 
 def define(operation: Operation, compute: Callable[..., Any], has_gradients: bool = True) -> Callable[..., Any]:
-    """Define an operation's operator, as `define_operation`.
-
-    Args:
-        operation: has the schema, what is known of results, and PyTorch's result.
-        compute: what it does with tensors of a GPU or a CPU.
-        has_gradients: whether it may be traced where a gradient is wanted.
-    """
+    """Define an operation's operator, as `define_operation`."""
 
     def infer(*args: Any, **named: Any) -> Tensor:
         return operation.infer(operation.operands(*args, **named))
@@ -92,11 +86,7 @@ def _define(schema: str, compute: Callable[..., Any], infer: Callable[..., Any])
 
 
 def _check_together(name: str, given: Sequence[Any]) -> None:
-    """Refuse tensors of several devices, which a tracer would let pass: it never sees the checks of a call.
-
-    Raises:
-        InputError: names the operation and the devices.
-    """
+    """Refuse tensors of several devices, which a tracer would let pass: it never sees the checks of a call."""
     devices = {str(value.device): None for value in given if isinstance(value, Tensor)}
     if len(devices) > 1:
         raise InputError(f"{name}: the operands are on {' and '.join(devices)}; move them to one device")

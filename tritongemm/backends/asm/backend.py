@@ -173,11 +173,7 @@ def _config(row: KernelRow, target: Target, split: int) -> Config:
 
 
 def _find_row(config: Config, problem: Problem, target: Target, manifests: Sequence[Path]) -> tuple[KernelRow, bytes]:
-    """Return the manifest's row of a config's kernel, and its code or source (empty where the file is missing).
-
-    Raises:
-        InputError: no manifest holds the kernel.
-    """
+    """Return the manifest's row of a config's kernel, and its code or source (empty where the file is missing)."""
     rows = [r for r in _rows(manifests) if r.symbol == config.template]
     if not rows:
         raise InputError(
@@ -200,13 +196,6 @@ def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
 
 def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tuple[KernelInfo, tuple[Field, ...]]:
     """Return a row's kernel in its code object, and its parameters, if row and object agree.
-
-    Args:
-        row: the manifest's row.
-        code: the code object.
-        arch: architecture.
-        wave: threads of a wave.
-        lds: bytes of LDS that a workgroup may use.
 
     Raises:
         InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or

@@ -139,11 +139,7 @@ def _key(name: str) -> str:
 
 
 def _cells(path: Path, number: int, line: str) -> list[str]:
-    """Return the cells of a line, without the blanks around them.
-
-    Raises:
-        InputError: the line is no CSV, e.g. because a cell is too long for any.
-    """
+    """Return the cells of a line, without the blanks around them."""
     try:
         return [cell.strip() for cell in next(csv.reader([line]))]
     except csv.Error as error:

@@ -94,10 +94,6 @@ class Field:
 def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
     """Return the layout of a kernel: a declared one, or the names of its parameters in order.
 
-    Args:
-        text: the manifest's column; "" to select by the symbol.
-        symbol: the kernel's.
-
     Raises:
         InputError: an unknown layout or parameter; lists the known ones.
     """

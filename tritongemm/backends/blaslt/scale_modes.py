@@ -46,14 +46,7 @@ def modes(problem: Problem) -> tuple[str, str] | None:
 
 
 def supports(problem: Problem, target: Target, vendor: str | None, version: Callable[[], int]) -> Support:
-    """Say whether the library applies a problem's factors on a target.
-
-    Args:
-        problem: the problem to compute.
-        target: the GPU's architecture.
-        vendor: of this machine's GPU; None if there is none.
-        version: queries the version of this machine's library.
-    """
+    """Say whether the library applies a problem's factors on a target."""
     scales = coverage(problem)
     if not scales:
         return SUPPORTED

@@ -95,13 +95,7 @@ class LoadedAlgorithm:
 
 
 def load_tuned(record: Record, device_index: int, device: driver.Device) -> LoadedAlgorithm | Support:
-    """Load the algorithm that won a record, or say why it can't be called here.
-
-    Args:
-        record: of a problem as `LoadedAlgorithm` takes it.
-        device_index: PyTorch's index of the current device.
-        device: the same, in the driver.
-    """
+    """Load the algorithm that won a record, or say why it can't be called here."""
     problem = record.problem
     if problem.batch > 1 and problem.extras:
         return Support("the library adds no bias to a batch, and scales none")
@@ -117,11 +111,7 @@ def load_tuned(record: Record, device_index: int, device: driver.Device) -> Load
 
 
 def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[PreparedMatmul, Algorithm]:
-    """Return the product of a problem's operands prepared, with the algorithm that a config names.
-
-    Raises:
-        LookupError: the library does not offer it for this product.
-    """
+    """Return the product of a problem's operands prepared, with the algorithm that a config names."""
     fast, requested = bool(config.option("fast")), blaslt.REQUESTED[blaslt.library().table.vendor]
     prepared = _prepare(problem, device_index, blaslt.WORKSPACE_BYTES, requested, fast=fast)
     algorithm = blaslt.find(prepared, config, blaslt.version())
@@ -158,11 +148,7 @@ def load_first_choice(
 def _prepare(
     problem: Problem, device_index: int, workspace_bytes: int, requested: int, **changes: Any
 ) -> PreparedMatmul:
-    """Return the product of dense operands prepared, with `changes` to the fields of `Matmul`.
-
-    Raises:
-        LookupError: the library can't read the problem's scales.
-    """
+    """Return the product of dense operands prepared, with `changes` to the fields of `Matmul`."""
     library = blaslt.library()
     apart = [prod(spec.shape) if spec.batch else 0 for spec in list(problem.operands.values())[:3]]
     matmul = blaslt.to_matmul(problem, problem.leads, apart, _ALIGNMENT_BYTES, library.table.vendor)

@@ -53,12 +53,7 @@ def load_torch_default(
 
 
 def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
-    """Return the bytes of workspace that PyTorch, as it is set, gives the library; None if its kernel isn't known.
-
-    Args:
-        problem: as for `load_torch_default`.
-        arch: the device's architecture.
-    """
+    """Return the bytes of workspace that PyTorch, as it is set, gives the library; None if its kernel isn't known."""
     release = ".".join(torch.__version__.split(".")[:2])
     known = WORKSPACE_BYTES.get((arch, release, torch.version.cuda or ""))
     dtypes = {problem.a.dtype, problem.b.dtype, problem.c.dtype}

@@ -160,11 +160,7 @@ class CkBackend(KernelBackend):
 
 
 def _headers() -> tuple[Path, ...]:
-    """Return the folders of CK's headers, its own first.
-
-    Raises:
-        UnavailableError: there are none; says where it looked.
-    """
+    """Return the folders of CK's headers, its own first."""
     wheel = wheel_folders("aiter_meta/3rdparty/composable_kernel")
     chosen = settings.ck_folder()
     places = [chosen] if chosen else [Path("/opt/rocm"), *wheel]

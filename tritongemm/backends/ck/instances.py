@@ -75,11 +75,7 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _fitted(config: Config, problem: Problem) -> dict[str, Any]:
-    """Return `shape` without what fits any problem, so that only the relevant part of a config is read.
-
-    Raises:
-        Misfit: the config can't be one for this problem.
-    """
+    """Return `shape` without what fits any problem, so that only the relevant part of a config is read."""
     form = config.template.removesuffix(SHUFFLED)
     if is_shuffled(config) != (problem.b.order != PLAIN):
         raise Misfit(f"template {config.template} does not read B in the order {problem.b.order}")
@@ -98,11 +94,7 @@ def is_shuffled(config: Config) -> bool:
 
 
 def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the template parameters of an instance that reads B in AITER's order; complete blocks along N and K.
-
-    Raises:
-        Misfit: it can't be one for this problem.
-    """
+    """Return the template parameters of an instance that reads B in AITER's order; complete blocks along N and K."""
     if found["xdl"] != _SHUFFLED_SIDE or config.split_k > 1:
         raise Misfit(f"B in the order {problem.b.order} is for instructions of {_SHUFFLED_SIDE}, K is not split")
     if problem.n % config.block_n or problem.k % config.block_k:
@@ -126,11 +118,7 @@ def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
 
 
 def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Return the template parameters of an instance for fp8 with scales of 1 x 128 of A and 128 x 128 of B.
-
-    Raises:
-        Misfit: it can't be one for this problem.
-    """
+    """Return the template parameters of an instance for fp8 with scales of 1 x 128 of A and 128 x 128 of B."""
     n, k = config.block_n, config.block_k
     if k % SCALED_BLOCK or problem.k % k or config.split_k > 1:
         raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {SCALED_BLOCK}, and is not split")
@@ -140,11 +128,7 @@ def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Return the template parameters of an instance whose scales, if any, the epilogue applies.
-
-    Raises:
-        Misfit: threads don't divide.
-    """
+    """Return the template parameters of an instance whose scales, if any, the epilogue applies."""
     m, n, k = config.tile
     xdl, threads = config.option("xdl", 16), config.num_warps * WAVE
     wave_m = config.option("wave_m", 1)

@@ -155,11 +155,7 @@ def _shares_tiles(config: Config) -> bool:
 
 
 def _headers() -> Path:
-    """Return the folder of CUTLASS's headers.
-
-    Raises:
-        UnavailableError: there are none; says where it looked.
-    """
+    """Return the folder of CUTLASS's headers."""
     chosen = settings.cutlass_folder()
     places = [chosen] if chosen else wheel_folders("cutlass_library/source")
     for place in places:
@@ -172,11 +168,7 @@ def _headers() -> Path:
 
 @cache
 def _nvcc() -> str:
-    """Return the path of NVIDIA's compiler.
-
-    Raises:
-        UnavailableError: it is on neither the PATH nor in /usr/local/cuda/bin.
-    """
+    """Return the path of NVIDIA's compiler."""
     bundled = Path("/usr/local/cuda/bin/nvcc")
     found = shutil.which("nvcc") or (str(bundled) if bundled.is_file() else None)
     if found is None:

@@ -73,13 +73,7 @@ def _contiguous(problem: Problem, operands: Operands, into_c: bool, overlap: boo
 
 @dataclass(frozen=True)
 class _Order:
-    """Rows of groups, each group padded to a multiple.
-
-    Attributes:
-        rows: with padding.
-        places: of each row in the padded order.
-        groups: the group of each row, -1 of padding.
-    """
+    """Rows of groups, each group padded to a multiple."""
 
     rows: int
     places: Tensor
@@ -119,14 +113,7 @@ def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
 
 
 def _with_scales(problem: Problem, operands: Operands, a: Tensor, of_a: Tensor | None) -> tuple[object, object]:
-    """Return a and B as the package takes them: with their factors, where there are any.
-
-    Args:
-        problem: has B's.
-        operands: of it.
-        a: as it is given.
-        of_a: its factors, groups along K before rows.
-    """
+    """Return a and B as the package takes them: with their factors, where there are any."""
     import torch
 
     b = operands["b"].mT

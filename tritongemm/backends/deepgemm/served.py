@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 def load(record: Record, device_index: int, device: driver.Device) -> LoadedProduct | Support:
-    """Return a record's product, or why it can't be called at any addresses.
-
-    Args:
-        record: of a problem that the backend supports.
-        device_index: the current device, as PyTorch counts.
-        device: the same, as the driver knows it.
-    """
+    """Return a record's product, or why it can't be called at any addresses."""
     if not (as_they_are := _reads_as_they_are(record.problem)):
         return as_they_are
     try:

@@ -26,12 +26,7 @@ def function(problem: Problem) -> str:
 
 
 def product(problem: Problem, operands: Operands) -> Callable[[], object] | None:
-    """Return a call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function.
-
-    Args:
-        problem: dtypes, layouts, the bias and what is shared.
-        operands: C is written.
-    """
+    """Return a call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function."""
     import torch
 
     name, c = function(problem), operands["c"]
@@ -60,13 +55,7 @@ def single(problem: Problem) -> Problem:
 def one_after_another(
     problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Callable[[], object] | None]
 ) -> Callable[[], object] | None:
-    """Return a call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none.
-
-    Args:
-        problem: a batch.
-        operands: C is written.
-        call_of: makes the call of a single product.
-    """
+    """Return a call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none."""
     one, specs = single(problem), problem.operands
     if one.m != problem.m:
         flat = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}

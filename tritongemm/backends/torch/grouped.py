@@ -29,13 +29,7 @@ def function(problem: Problem) -> str:
 
 
 def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], object] | None:
-    """Return a call that computes C as a user of PyTorch would, or None where PyTorch has none.
-
-    Args:
-        problem: a grouped one.
-        operands: of it.
-        into: C is written, by a copy where PyTorch gives its own memory.
-    """
+    """Return a call that computes C as a user of PyTorch would, or None where PyTorch has none."""
     import torch
 
     name = function(problem)

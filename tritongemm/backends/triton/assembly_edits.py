@@ -147,9 +147,6 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
 def edit(assembly: str) -> str:
     """Return a kernel's PTX with its marks applied.
 
-    Args:
-        assembly: as Triton's compiler made it, of one kernel.
-
     Raises:
         UnknownAssemblyError: what a mark announces is not there.
     """

@@ -232,15 +232,7 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
 
 
 def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: int) -> Artifact:
-    """Return the artifact of a code object, whose status says whether the target has the memory that it needs.
-
-    Args:
-        job: what was compiled.
-        meta: what Triton says of the code object.
-        code: the code object.
-        edited: marks in its assembly were carried out.
-        cluster: programs that are launched as a cluster.
-    """
+    """Return the artifact of a code object, whose status says whether the target has the memory that it needs."""
     found, limit = code_object.read(code)[0], job.identity["lds"]
     shared = max(int(meta.shared), found.shared)
     built = Artifact(

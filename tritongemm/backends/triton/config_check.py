@@ -96,12 +96,7 @@ class ListedTemplate:
 
 @cache
 def _templates(target: str, folder: Path) -> dict[str, ListedTemplate]:
-    """Return the templates of all targets' search spaces, as a kernel that one file lists may be correct elsewhere.
-
-    Args:
-        target: name of the target that asks, whose own file must be right.
-        folder: of the files.
-    """
+    """Return the templates of all targets' search spaces, as a kernel that one file lists may be correct elsewhere."""
     sections: dict[str, list[Mapping[str, Any]]] = {}
     own = target_files.space_file(target)["templates"]
     for name in [target, *(n for n in target_files.target_names() if n != target)]:

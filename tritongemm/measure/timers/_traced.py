@@ -13,13 +13,7 @@ from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, Kernel
 
 
 class TracedClock:
-    """Times replays of captured graphs by the records of their kernels.
-
-    Args:
-        tracer: the profiler.
-        wait: waits for the device.
-        stream: handle of the stream the graphs run on.
-    """
+    """Times replays of captured graphs by the records of their kernels."""
 
     ATTEMPTS = 3  # traces that are taken at most, if each is refused
     RECORDS_TIMEOUT_SECONDS = 1.0  # how long a late record is waited for

@@ -18,12 +18,7 @@ class EventsTimer(Timer):
 
 
 class EventsClock:
-    """Times replays of captured graphs.
-
-    Args:
-        device: whose events are used.
-        stream: handle of the stream the graphs run on.
-    """
+    """Times replays of captured graphs."""
 
     def __init__(self, device: Device, stream: int) -> None:
         self._stream = stream

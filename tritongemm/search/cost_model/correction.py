@@ -97,12 +97,7 @@ class Correction:
         return np.asarray((np.clip(rows, self.low, self.high) - self.mean) / self.spread)
 
     def factors(self, configs: Sequence[Config], rows: Floats) -> Floats:
-        """Return the factors for the analytical model's seconds, [n].
-
-        Args:
-            configs: the candidates.
-            rows: their features.
-        """
+        """Return the factors for the analytical model's seconds, [n]."""
         unit = self.scaled(rows)
         logs = np.clip(unit @ self.linear + ((unit @ self.products) * unit).sum(axis=1), -self.most, self.most)
         known = [c.is_generated and c.template in self.templates for c in configs]

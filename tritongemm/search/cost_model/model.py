@@ -111,14 +111,7 @@ def best_seconds(
 def features(
     configs: Sequence[Config], problem: Problem, target: Target, templates: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """Return the data that a correction is fitted to: uncorrected seconds, [n], and features, [n, features].
-
-    Args:
-        configs: candidates, each once.
-        problem: the problem they compute.
-        target: the GPU's architecture.
-        templates: names of the templates that have a feature.
-    """
+    """Return the data that a correction is fitted to: uncorrected seconds, [n], and features, [n, features]."""
     launches = LaunchColumns.gather(configs, problem, target, [None] * len(configs))
     terms, seconds = _times(launches, problem, target, warm=False)
     return seconds, correction.features(configs, problem, target, launches.demand(terms, seconds), templates)

@@ -56,13 +56,7 @@ class ListedCandidates:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some axes of a product, and which combinations of their values are left.
-
-    Attributes:
-        axes: places of the axes in the template's space, ascending.
-        values: values of each of these axes.
-        left: an array with one dimension for each of these axes.
-    """
+    """Some axes of a product, and which combinations of their values are left."""
 
     axes: tuple[int, ...]
     values: tuple[tuple[int, ...], ...]

@@ -47,12 +47,7 @@ def features(kept: CandidateSet, expected: Predictions, problem: Problem, target
 
 
 class Surrogate:
-    """Expected times of all kept configs of one problem, given the trials so far.
-
-    Args:
-        rows: features of all candidates.
-        prior: log of the seconds that the analytical model predicts for each.
-    """
+    """Expected times of all kept configs of one problem, given the trials so far."""
 
     def __init__(self, rows: Floats, prior: Floats) -> None:
         deviation = rows.std(axis=0)

@@ -151,7 +151,7 @@ def test_every_method_to_fill_is_reported() -> None:
 
 
 def test_the_import_table_is_the_one_that_is_held() -> None:
-    text = (DOCS / "explanation/architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
+    text = (DOCS / "architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
     table: dict[str, tuple[int, set[str]]] = {}
     for level, packages, allowed in re.findall(r"(?m)^\| (\d) \| ([\w, ]+) \| ([^|]+) \|$", text):
         others = set(allowed.split(", ")) if not allowed.startswith(("nothing", "all ")) else set()
@@ -161,7 +161,7 @@ def test_the_import_table_is_the_one_that_is_held() -> None:
 
 
 def test_the_states_of_a_size_are_those_of_the_code() -> None:
-    text = (DOCS / "explanation/architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
+    text = (DOCS / "architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
     rows = re.findall(r"(?m)^\| `(\w+)` \| .+ \| ([^|]*) ?\|$", text)
     assert {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows} == {
         state.value: {one.value for one in following} for state, following in NEXT_STATES.items()

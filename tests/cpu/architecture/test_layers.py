@@ -1,4 +1,4 @@
-"""Imports go down the table of docs/explanation/architecture.md: deferred ones, types and roles of children too."""
+"""Imports go down the table of docs/architecture.md: deferred ones, types and roles of children too."""
 
 import os
 import subprocess
@@ -102,7 +102,7 @@ def test_the_table_goes_down() -> None:
 
 def test_every_package_is_in_the_table() -> None:
     packages = {place(name) for name, path in FILES.items() if path.parent != HOME}
-    assert packages == LEVELS.keys(), "docs/explanation/architecture.md has the table of packages"
+    assert packages == LEVELS.keys(), "docs/architecture.md has the table of packages"
 
 
 def test_the_first_level_is_short() -> None:
@@ -116,7 +116,7 @@ def test_imports_go_down() -> None:
         own = place(module) if place(module) in LEVELS else "cli"  # commands
         allowed = PACKAGE_ITSELF if module == PACKAGE else {*ALLOWED[own], own}
         offenders += [str(line) for line in imports(module) if place(line.imported) not in {*allowed, PACKAGE}]
-    check("imports go down", offenders, "the table in docs/explanation/architecture.md does not allow these imports")
+    check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")
 
 
 def test_libraries_stand_on_little() -> None:
@@ -178,7 +178,7 @@ def test_imports_have_no_cycles() -> None:
             first, second = error.args[1][1], error.args[1][0]
             cycles.append(" -> ".join(_from_the_least(error.args[1][:-1][::-1])))
             graph[first].discard(second)
-    check("no import cycles", cycles, "see docs/explanation/architecture.md; each line is a cycle of imports")
+    check("no import cycles", cycles, "see docs/architecture.md; each line is a cycle of imports")
 
 
 def _from_the_least(cycle: list[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Makes the tables over M that come along in the wheel."""

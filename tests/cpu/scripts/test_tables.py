@@ -1,0 +1,57 @@
+"""Tests of scripts/make_tables: which products it lists, and that it goes on where an earlier run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from scripts.tables.making import TableMaker, list_problems, read_made
+from scripts.tables.products import list_products
+from tests.support.formats import write_text
+from tests.support.linear_layers import record
+
+
+def test_products_are_those_of_the_published_models_the_most_served_first() -> None:
+    products = list_products()
+    problems = [product.problem for product in products]
+    assert len(set(problems)) == len(problems) > 200
+    first = [(p.problem.n, p.problem.k, p.high) for p in products[:5]]
+    assert first == [
+        (6144, 4096, 8192),
+        (4096, 4096, 8192),
+        (28672, 4096, 8192),
+        (4096, 14336, 8192),
+        (128256, 4096, 512),
+    ]
+    by_layer = {layer: p.problem for p in products for layer in p.layers}
+    latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
+    assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
+    assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n"
+    assert by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
+    assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")
+
+
+def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    products, ran, said = list_products()[:12], list[str](), list[str]()
+
+    def tune(self: TableMaker, folder: Path, options: Sequence[str]) -> int | None:
+        ran.append(folder.name)
+        (folder / "log").write_text("held-out M: 1 % slower\n", encoding="utf-8")
+        if len(ran) == 2:
+            return None  # the time is over
+        made = [record(problem.at(64)) for problem in list_problems(folder)]
+        (folder / "tables.yaml").write_text(write_text(*made), encoding="utf-8")
+        return 0
+
+    monkeypatch.setattr(TableMaker, "_tune", tune)
+    output = tmp_path / "made.yaml"
+    TableMaker(products, output, tmp_path / "work", "# made: today\n").run([""], said.append)
+    assert ran == ["001_8192", "002_8192"] and len(read_made(output)) == 3
+    assert said[-1].endswith("goes on with it") and "held-out" in said[-2]
+    again = TableMaker(products, output, tmp_path / "work", "# made: today\n")
+    again.run(["0"], said.append)
+    assert ran[2] == "002_8192" and not again.products
+    assert {record.problem.at(1) for record in read_made(output)} == {product.problem for product in products}
+    assert output.read_text(encoding="utf-8").startswith("# made: today\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
@@ -26,15 +26,15 @@ def _name(value: Any) -> bool:
 
 
 # What a fact must be, by the annotation of its field in `Target`.
-_KINDS: dict[str, tuple[str, Any]] = {
-    "int": ("a whole number, not negative", lambda v: _is_integer(v, 0)),
-    "float": ("a positive number", lambda v: _number(v) and v > 0),
-    "str": (f"text of {_SIGNS}", _text),
-    "Mapping[str, float]": (
+_KINDS: dict[Any, tuple[str, Any]] = {
+    int: ("a whole number, not negative", lambda v: _is_integer(v, 0)),
+    float: ("a positive number", lambda v: _number(v) and v > 0),
+    str: (f"text of {_SIGNS}", _text),
+    Mapping[str, float]: (
         "a map of numbers",
         lambda v: _map(v) and all(_name(k) and _number(x) for k, x in v.items()),
     ),
-    "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
+    frozenset[str]: ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
 _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", "microscaled"}
 
@@ -60,13 +60,13 @@ def _keys(where: str, found: Iterable[Any], needed: Iterable[str], known: Iterab
         raise InputError(f"{where} {' and '.join(wrong)}")
 
 
-def check_target(where: str, section: Any, annotations: Mapping[str, str]) -> dict[str, Any]:
+def check_target(where: str, section: Any, annotations: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a target.
 
     Args:
         where: file and section, for messages.
         section: what the file has there.
-        annotations: of the fields there must be, as text.
+        annotations: of the fields there must be.
 
     Raises:
         InputError: something is missing, unknown or of another kind; says which field.
@@ -92,7 +92,7 @@ def read_target(where: str, name: str, facts: Any) -> Target:
     Raises:
         InputError: a fact is missing, unknown or of another kind; says which.
     """
-    annotations = {f.name: str(f.type) for f in fields(Target) if f.name != "name"}
+    annotations = {name: hint for name, hint in get_type_hints(Target).items() if name != "name"}
     checked = check_target(where, facts, annotations)
     return Target(name=name, **{**checked, "features": frozenset(checked["features"])})
 

@@ -1,14 +1,9 @@
 """The blocks of row indices, each of one expert, that servers' expert kernels read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tritongemm.core.integers import cdiv
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from tritongemm.core.operands import Tensor
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,11 @@
 """Scale factors in the terms of libraries: their granularity, and copies in the layouts that libraries read."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tritongemm.core.integers import round_up
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import MX_DEPTH, SCALED_BLOCK, Scaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _OTHER = "other"
 

@@ -4,8 +4,6 @@ A server's package is located, and imported only when its kernels are to be run.
 Triton at their first call, in the measuring process.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from abc import abstractmethod
@@ -15,14 +13,14 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.space import SearchLimits, Space, TemplateSpace
@@ -34,9 +32,6 @@ from tritongemm.plugins.contracts import BuildInputs, Capabilities, LibraryBacke
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning.prune import prune
 from tritongemm.system import settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The values tried of a row's fields: those of the servers' own tuning scripts, and smaller groups of rows of tiles.
 _TRIED: dict[str, tuple[int, ...]] = {

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tritongemm.core.dtypes import DType
 from tritongemm.core.scaling import Scaling
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # for annotations: to import PyTorch takes a second, and much here runs without it
 
 # A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C
 # [M, N] as ``c``. Those of a batch have a dimension for it in front.
-Operands: TypeAlias = "dict[str, Tensor]"
+Operands: TypeAlias = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,15 @@ A kernel that reads or writes beyond an operand faults there. Elsewhere it would
 right all the same, and it faults by chance once it serves.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.hip_ext.driver import driver
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NO_ACCESS = 0  # PROT_NONE of mprotect(2), which the module mmap has no name for
 

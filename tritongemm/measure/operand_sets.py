@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer, HostLaunch, Launch
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
@@ -23,9 +23,6 @@ from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ALIGNMENT_BYTES = 512  # An allocator gives memory at multiples of it.
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Operand, Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tritongemm.plugins.contracts import Family
 
 # Four times the rounding of one addition; the error of K additions grows with the square root of K.

@@ -1,20 +1,14 @@
 """Grouped products (a mixture of experts): their random operands, their reference, and the rows of C."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import NO_SCALES, Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.random_inputs import random_factors, random_inputs
 from tritongemm.numerics.scale_factors import in_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def one_group(problem: Problem, rows: int) -> Problem:

@@ -4,19 +4,13 @@ C is filled with NaN first, so that an element that was not written shows. The c
 which a launch leaves behind show too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.grouped import written
 from tritongemm.plugins.contracts import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:

@@ -5,8 +5,6 @@ are our columns. A bias per column of C is fused; any other is first copied into
 call.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -15,12 +13,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.backends.blaslt import scale_modes
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
@@ -29,9 +27,6 @@ from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.blaslt.variants import all_algorithms
 from tritongemm.hip_ext.driver import driver
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAMELESS = "heuristic"  # the template of a library that does not name its kernels
 WORKSPACE_BYTES = 64 << 20

@@ -5,21 +5,15 @@ The library's A is our B, and its B our A. Factors of 1 x 128 are stored M-major
 multiple of four.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import coverage, dense, factors, has_shape
 from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Names of `hip_ext.blaslt.tables`, of the library's A and of its B.
 _MODES = {

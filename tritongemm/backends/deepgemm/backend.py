@@ -14,7 +14,7 @@ from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.backends.deepgemm import grouped, package, served
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
@@ -23,8 +23,6 @@ from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tritongemm.hip_ext.driver import driver
 
 _ROW_BYTES = 16  # The copy engine fetches rows that begin at multiples of these.

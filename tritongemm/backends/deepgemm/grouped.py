@@ -5,21 +5,15 @@ activations and their product in that layout: A is copied into it before the cal
 needed. Groups that begin at such rows anyway, and those with equal room, are read and written in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import coverage, factors
 from tritongemm.backends.deepgemm import package
 from tritongemm.core.integers import cdiv
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def function(problem: Problem) -> str:

@@ -1,23 +1,18 @@
 """Imports the package deep_gemm, and calls its functions that compute one product."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv, round_up
+from tritongemm.core.operands import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.hip_ext import libraries
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SCALED, PLAIN_BF16 = "fp8_gemm_nt", "bf16_gemm_nt"  # the package's names of its functions
 ALIGNED_ROWS = 4  # rows to which factors of A are padded for the copy engine (16 bytes)

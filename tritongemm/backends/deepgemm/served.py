@@ -15,6 +15,7 @@ from tritongemm.backends._scales import coverage, has_shape
 from tritongemm.backends.deepgemm import package
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
+from tritongemm.core.operands import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import SCALED_BLOCK
@@ -23,8 +24,6 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.launching import captured_launch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tritongemm.hip_ext.driver import driver
 
 

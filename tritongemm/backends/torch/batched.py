@@ -4,17 +4,11 @@ It has none of eight-bit types. There its calls of single products are made one 
 users make them; where all products share B and nothing is added, that is one call of all rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def function(problem: Problem) -> str:

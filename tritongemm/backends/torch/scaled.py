@@ -4,20 +4,15 @@ PyTorch asks for some factors in an order of its own. A program that runs there 
 copies; neither do these: operands in another layout are copied before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.operations.torch_limits import PADDED_GROUPS, takes_fp8
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ALONG_K = ("block", "group")
 

@@ -1,10 +1,8 @@
 """Holds what families share: random operands, the reference in float64, and the supported dtypes and orders of B."""
 
-from __future__ import annotations
+from typing import ClassVar
 
-from typing import TYPE_CHECKING, ClassVar
-
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -13,9 +11,6 @@ from tritongemm.numerics.random_inputs import random_inputs
 from tritongemm.numerics.verify import epilogue_reference
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OCP_FP8 = frozenset(("fp8e4m3fn", "fp8e5m2"))  # the types of eight bits that scales of MX are for
 

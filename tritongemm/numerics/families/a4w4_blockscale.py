@@ -5,22 +5,17 @@ e8m0 in the layout ``e8m0_32x8``, M and N padded to 32 rows and K / 32 to 8 grou
 [N, K / 32].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import log2
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import fp4_as_numbers, multiplied
 from tritongemm.plugins.contracts import FamilyDefaults
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _TYPICAL = 2.9  # root mean square of numbers whose bits are random
 

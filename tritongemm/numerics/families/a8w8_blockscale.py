@@ -7,13 +7,11 @@ each 32 numbers along K instead (``mx``), of A [M, K / 32], of B [N, K / 32], or
 instructions (``mx_shuffled``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
@@ -21,9 +19,6 @@ from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, unpa
 from tritongemm.numerics.scale_factors import multiplied
 from tritongemm.numerics.verify import epilogue_reference
 from tritongemm.plugins.contracts import FamilyDefaults
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _RESULTS = ("bf16", "fp16", "fp32")
 _ALONG_128 = ("block", "block_rows", "group", "group_rows", "block_tma", "group_tma")

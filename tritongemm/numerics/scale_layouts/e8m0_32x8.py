@@ -3,14 +3,10 @@
 Blocks of 32 rows and 8 groups follow each other; rows and groups are padded to complete blocks.
 """
 
-from __future__ import annotations
+from typing import ClassVar
 
-from typing import TYPE_CHECKING, ClassVar
-
+from tritongemm.core.operands import Tensor
 from tritongemm.plugins.contracts import ScaleLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS, GROUPS = 32, 8  # of a block
 

@@ -4,18 +4,13 @@ B is [N, K] rows then. Blocks of 16 rows and 32 elements follow each other, firs
 of its rows, then the next 16 bytes of each, so that a wave reads 16 bytes a thread without gaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tritongemm.core.dtypes import DType
+from tritongemm.core.operands import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins.contracts import Pieces, WeightLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS, DEPTH, UNIT = 16, 32, 16  # rows and elements of a block, bytes of a row that stay together
 

@@ -1,22 +1,17 @@
 """The contracts of families, and of the memory layouts of weights and scale factors."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 from tritongemm.core.dtypes import DType
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from statistics import fmean
 
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
 
 MOST_REGRET = 0.03  # A range whose result is further from the best than this share at one of its M is split.
+_NOISE = 0.01  # the library is called faster at a held-out M where it takes less time by more than this share
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,49 @@ class MTable:
         return self.rows[known[at]] if at < len(known) else None
 
     def records(self) -> list[Record]:
-        """Return the rows' records, each with the smallest M it serves and the results at held-out M of its range."""
+        """Return the rows' records, each with the smallest M it serves and the results at held-out M of its range.
+
+        The library serves a range whose row is not expected to be faster between the M that were measured.
+        """
+        lost = self._gains_lost()
         found, start = [], self.low
         for m in sorted(self.rows):
-            record = self.rows[m].record
-            seen = {str(o): _seen(self.held_out[o], record) for o in sorted(self.held_out) if start <= o < m}
+            record, inside = self.rows[m].record, [o for o in sorted(self.held_out) if start <= o < m]
+            if start < m and self._library_is_safer(record, inside, lost):
+                record = replace(record, winner=record.library)
+            seen = {str(o): _seen(self.held_out[o], record) for o in inside}
             held_out = {o: numbers for o, numbers in seen.items() if numbers is not None}
             found.append(replace(record, m_from=min(start, m), held_out=held_out))
             start = m + 1
         return found
 
+    def _library_is_safer(self, record: Record, inside: Iterable[int], lost: Mapping[str, float]) -> bool:
+        """Say whether the library is faster at a held-out M of a row's range, or the row's gain is lost on average."""
+        gain = _gain(record)
+        if gain is None or library_serves(record) or any(o.record.library_wrong for o in self.held_out.values()):
+            return False
+        shares = [share for o in inside if (share := self.held_out[o].share(record)) is not None]
+        return min(shares, default=1.0) < 1 - _NOISE or gain * (1 - lost.get(record.config.backend, 0.0)) < 1
+
+    def _gains_lost(self) -> dict[str, float]:
+        """Return by backend which share of a row's gain over the library was lost at held-out M, on average."""
+        seen: dict[str, list[float]] = {}
+        for m, there in self.held_out.items():
+            row = self.row_of(m)
+            gain, share = (_gain(row.record), there.share(row.record)) if row else (None, None)
+            if row and gain and share and not library_serves(row.record):
+                seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / gain))
+        return {backend: fmean(shares) for backend, shares in seen.items()}
+
 
 def library_serves(record: Record) -> bool:
     """Say whether the library that raced as the baseline serves a result's calls."""
     return bool(record.library) and record.winner == record.library
+
+
+def _gain(record: Record) -> float | None:
+    """Return the library's time over that of a result's kernel; None if it was not measured, or is wrong."""
+    return record.library_seconds / record.seconds if record.library_seconds and not record.library_wrong else None
 
 
 def _seen(there: MeasuredM, record: Record) -> list[float] | None:

@@ -1,6 +1,7 @@
 """Tables over M of a library whose times are known: at every M the rows do nearly as well as tuning it would."""
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning.m_table import MTable
+from tritongemm.tuning.m_table import MeasuredM, MTable
 from tritongemm.tuning.options import TuningOptions
 from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.tuning.task import make_record
@@ -148,9 +149,22 @@ def test_a_product_without_results_has_no_table(path: Path) -> None:
         assert make_table(store, evaluator).rows == {} and not evaluator.races
 
 
-def test_a_tie_goes_to_the_algorithm_whose_tile_is_known(path: Path) -> None:
-    """What PyTorch chooses changes from M to M."""
-    evaluator = ScriptedEvaluator()
-    with searched(path, evaluator) as store:
-        ties = [r for r in make_table(store, evaluator).records() if r.tie]
-        assert ties and all(r.winner == "blaslt" for r in ties if r.problem.m not in SPAN.searched())
+@pytest.mark.parametrize(
+    ("gain", "share", "winner"),
+    [(1.02, 0.97, "torch"), (1.2, 0.97, "torch"), (1.2, 1.18, "blaslt"), (1.0, 1.0, "blaslt"), (1.0, 0.995, "torch")],
+)
+def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
+    path: Path, gain: float, share: float, winner: str
+) -> None:
+    """The library serves where it was faster at one of them, or the gain is no more than was lost there on average."""
+    with searched(path, ScriptedEvaluator()) as store:
+        record = store.record(SPAN.at(SPAN.searched()[1]))
+    assert record is not None
+    record = replace(record, winner="blaslt", seconds=1e-5, library_seconds=1e-5 * gain)
+    m = record.problem.m
+    between = replace(record, problem=SPAN.at(m - 1), seconds=1e-5, library_seconds=1e-5 * share)
+    seconds = {record.config: 1e-5}
+    table = MTable(1, {m: MeasuredM(record, seconds)}, {m - 1: MeasuredM(between, seconds)})
+    (served,) = table.records()
+    assert served.winner == winner
+    assert served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)

@@ -36,7 +36,7 @@ from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext import machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.tuning.m_table import library_serves
+from tritongemm.tune.m_table import library_serves
 from tritongemm.workloads import sizes
 
 LIBRARY = "torch"

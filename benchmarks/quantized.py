@@ -42,7 +42,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.serving.record_table import read_rows
 from tritongemm.system import settings
-from tritongemm.tuning.quantization import quantization_of
+from tritongemm.tune.quantization import quantization_of
 
 FAMILIES = {"bf16": "dense", "row": "a8w8", "block": "a8w8_blockscale"}
 ROUNDS, GRAPH_US, MOST_COPIES, FEW_ROWS = 15, 400, 64, 64

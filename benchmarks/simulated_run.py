@@ -43,10 +43,10 @@ from tritongemm.results.store import Store
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerError
-from tritongemm.tuning import search_processes
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.run import TuningRun
-from tritongemm.tuning.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch, WinnerModule
+from tritongemm.tune import search_processes
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.run import TuningRun
+from tritongemm.tune.search_processes import BegunSearch, SearchJob, SearchWorker, TriedBatch, WinnerModule
 from tritongemm.workloads import sizes
 
 LIBRARY, STRATEGY = "blaslt", "guided"

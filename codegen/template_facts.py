@@ -22,7 +22,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Pieces, WeightLayout
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` says so
 # Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are

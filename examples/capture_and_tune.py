@@ -16,7 +16,7 @@ from torch import nn
 
 import tritongemm
 from tritongemm.cli.arguments import budget
-from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
+from tritongemm.tune.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 
 parser = argparse.ArgumentParser(description="Capture a program's sizes and tune them.")
 parser.add_argument("--width", type=int, default=4096, help="width of the layers")

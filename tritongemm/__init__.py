@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.products import scaled_mm as scaled_mm
     from tritongemm.serving.quantize import quantize as quantize
     from tritongemm.serving.serve import serve as serve
-    from tritongemm.tuning.request import TuneRequest as TuneRequest
+    from tritongemm.tune.request import TuneRequest as TuneRequest
     from tritongemm.workloads.capturing.session import capture as capture
 
 __version__ = VERSION
@@ -52,7 +52,7 @@ _NAMES = {
     "serving.quantize": "quantize",
     "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",
     "serving.serve": "serve",
-    "tuning.request": "TuneRequest",
+    "tune.request": "TuneRequest",
     "workloads.capturing.session": "capture",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

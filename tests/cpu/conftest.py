@@ -27,7 +27,7 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import offline_evaluator
 from tritongemm.plugins import registry
 from tritongemm.system.locks import locked
-from tritongemm.tuning import search_processes
+from tritongemm.tune import search_processes
 
 # A busy machine is no failure. CI asks for the other with --hypothesis-profile.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("quick")
 
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.
 LONG = ("scenarios/test_processes", "cli/test_tune", "scenarios/test_screen", "workloads/capturing/test_processes",
-        "scenarios/test_plugins", "tuning/test_search_processes", "backends/test_search_spaces_compile")  # fmt: skip
+        "scenarios/test_plugins", "tune/test_search_processes", "backends/test_search_spaces_compile")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)

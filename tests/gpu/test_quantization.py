@@ -20,7 +20,7 @@ from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.tuning import quantization
+from tritongemm.tune import quantization
 
 GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
 

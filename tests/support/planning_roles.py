@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 from tritongemm.plugins.contracts.searching import Pruned
-from tritongemm.tuning.search_processes import (
+from tritongemm.tune.search_processes import (
     Answer,
     BegunSearch,
     PreparedBatch,

@@ -18,8 +18,8 @@ from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.system import settings
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.run import TuningRun
 
 SIZE = Problem(16, 16, 32)
 Drop = Callable[[str, str], None]  # puts a backend of a name and a text beside those that are there

@@ -15,7 +15,7 @@ from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, SearchedBackend
 
-_TEXTS = Path(__file__).parents[1] / "templates" / "helpers"
+_TEXTS = Path(__file__).parents[1] / "codegen" / "templates" / "helpers"
 
 
 @cache

@@ -17,7 +17,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune.run import TuningRun
 
 OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a new process on one device
 

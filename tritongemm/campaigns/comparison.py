@@ -29,7 +29,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results import journal
-from tritongemm.tuning.task import longest_first
+from tritongemm.tune.task import longest_first
 
 TURNS = 3  # processes that measure each side
 

@@ -26,10 +26,10 @@ from tritongemm.results import journal
 from tritongemm.results.run_files import RunFiles
 from tritongemm.system import files
 from tritongemm.system.printable import printable
-from tritongemm.tuning.final_race import race_again
-from tritongemm.tuning.free_devices import work_when_free
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.revalidate import compile_rows
+from tritongemm.tune.final_race import race_again
+from tritongemm.tune.free_devices import work_when_free
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.revalidate import compile_rows
 
 RACES = "merging.journal"  # in the campaign's folder while its results are merged
 _RACED = "raced"  # a note of a record in it: the kernels that raced

@@ -25,7 +25,7 @@ from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.contracts.call_logs import LoggedCall
 from tritongemm.results import journal
 from tritongemm.search.cost_model import model as cost_model
-from tritongemm.tuning.free_devices import work_when_free
+from tritongemm.tune.free_devices import work_when_free
 
 
 class BaselineTimes:

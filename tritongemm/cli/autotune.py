@@ -22,9 +22,9 @@ from tritongemm.report.listener import Listener
 from tritongemm.report.progress import RunProgress
 from tritongemm.results import tuned_file
 from tritongemm.results.rewriting import place_of
-from tritongemm.tuning import requested_run
-from tritongemm.tuning.effort import effort as effort_named
-from tritongemm.tuning.request import SizeSource, TuneRequest
+from tritongemm.tune import requested_run
+from tritongemm.tune.effort import effort as effort_named
+from tritongemm.tune.request import SizeSource, TuneRequest
 from tritongemm.workloads.sizes import Size
 
 if TYPE_CHECKING:

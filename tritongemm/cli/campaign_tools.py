@@ -17,10 +17,10 @@ from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
 from tritongemm.results.run_files import holding_module_folder
-from tritongemm.tuning import session
-from tritongemm.tuning.cluster import Cluster
-from tritongemm.tuning.request import TuneRequest
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune import session
+from tritongemm.tune.cluster import Cluster
+from tritongemm.tune.request import TuneRequest
+from tritongemm.tune.run import TuningRun
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from tritongemm.results import rewriting
 from tritongemm.results.rewriting import HeldRows
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
-from tritongemm.tuning import session
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.repair import Repair
+from tritongemm.tune import session
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.repair import Repair
 from tritongemm.workloads import sizes
 
 _COLUMNS = ("size", "M", "target", "winner", "state", "why")

@@ -26,7 +26,7 @@ from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.system import files
-from tritongemm.tuning.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
+from tritongemm.tune.request import Devices, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tritongemm.cli import arguments
-from tritongemm.tuning.request import ModelSource
+from tritongemm.tune.request import ModelSource
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 
 _MOST_VALUES = 10_000  # of M

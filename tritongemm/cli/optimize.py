@@ -19,10 +19,10 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
 from tritongemm.system.reading import read_bytes
-from tritongemm.tuning import session
-from tritongemm.tuning.cluster import Cluster, open_machine
-from tritongemm.tuning.request import Devices, SearchScope, TuneRequest
-from tritongemm.tuning.roster import choose_roster
+from tritongemm.tune import session
+from tritongemm.tune.cluster import Cluster, open_machine
+from tritongemm.tune.request import Devices, SearchScope, TuneRequest
+from tritongemm.tune.roster import choose_roster
 
 STRATEGY = "genetic"  # as TuningDriver's
 THRESHOLD = 0.1  # percent of the time that a product must take, unless the folder has its own

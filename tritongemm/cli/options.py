@@ -25,7 +25,7 @@ from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Time
 from tritongemm.results.run_files import check_output_name
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning import servers
+from tritongemm.tune import servers
 from tritongemm.workloads import sizes
 
 _OFFERED_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8", "bf8")

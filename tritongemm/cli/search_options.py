@@ -11,9 +11,9 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
-from tritongemm.tuning import servers
-from tritongemm.tuning.effort import EFFORTS
-from tritongemm.tuning.request import SearchScope
+from tritongemm.tune import servers
+from tritongemm.tune.effort import EFFORTS
+from tritongemm.tune.request import SearchScope
 
 
 def add_search_options(p: argparse.ArgumentParser) -> None:

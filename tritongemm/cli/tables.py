@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import print_gain, print_held_out, print_table
-from tritongemm.tuning.m_table import MTable
-from tritongemm.tuning.request import SizeSource
-from tritongemm.tuning.requested_rows import list_measured, list_searched, read_spans
+from tritongemm.tune.m_table import MTable
+from tritongemm.tune.request import SizeSource
+from tritongemm.tune.requested_rows import list_measured, list_searched, read_spans
 from tritongemm.workloads.m_spans import MSpan
 from tritongemm.workloads.sibling_layers import join_rows, saved_by_joining
 

@@ -26,11 +26,11 @@ from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.report.sizes import print_sizes
 from tritongemm.results import history
 from tritongemm.results.store import Store
-from tritongemm.tuning import requested_rows, requested_run, session
-from tritongemm.tuning.cluster import open_machine
-from tritongemm.tuning.request import Devices, Outputs, SizeSource, TuneRequest
-from tritongemm.tuning.requested_run import TuningOutcome, TuningStopped
-from tritongemm.tuning.revalidate import Revalidation, require_results
+from tritongemm.tune import requested_rows, requested_run, session
+from tritongemm.tune.cluster import open_machine
+from tritongemm.tune.request import Devices, Outputs, SizeSource, TuneRequest
+from tritongemm.tune.requested_run import TuningOutcome, TuningStopped
+from tritongemm.tune.revalidate import Revalidation, require_results
 from tritongemm.workloads import sizes
 
 parser = options.parser

@@ -25,10 +25,10 @@ from tritongemm.report.revalidation import print_retimed
 from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
-from tritongemm.tuning import session
-from tritongemm.tuning.cluster import open_machine
-from tritongemm.tuning.request import TuneRequest
-from tritongemm.tuning.revalidate import Revalidation
+from tritongemm.tune import session
+from tritongemm.tune.cluster import open_machine
+from tritongemm.tune.request import TuneRequest
+from tritongemm.tune.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
 _OWN_KERNEL = "its row names a kernel that only AITER has"

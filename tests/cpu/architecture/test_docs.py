@@ -25,7 +25,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.trial import STATUSES, Trial
 from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.plugins import contracts
-from tritongemm.tuning.task import NEXT_STATES
+from tritongemm.tune.task import NEXT_STATES
 
 CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/system/settings.py"

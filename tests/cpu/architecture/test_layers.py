@@ -16,7 +16,6 @@ LEVELS = {
     "system": 1,
     "search_spaces": 1,
     "plugins": 1,
-    "templates": 1,
     "hip_ext": 2,
     "numerics": 2,
     "codegen": 3,
@@ -29,7 +28,7 @@ LEVELS = {
     "workloads": 5,
     "results": 5,
     "export": 5,
-    "tuning": 6,
+    "tune": 6,
     "serving": 6,
     "report": 6,
     "campaigns": 7,
@@ -42,7 +41,6 @@ ALLOWED = {
     "system": {"core"},
     "search_spaces": {"core"},
     "plugins": {"core"},
-    "templates": set(),
     "hip_ext": {"core", "system", "search_spaces"},
     "numerics": {"core", "plugins"},
     "codegen": {"core", "system", "plugins", "numerics"},
@@ -60,7 +58,7 @@ ALLOWED = {
         *("core", "system", "plugins", "hip_ext", "codegen", "search_spaces", "build"),
         "operations",
     },
-    "tuning": {
+    "tune": {
         *("core", "system", "plugins", "hip_ext", "numerics", "codegen", "search", "build", "measure", "results"),
         *("workloads", "search_spaces"),
     },
@@ -71,7 +69,7 @@ ALLOWED = {
     "report": {"core", "system", "plugins", "results"},
     "campaigns": {
         *("core", "system", "plugins", "hip_ext", "search", "search_spaces", "build", "results", "workloads"),
-        *("formats", "export", "tuning"),
+        *("formats", "export", "tune"),
     },
     "integrations": {"core", "system", "operations", "serving"},
     "cli": set(LEVELS) - {"cli", "integrations"},
@@ -83,7 +81,7 @@ PACKAGE_ITSELF = {
     "system",
     "workloads",
     "serving",
-    "tuning",
+    "tune",
     "cli",
 }  # what `import tritongemm` reaches
 # The most arrows (pairs of modules of a package of which one imports the other) and floors (modules of its longest
@@ -106,8 +104,9 @@ def test_every_package_is_in_the_table() -> None:
 
 
 def test_the_first_level_is_short() -> None:
-    names = {path.stem for path in HOME.iterdir() if path.is_dir() or path.suffix == ".py"} - {"__pycache__"}
-    assert len(names - {"__init__", "__main__"}) <= 24, sorted(names)
+    """What a plain `ls` lists; the entry point of `python -m tritongemm.tune` is in the package that tunes."""
+    names = {path.name for path in HOME.iterdir() if not path.name.startswith(".")} - {"__pycache__"}
+    assert len(names) <= 24, sorted(names)
 
 
 def test_imports_go_down() -> None:

@@ -15,7 +15,12 @@ from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, syntax, tracked_files
 from tests.support import ROOT, forked
 
-LINKS = ("codegen", "hip_ext", "search_spaces", "templates")  # folders of the repository that the package links to
+LINKS = ("codegen", "hip_ext", "search_spaces", "codegen/templates")  # in the package, to folders of the repository
+    "codegen",
+    "hip_ext",
+    "search_spaces",
+    "codegen/templates",
+)  # folders of the repository that the package links to
 MAX_LINES = 400
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
 TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read
@@ -121,8 +126,8 @@ def test_no_object_is_probed() -> None:
 @pytest.mark.parametrize("name", LINKS)
 def test_a_folder_of_the_repository_is_linked_into_the_package(name: str) -> None:
     link = HOME / name
-    assert link.is_symlink() and link.resolve() == ROOT / name
-    assert importlib.import_module(f"{PACKAGE}.{name}").__file__ is not None
+    assert link.is_symlink() and link.resolve() == ROOT / link.name
+    assert importlib.import_module(f"{PACKAGE}.{name.replace('/', '.')}").__file__ is not None
 
 
 def _is_text_in_the_locale(call: ast.Call) -> bool:

@@ -26,7 +26,7 @@ from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.search_spaces import loader
-from tritongemm.tuning import roster
+from tritongemm.tune import roster
 
 BACKEND = registry.get(LibraryBackend, "deepgemm")
 SM90, SM100 = map(loader.load_target, ("sm90", "sm100"))

@@ -28,7 +28,7 @@ from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.search_spaces import loader
-from tritongemm.tuning.roster import choose_roster
+from tritongemm.tune.roster import choose_roster
 
 SM90, GFX942 = map(loader.load_target, ("sm90", "gfx942"))
 SERVERS = {"vllm": server_kernels.install_vllm, "sglang": server_kernels.install_sglang}

@@ -22,8 +22,8 @@ from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.progress import RunProgress
 from tritongemm.results import journal
 from tritongemm.search_spaces.loader import load_target
-from tritongemm.tuning import cluster, session
-from tritongemm.tuning.request import SearchScope, SizeSource, TuneRequest
+from tritongemm.tune import cluster, session
+from tritongemm.tune.request import SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
 TARGET = load_target("gfx1100")  # with the smallest space, so that planning takes no time
@@ -169,7 +169,7 @@ def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_import_stays_light() -> None:
-    heavy = ("tritongemm.tuning", "tritongemm.cli", "torch", "rich", "numpy")
+    heavy = ("tritongemm.tune", "tritongemm.cli", "torch", "rich", "numpy")
     code = f"import sys, tritongemm\nprint([name for name in sys.modules if name.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

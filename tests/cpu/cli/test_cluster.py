@@ -20,7 +20,7 @@ from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
 from tritongemm.report.quality import quality_over_time
 from tritongemm.results import history
-from tritongemm.tuning import cluster
+from tritongemm.tune import cluster
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

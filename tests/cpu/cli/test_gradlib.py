@@ -12,8 +12,8 @@ from tritongemm.hip_ext import machine
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.search_spaces import loader
-from tritongemm.tuning import requested_rows, requested_run
-from tritongemm.tuning.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest
+from tritongemm.tune import requested_rows, requested_run
+from tritongemm.tune.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
 
 HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"

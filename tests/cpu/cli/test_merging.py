@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores import ONE, record, rows, take
-from tritongemm.tuning.requested_run import TuningStopped, merging
+from tritongemm.tune.requested_run import TuningStopped, merging
 
 
 @pytest.fixture(autouse=True)

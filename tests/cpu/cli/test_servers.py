@@ -19,7 +19,7 @@ from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.search_spaces.loader import load_target
-from tritongemm.tuning import cluster, servers, session
+from tritongemm.tune import cluster, servers, session
 
 H200 = Machine(load_target("sm90"), "nvidia", (0,), "H200", "a GPU")
 TABLE = ["--for", "vllm", "-n", "6144", "-k", "4096", "--family", "a8w8_blockscale"]

@@ -8,7 +8,7 @@ from tests.support.linear_layers import problem
 from tritongemm.cli import options, tune
 from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
-from tritongemm.tuning import requested_rows
+from tritongemm.tune import requested_rows
 
 ROWS = [
     FormatRow(problem(16, n, 64), count=8, callers=(f"model.layers.*.mlp.{name}",))

@@ -19,9 +19,9 @@ from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader
-from tritongemm.tuning import cluster
-from tritongemm.tuning.request import TuneRequest
-from tritongemm.tuning.revalidate import Revalidation
+from tritongemm.tune import cluster
+from tritongemm.tune.request import TuneRequest
+from tritongemm.tune.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
 SM90 = Machine(loader.load_target("sm90"), "", (), "H200", "")

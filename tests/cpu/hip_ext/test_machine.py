@@ -11,8 +11,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.run import TuningRun
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 

@@ -28,7 +28,7 @@ from tritongemm.measure.timers._traced import TracedClock
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Timer
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning import session
+from tritongemm.tune import session
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 

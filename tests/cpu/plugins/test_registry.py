@@ -43,9 +43,9 @@ from tritongemm.results.store import Store
 from tritongemm.search import planner
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning import search_processes
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune import search_processes
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.run import TuningRun
 from tritongemm.workloads import sizes
 
 KINDS: tuple[type[Plugin], ...] = (

@@ -14,7 +14,7 @@ from tritongemm.cli import gradlib, tune
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.report.console import Reporter
-from tritongemm.tuning.request import TuneRequest
+from tritongemm.tune.request import TuneRequest
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -16,7 +16,7 @@ from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import read_records
-from tritongemm.tuning.revalidate import Revalidation
+from tritongemm.tune.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tritongemm.tuning import search_processes
+from tritongemm.tune import search_processes
 
 SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * search_processes.FEW_PROBLEMS))
 

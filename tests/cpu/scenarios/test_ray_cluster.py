@@ -31,9 +31,9 @@ from tritongemm.core.trial import Trial
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.report.console import Reporter
 from tritongemm.system.ray_hosts import RayHosts
-from tritongemm.tuning.cluster import Cluster
-from tritongemm.tuning.options import TuningOptions
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune.cluster import Cluster
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.run import TuningRun
 
 pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/cpu/measure/test_cluster.py is quick
 
@@ -42,7 +42,7 @@ OPTIMIZE = f"""
 import sys
 from functools import partial
 from tritongemm.cli import shell
-from tritongemm.tuning import cluster
+from tritongemm.tune import cluster
 from tritongemm.measure.cluster import ClusterGpus
 cluster.ClusterGpus = partial(ClusterGpus, roles={(GPU_ROLE, SURVEY_ROLE)})
 sys.exit(shell.run("tritongemm.cli.optimize:main"))

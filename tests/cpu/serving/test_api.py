@@ -232,7 +232,7 @@ assert not heavy, heavy
 """
     done = forked.run(["-c", code], ROOT)
     assert done.returncode == 0, done.stderr
-    code = "import sys, tritongemm, tritongemm.tune, tritongemm.__main__; assert 'torch' not in sys.modules"
+    code = "import sys, tritongemm, tritongemm.tune.__main__, tritongemm.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

@@ -23,7 +23,7 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.machine import Machine, toolchain
 from tritongemm.results.run_files import RunFiles
-from tritongemm.tuning.revalidate import compile_rows
+from tritongemm.tune.revalidate import compile_rows
 from tritongemm.workloads import sizes
 
 RAW = "results/raw_results.csv"  # what was measured, in the campaign's folder

@@ -14,7 +14,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.results.run_files import RunFiles
-from tritongemm.tuning.run import TuningRun
+from tritongemm.tune.run import TuningRun
 from tritongemm.workloads import sizes
 
 

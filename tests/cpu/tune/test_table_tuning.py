@@ -1,0 +1,170 @@
+"""Tables over M of a library whose times are known: at every M the rows do nearly as well as tuning it would."""
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.evaluators import FakeEvaluator
+from tests.support.stores import TOOLS, take
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.report.console import Reporter
+from tritongemm.results.store import Store
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tune.m_table import MeasuredM, MTable
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.table_tuning import TableTuning
+from tritongemm.tune.task import make_record
+from tritongemm.workloads.m_spans import MSpan
+
+TARGET = target_files.load_target("sm90", compute_units=132)
+HIGH = 1024
+SPAN = MSpan(Problem(1, 2112, 7168, *matrices("bf16", layout="TN")), 1, HIGH)
+TILES = [
+    Config("heuristic", rows, columns, 64, 1, 1, 0, 0, (("algo", 66),), "blaslt")
+    for columns in (64, 96, 128, 192)
+    for rows in range(16, 264, 8)
+]
+OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain=TOOLS)
+
+
+def seconds_of(config: Config, m: int) -> float:
+    """As a library's persistent kernels take it: full waves of tiles, and the sides of each to read."""
+    tiles = -(-m // config.block_m) * -(-SPAN.problem.n // config.block_n)
+    waves = -(-tiles // TARGET.compute_units)
+    return 6e-6 + 1e-9 * waves * (config.block_m * config.block_n + 90 * (config.block_m + config.block_n)) / 2
+
+
+def choice_of_the_library(m: int) -> Config:
+    """A guess that looks at the number of tiles alone."""
+    return min(TILES, key=lambda c: (-(-m // c.block_m) * c.block_m / m * (1 + 20 / c.block_m), c))
+
+
+class ScriptedEvaluator(FakeEvaluator):
+    """A device with such a library, which offers at an M the tiles that waste least of it."""
+
+    def __init__(self, wrong_at: Set[int] = frozenset()) -> None:
+        super().__init__("sm90")
+        self.wrong_at = wrong_at
+        self.target = TARGET
+        self.races: list[int] = []
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
+        """Ten equal rounds."""
+        self.races.append(problem.m)
+        configs = [a.config for a in artifacts]
+        samples = {c.name: (seconds_of(c, problem.m),) * 10 for c in configs}
+        samples[BASELINE_ENTRY] = (seconds_of(choice_of_the_library(problem.m), problem.m),) * 10
+        trials = tuple(Trial(c, "ok", "", samples[c.name], "sundial", "final", 0.0, 0.1) for c in configs)
+        if problem.m in self.wrong_at:
+            del samples[BASELINE_ENTRY]
+        return RaceResult(trials, samples, True, library_wrong="error 1" if problem.m in self.wrong_at else "")
+
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """As many as are asked for."""
+        waste = lambda c: -(-problem.m // c.block_m) * c.block_m + -(-problem.n // c.block_n) * c.block_n
+        return sorted(TILES, key=waste)[:limit]
+
+
+def searched(path: Path, evaluator: ScriptedEvaluator) -> Store:
+    """A store in which the sizes that a table begins with are tuned."""
+    store = take(path, target="sm90")
+    for m in SPAN.searched():
+        problem = SPAN.at(m)
+        if store.record(problem) is None:
+            offered = evaluator.list_algorithms(problem, "blaslt", 48)
+            result = evaluator.race(problem, [Artifact(c, "") for c in offered], "torch")
+            record = make_record(problem, result, TARGET, OPTIONS, frozenset({"blaslt"}), "by eye")
+            screens = [Trial(c, "ok", samples=(seconds_of(c, m),), timer="sundial") for c in offered]
+            store.add_trials(problem, [*screens, *result.trials], record)
+    evaluator.races.clear()
+    return store
+
+
+def make_table(store: Store, evaluator: ScriptedEvaluator) -> MTable:
+    """The table of the span."""
+    pool = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
+    run: Any = SimpleNamespace(store=store, options=OPTIONS, evaluators=[evaluator], pool=pool, watcher=Reporter())
+    return TableTuning(run).tune([SPAN])[SPAN]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tuned.yaml"
+
+
+def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None:
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        table = make_table(store, evaluator)
+        regrets = []
+        for m in range(1, HIGH + 1):
+            row = table.row_of(m)
+            assert row is not None, m
+            library = choice_of_the_library(m)
+            served = library if row.record.winner == "torch" else row.record.config
+            regrets.append(seconds_of(served, m) / min(seconds_of(c, m) for c in TILES) - 1)
+        assert fmean(regrets) < 0.01 and sorted(regrets)[int(0.9 * HIGH)] < 0.03 and max(regrets) < 0.12
+        records = table.records()
+        assert [r.m_from for r in records] == [1, *(r.problem.m + 1 for r in records[:-1])]
+        assert records[-1].problem.m == HIGH and len(records) < 80
+        held_out = {int(m) for r in records for m in r.held_out}
+        assert held_out and held_out.isdisjoint(r.problem.m for r in records)
+        assert all(store.record(r.problem) == r for r in records)
+
+
+def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: Path) -> None:
+    """It is compared at held-out M, each of which becomes a row where the library would have served it."""
+    evaluator = ScriptedEvaluator(wrong_at=set(range(1, HIGH)) - {*SPAN.ladder(), *SPAN.searched()})
+    with searched(path, evaluator) as store:
+        table = make_table(store, evaluator)
+        compared = evaluator.wrong_at & set(evaluator.races)
+        served = {m: row.record.winner for m in compared if (row := table.row_of(m))}
+        assert len(served) > 8 and "torch" not in served.values()
+        assert "torch" in {row.record.winner for row in table.rows.values()} and table.records()
+
+
+def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        first = make_table(store, evaluator).records()
+        assert evaluator.races and len(evaluator.races) == len(set(evaluator.races))
+        store.merge([SPAN.at(m) for m in SPAN.ladder()])
+    with searched(path, evaluator) as store:
+        assert make_table(store, evaluator).records() == first
+        assert not evaluator.races
+
+
+def test_a_product_without_results_has_no_table(path: Path) -> None:
+    evaluator = ScriptedEvaluator()
+    with take(path, target="sm90") as store:
+        assert make_table(store, evaluator).rows == {} and not evaluator.races
+
+
+@pytest.mark.parametrize(
+    ("gain", "share", "winner"),
+    [(1.02, 0.97, "torch"), (1.2, 0.97, "torch"), (1.2, 1.18, "blaslt"), (1.0, 1.0, "blaslt"), (1.0, 0.995, "torch")],
+)
+def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
+    path: Path, gain: float, share: float, winner: str
+) -> None:
+    """The library serves where it was faster at one of them, or the gain is no more than was lost there on average."""
+    with searched(path, ScriptedEvaluator()) as store:
+        record = store.record(SPAN.at(SPAN.searched()[1]))
+    assert record is not None
+    record = replace(record, winner="blaslt", seconds=1e-5, library_seconds=1e-5 * gain)
+    m = record.problem.m
+    between = replace(record, problem=SPAN.at(m - 1), seconds=1e-5, library_seconds=1e-5 * share)
+    seconds = {record.config: 1e-5}
+    table = MTable(1, {m: MeasuredM(record, seconds)}, {m - 1: MeasuredM(between, seconds)})
+    (served,) = table.records()
+    assert served.winner == winner
+    assert served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)

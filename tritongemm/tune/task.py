@@ -1,0 +1,204 @@
+"""The class `Task`, which is the state of one size in the pipeline. The main thread owns all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from statistics import median
+
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure import choose
+from tritongemm.plugins.contracts import Search
+from tritongemm.tune.options import TuningOptions
+
+
+class TaskState(Enum):
+    """The stage that a size has reached in the pipeline."""
+
+    QUEUED = "queued"  # it is not planned
+    BUILDING = "building"  # the batch that its strategy asked for is compiled, and screened binary by binary
+    SEARCHING = "searching"  # its strategy works out the next batch
+    WAITING = "waiting"  # its strategy wants no more; slow compiles or a device still work on it
+    RACING = "racing"  # its finalists are verified and raced, or queued for that
+    DONE = "done"  # it has a record, or was compiled where no more was wanted
+    FAILED = "failed"  # it can't be tuned; `Task.failure` says why
+
+
+NEXT_STATES = {
+    TaskState.QUEUED: {TaskState.BUILDING},
+    TaskState.BUILDING: {TaskState.SEARCHING},
+    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING},
+    TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
+    TaskState.RACING: {TaskState.DONE},
+    TaskState.DONE: set(),
+    TaskState.FAILED: set(),
+}
+
+
+class BestTime:
+    """The shortest time of a size so far, in seconds; the only value of a task that its device's thread updates."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = inf
+
+    def lower(self, seconds: float) -> None:
+        """Update the shortest time."""
+        self.seconds = min(self.seconds, seconds)
+
+
+@dataclass(eq=False)
+class Task:
+    """The state of one size that is tuned.
+
+    Attributes:
+        problem: the problem that is tuned.
+        state: its stage; `move_to` changes it.
+        turn: its place in the order of the run, from 1.
+        search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
+        batch: the strategy's last batch.
+        jobs: compile jobs of the batch's configs that another process has prepared, by config name.
+        trials: the outcome of every config so far, by config name.
+        artifacts: compiled artifacts, by config name.
+        asked_others: other backends have been asked for their candidates.
+        unscreened: configs of the batch that have not been screened.
+        untried: configs that the search may still try.
+        in_flight: pieces of work that a device has not answered.
+        slow: configs with slow background compiles, by name; only the race waits for them.
+        best: the shortest time so far.
+        failure: why the problem can't be tuned; "" while it can.
+        refused: backends without candidates, with the reasons.
+    """
+
+    problem: Problem
+    state: TaskState = TaskState.QUEUED
+    turn: int = 1
+    search: Search | None = None
+    batch: list[Config] = field(default_factory=list)
+    jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
+    trials: dict[str, Trial] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    asked_others: bool = False
+    unscreened: int = 0
+    untried: int = 0
+    in_flight: int = 0
+    slow: dict[str, Config] = field(default_factory=dict)
+    best: BestTime = field(default_factory=BestTime)
+    failure: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task is done or has failed."""
+        return self.state in (TaskState.DONE, TaskState.FAILED)
+
+    def move_to(self, state: TaskState) -> None:
+        """Change the state of the size.
+
+        Raises:
+            ValueError: the pipeline has no transition to it from the current state.
+        """
+        if state is not TaskState.FAILED and state not in NEXT_STATES[self.state]:
+            raise ValueError(f"{self.problem.key} can't go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def fail(self, reason: str) -> None:
+        """Record why it can't be tuned; only the first reason is kept."""
+        self.failure = self.failure or reason
+
+    def count_tried(self, count: int) -> int:
+        """Count configs of the batch that are screened, or won't be; return how many the search counts."""
+        self.unscreened -= count
+        counted = min(count, self.untried)  # other backends' candidates come on top
+        self.untried -= counted
+        return counted
+
+    def add_trial(self, trial: Trial) -> None:
+        """Record the outcome of a config."""
+        self.trials[trial.config.name] = trial
+        if trial.status == "ok":
+            self.best.lower(trial.seconds)
+
+
+def make_record(
+    problem: Problem,
+    race: RaceResult,
+    target: Target,
+    options: TuningOptions,
+    libraries: frozenset[str],
+    verified: str,
+    built: Iterable[Artifact] = (),
+) -> Record:
+    """Return the record of a final race.
+
+    Args:
+        problem: the problem that was tuned.
+        race: trials and samples; at least one candidate raced.
+        target: facts of the device.
+        options: names the baseline, the margin and the toolchain.
+        libraries: backends whose kernels are a library's own.
+        verified: how results are verified, in words.
+        built: the compiled artifacts of the race.
+    """
+    library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
+    choice = choose.choose(race.samples, options.margin, library_entries)
+    best = next(t for t in race.trials if t.config.name == choice.name)
+    baseline = race.samples.get(BASELINE_ENTRY)
+    beyond = f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""
+    return Record(
+        problem=problem,
+        target=target.name,
+        config=best.config,
+        winner=options.library if choice.library_won else best.config.backend,
+        seconds=best.seconds,
+        spread=best.spread,
+        timer=best.timer,
+        error=best.error,
+        tolerance=best.tolerance,
+        library_seconds=median(baseline) if baseline else None,
+        library=options.library if baseline or race.library_wrong else "",
+        library_wrong=race.library_wrong,
+        tie=choice.tie,
+        verified=verified + beyond,
+        toolchain=options.toolchain,
+        cold=race.cold,
+        compute_units=target.compute_units,
+        quantize_seconds=race.quantize_seconds,
+        code=next((artifact.sha256 for artifact in built if artifact.config == best.config), ""),
+    )
+
+
+def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
+    """Sort problems in the order in which they begin: those that keep a device busy longest come first.
+
+    A device times them while kernels for the others compile.
+    """
+
+    def least_seconds(problem: Problem) -> float:
+        return target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
+
+    return sorted(problems, key=least_seconds, reverse=True)
+
+
+def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:
+    """Return the trials of these configs of a task, in their order."""
+    return [task.trials[c.name] for c in configs]
+
+
+def why_nothing_was_compiled(task: Task) -> list[str]:
+    """Say why no config of a task was compiled: which backends refused it, and how the first config failed."""
+    outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
+    failed = next((outcome for outcome in outcomes if outcome.reason), None)
+    refused = [f"{name}: {reason}" for name, reason in task.refused.items()]
+    first = [f"the first, {failed.config.name}: {failed.reason}"] if failed else []
+    return ["no config could be compiled", *refused, *first]

@@ -16,11 +16,6 @@ from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, synt
 from tests.support import ROOT, forked
 
 LINKS = ("codegen", "hip_ext", "search_spaces", "codegen/templates")  # in the package, to folders of the repository
-    "codegen",
-    "hip_ext",
-    "search_spaces",
-    "codegen/templates",
-)  # folders of the repository that the package links to
 MAX_LINES = 400
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
 TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read

@@ -32,6 +32,7 @@ COMMANDS = {
     "lookup": "Print which row of tuned files serves x [M, K] @ w [N, K].T, or x @ b; no GPU is needed.",
     "convert": "Write results in another format, or merge files of one format.",
     "check": "Report which tuned results are still valid for this toolchain, these libraries and this GPU.",
+    "compare-server": "Start a server without and with a table in turn, and compare its times, throughput and tokens.",
     "report": "Draw results as one HTML page.",
     "library": "Pack tuned kernels as a library, which tritongemm.load serves without a compiler; merge and list them.",
     "export": "Write tuned kernels as code objects with a manifest.",

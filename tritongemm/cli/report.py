@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tritongemm.campaigns.campaign import MERGED, TUNED
-from tritongemm.campaigns.driver import NAME as CAMPAIGN
-from tritongemm.campaigns.stages.benchmark import read_counts
-from tritongemm.cli import arguments, options, shell
-from tritongemm.core.errors import InputError, TargetError
-from tritongemm.core.problem import Problem
+from tritongemm.cli import arguments, options, result_files, shell
+from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
-from tritongemm.core.target import Target
-from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
 from tritongemm.report.page import time_to_quality, writing
-from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
-from tritongemm.results import history, journal
-from tritongemm.results.history import History
-from tritongemm.results.run_files import RunFiles
-from tritongemm.search_spaces import loader
+from tritongemm.report.page.report_data import ReportData
+from tritongemm.results import history
 from tritongemm.system import files
-from tritongemm.workloads import sizes
 
 _ADVICE = "choose another file with -o"
-
-
-@dataclass
-class _ReadFiles:
-    """The contents of the files.
-
-    Attributes:
-        records: results, by problem and device; of several the fastest.
-        histories: how the runs went, by the name of the journal.
-        calls: of each product in the logs of campaigns, by its key.
-        notes: what was left out, or could not be read.
-        damaged: whether any of it could not.
-    """
-
-    records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
-    histories: dict[str, History] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    damaged: bool = False
-
-    def add(self, records: Iterable[Record]) -> None:
-        """Add results; of two of one problem on one device the faster is kept."""
-        for record in records:
-            known = self.records.get((record.problem, device_of(record)))
-            if known is None or record.seconds < known.seconds:
-                self.records[record.problem, device_of(record)] = record
 
 
 @shell.command
@@ -62,13 +23,13 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.results]
     _check_place(output)
-    found = _ReadFiles()
+    found = result_files.ReadFiles()
     defaults = Defaults(family=args.family)
     for path in paths:
-        _read(path, defaults, found)
+        result_files.read(path, defaults, found)
     if not found.records:
         raise InputError(f"{', '.join(args.results)}: no result with a time; name results of tritongemm tune")
-    data = _gathered(found, args.results, _calls(args.workload, defaults, found))
+    data = result_files.gathered(found, args.results, result_files.calls_of(args.workload, defaults, found))
     text = _write(output, data, args.title)
     shell.report_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
@@ -90,11 +51,11 @@ def draw_page(output: Path, records: Iterable[Record], journal_file: Path) -> No
         UnavailableError: plotly is not installed.
     """
     _check_place(output)
-    found = _ReadFiles()
+    found = result_files.ReadFiles()
     found.add(records)
     if journal_file.is_file():
         found.histories[journal_file.name] = history.read(journal_file, {problem for problem, _ in found.records})
-    _write(output, _gathered(found, [journal_file.name.removesuffix(".journal")], {}), "")
+    _write(output, result_files.gathered(found, [journal_file.name.removesuffix(".journal")], {}), "")
 
 
 def _check_place(output: Path) -> None:
@@ -121,102 +82,3 @@ def parser() -> arguments.Parser:
     options.add_family(p)
     arguments.add_verbose(p)
     return p
-
-
-def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
-    """Read results and the journal beside them, a journal alone, a library, or a campaign's folder."""
-    if (path / CAMPAIGN).is_file():
-        _read_campaign(path, defaults, found)
-        return
-    if storage.is_library(path) or path.is_dir():
-        library = storage.open_library(path)
-        found.add(entry.record for entry in library.all_entries())
-        found.damaged |= bool(library.damaged)
-        found.notes += [f"{path}: {entry}" for entry in library.damaged]
-        return
-    if _is_journal(path):
-        _add_history(path, found)
-        return
-    held = sizes.from_results(path, defaults)
-    if not held.rows:
-        held.require_undamaged()
-    found.add(row.record for row in held.rows if row.record is not None)
-    found.damaged |= bool(held.damaged)
-    found.notes += [f"Left out: {row.reason}" for row in held.damaged]
-    beside = RunFiles(path).journal
-    if beside.is_file():
-        _add_history(beside, found)
-
-
-def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
-    """Read a campaign's merged results, the journal of its tuning, and the calls in its log.
-
-    Raises:
-        InputError: it has tuned nothing yet, or a file of it is wrong.
-    """
-    files_there = [path for name in (MERGED, TUNED) if (path := folder / name).is_file()]
-    if not files_there:
-        raise InputError(f"{folder}: this campaign has no results yet; continue it with tritongemm optimize")
-    _read(files_there[0], defaults, found)
-    journal_file = RunFiles(folder / "tuned.yaml").journal
-    if journal_file.is_file():
-        _add_history(journal_file, found)
-    found.calls.update({key: count for key, (count, _) in read_counts(folder).items()})
-
-
-def _is_journal(path: Path) -> bool:
-    """Return whether a file is a journal; a pipe, which can be opened only once, is none."""
-    with suppress(OSError):
-        start = files.read_regular(path.resolve(), len(journal.HEADER)) if path.is_file() else b""
-        return bool(start) and journal.is_journal(start)
-    return False
-
-
-def _add_history(path: Path, found: _ReadFiles) -> None:
-    run_history = history.read(path)
-    found.histories[path.name if path.name not in found.histories else str(path)] = run_history
-    known = {problem for problem, _ in found.records}
-    found.add(record for record in run_history.records if record.problem not in known)
-    if run_history.unread:
-        found.damaged = True
-        found.notes.append(f"{path}: {run_history.unread} lines can't be read and are left out.")
-
-
-def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:
-    """Return how often each size of a workload is called, and a note on those without a result."""
-    if not workload:
-        return {problem: found.calls[problem.key] for problem, _ in found.records if problem.key in found.calls}
-    calls: dict[Problem, float] = {}
-    for row in sizes.from_file(Path(workload), defaults):
-        calls[row.problem] = calls.get(row.problem, 0.0) + row.count
-    absent = ReportData(tuple(found.records.values()), calls=calls).unserved
-    if absent:
-        share = sum(calls[p] * p.flops for p in absent) / sum(calls[p] * p.flops for p in calls)
-        found.notes.append(
-            f"{workload}: {len(absent)} of {len(calls)} sizes, {share:.1%} of the operations, have no result and are "
-            f"left out, such as {absent[0].key}."
-        )
-    if len(absent) == len(calls):
-        raise InputError(f"{workload}: none of its sizes has a result in the files named")
-    return calls
-
-
-def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
-    """Return all of it; of too many results those that take most of the time."""
-    records = tuple(found.records.values())
-    targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
-    predicted = sum(record.predicted for record in records)
-    if predicted:
-        found.notes.append(f"The times of {predicted} of {len(records)} results are predicted, not measured.")
-    if len(records) > MOST_RECORDS:
-        found.notes.append(f"Of {len(records)} results the {MOST_RECORDS} that take most time are shown.")
-    data = ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
-    return data if len(records) <= MOST_RECORDS else replace(data, records=data.longest(MOST_RECORDS))
-
-
-def _target(device: MeasuredDevice) -> Target | None:
-    """Return the facts of a device; None for an architecture that is not known here."""
-    units = {"compute_units": device.compute_units} if device.compute_units else {}
-    with suppress(TargetError):
-        return loader.load_target(device.arch, device.product, **units)
-    return None

@@ -133,7 +133,7 @@ class WorkerProcess:
                 pass_fds=(*pipes, their_lifeline.fileno()),
                 start_new_session=True,
             )
-            _kill_at_end_of(their_lifeline.fileno(), self._process.pid)
+            kill_at_end_of(their_lifeline.fileno(), self._process.pid)
         self._answers, self._requests, self._lifeline = answers, requests, lifeline
         self._log, self._log_start = log, 0  # and the bytes in it that earlier requests wrote
 
@@ -225,7 +225,7 @@ def _interpreter_flags() -> list[str]:
     return [option for option, is_set in options.items() if is_set]
 
 
-def _kill_at_end_of(lifeline: int, group: int) -> None:
+def kill_at_end_of(lifeline: int, group: int) -> None:
     """Make the operating system kill a group of processes once no process can write into a pipe any more.
 
     No process has to notice: one that computes in C dies as well, and so do the tools that it started.

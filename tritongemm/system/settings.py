@@ -173,6 +173,12 @@ def for_own_children() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("TRITONGEMM_CAPTURE", "AITER_TUNE_GEMM")}
 
 
+def for_server(table: str) -> dict[str, str]:
+    """Return the environment of a server that is to serve a table, and no other; "" for none."""
+    kept = {name: value for name, value in for_own_children().items() if name not in _AITER_CONFIGS}
+    return {**kept, "TRITONGEMM_CONFIG": table, "PYTHONUNBUFFERED": "1"}
+
+
 def asm_manifests() -> tuple[Path, ...]:
     """Return the manifests of assembly kernels, in the order given."""
     return _paths("TRITONGEMM_ASM_MANIFESTS")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import DATA, libraries
 from tests.support.reports import problem, result, table, write_results, write_run
-from tritongemm.cli import report
+from tritongemm.cli import report, result_files
 from tritongemm.formats import results_format
 
 drawn = pytest.mark.skipif(
@@ -92,7 +92,7 @@ def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.Captu
 def test_of_too_many_results_those_that_take_time_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "MOST_RECORDS", 2)
+    monkeypatch.setattr(result_files, "MOST_RECORDS", 2)
     path = write_results(tmp_path / "out.yaml", [result(problem(m), m * 1e-6) for m in (1, 3, 2)])
     assert report.main([str(path), "-o", str(tmp_path / "report.html")]) == 0
     said = capsys.readouterr()

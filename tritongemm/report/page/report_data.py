@@ -109,6 +109,22 @@ class ReportData:
         """Return how often the workload calls what a result serves; once where no workload was named."""
         return self._served[0].get((record.problem, device_of(record)), 0.0) if self.calls else 1.0
 
+    def predicted_gain(self, m: int) -> float | None:
+        """Return the library's time at one M over that of what serves, summed over the products that have both times.
+
+        A product counts as often as the workload calls it at any M, as all of them run once in each step of a model.
+        None where no result says, or the results are of several devices.
+        """
+        calls: dict[Problem, float] = {}
+        for problem, count in self.calls.items():
+            calls[problem.at(1)] = calls.get(problem.at(1), 0.0) + count
+        serving = {r.problem.at(1): r for r in self.raced if r.serves(m)}
+        serving |= {r.problem.at(1): r for r in self.raced if r.problem.m == m}
+        weighed = [(r, calls.get(product, 0.0) if calls else 1.0) for product, r in serving.items()]
+        theirs = sum(weight * (r.library_seconds or 0.0) for r, weight in weighed)
+        ours = sum(weight * r.served_seconds for r, weight in weighed)
+        return theirs / ours if ours and len(self.devices) == 1 else None
+
     @property
     def unserved(self) -> tuple[Problem, ...]:
         """The workload's problems that no result serves."""

@@ -1,0 +1,154 @@
+"""A server without and with a table: what is printed and written, what is refused, and that no process is left."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.reports import problem, result, write_results
+from tritongemm.cli import compare_server, shell
+from tritongemm.core.errors import InputError
+from tritongemm.results.server_comparison import Quantity, compare_answers, read_comparison
+
+QUICK = ("--batches", "2", "--prefill", "0", "--answer", "8", "--prompt", "4", "--passes", "1", "--start-limit", "30")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Iterator[list[str]]:
+    """The command's words for a toy server, of which no process is left at the end."""
+    table = write_results(tmp_path / "tuned.yaml", [result(problem(2), 1e-6), result(problem(2, 512), 1e-6)])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    yield ["--table", str(table), "-o", str(tmp_path / "out.json"), "--logs", str(tmp_path / "logs"), *QUICK, "--",
+           sys.executable, "-m", "tests.support.toy_server", "--port", port]  # fmt: skip
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in processes(tmp_path / "logs") if runs(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} are left"
+        time.sleep(0.01)
+
+
+def processes(logs: Path) -> list[int]:
+    """The servers of some logs, and the children of other sessions, which the operating system does not kill."""
+    lines = [line for log in logs.glob("*.log") for line in log.read_text().splitlines()]
+    return [int(pid) for line in lines if line.startswith("processes ") for pid in line.split()[1:]]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return re.search(r"\) (.)", Path(f"/proc/{pid}/stat").read_text())[1] not in "ZX"  # type: ignore[index]
+    except OSError:
+        return False
+
+
+def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_server.main(words) == shell.DONE
+    said = capsys.readouterr()
+    assert "2 of 3 rows serve cuda:0 (sm90); 1 for gfx942" in said.out and "about " in said.err
+    row = re.search(r"^batch 2 +step ms +(\S+) +(\S+) +\S+% +(\S+) .* (\S+)$", said.out, re.MULTILINE)
+    assert row and float(row[1]) > float(row[2]) and float(row[3]) > 1.2 and row[4] == "1.250"
+    assert "A against A: 20 of 20 answers are the same, 100.0%" in said.out
+    assert "A against B: 0 of 40 answers are the same, 7.8% of the tokens" in said.out
+    read = read_comparison(tmp_path / "out.json", (tmp_path / "out.json").read_text())
+    assert (
+        read.model == "toy"
+        and read.loads[0].quantities[0].name == "step_ms"
+        and read.agreement["A against A"].equal == 20
+    )
+    assert len(processes(tmp_path / "logs")) == 8, "four servers with a child each"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reported"),
+    [
+        ("start", "  | no such model\nerror: the server ended with exit status 1 before it answered"),
+        ("answer", "an illegal memory access\nerror: the server ended with exit status 3 while it was measured"),
+        ("refuse", 'error: the server answered /v1/completions  with status 400,
+        ("silent", "/health within 0.5 s; --start-limit"),
+    ],
+)
+def test_a_server_that_fails(words: list[str], capsys: pytest.CaptureFixture[str], fault: str, reported: str) -> None:
+    if fault == "silent":
+        words[words.index("--start-limit") + 1] = "0.5"
+    assert compare_server.main([*words, "--fault", fault]) == shell.REFUSED
+    assert reported in capsys.readouterr().err
+
+
+def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = words[: words.index("--")]
+    with socket.create_server(("127.0.0.1", int(words[-1]))):
+        assert compare_server.main(words) == shell.REFUSED
+    assert f"http://127.0.0.1:{words[-1]} is in use already" in capsys.readouterr().err
+    assert compare_server.main([*own, "--", "no-such-server"]) == shell.REFUSED
+    assert "no-such-server can't be started: No such file" in capsys.readouterr().err
+    assert compare_server.main(own) == shell.REFUSED
+    assert "there is no server to start" in capsys.readouterr().err
+    (tmp_path / "out.json").write_text("a letter")
+    assert compare_server.main(words) == shell.REFUSED
+    assert "out.json is not a comparison of a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server(
+    words: list[str], capsys: pytest.CaptureFixture[str], number: int, tmp_path: Path
+) -> None:
+    def stop() -> None:
+        while not processes(tmp_path / "logs"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert compare_server.main(words) == shell.INTERRUPTED
+    thread.join()
+
+
+def test_a_killed_command_leaves_no_server(words: list[str], tmp_path: Path) -> None:
+    """The operating system ends the server's group; its child of another session has its own parent to watch."""
+    process = subprocess.Popen([sys.executable, "-m", "tritongemm", "compare-server", *words], cwd=ROOT)
+    while not processes(tmp_path / "logs"):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    os.kill(processes(tmp_path / "logs")[1], signal.SIGKILL)
+
+
+def test_gains_and_their_noise() -> None:
+    step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.92]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
+    assert step.gain == pytest.approx((1.0525, 2.0 / 1.92, 2.02 / 1.9), abs=1e-3) and step.is_sure
+    assert rate.noise == pytest.approx(10 / 105) and not rate.is_sure and rate.gain.least < 1 < rate.gain.most
+    assert Quantity("step_ms", [2.0], [1.0]).noise is None and not Quantity("step_ms", [2.0], [1.0]).is_sure
+
+
+def test_agreement_counts_what_comes_before_a_difference() -> None:
+    differing = (["a", "b", "c"], [-1.0, -1.5, -2.0]), (["a", "x", "c"], [-1.25, -9.0, -9.0])
+    found = compare_answers([differing, ((["a"], []), (["a"], []))])
+    assert (found.answers, found.equal, found.share, found.logprob) == (2, 1, 0.5, 0.25)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: data.pop("loads"), lambda data: data.update(kind="x"), lambda data: data.update(loads=[{"name": 3}]),
+    lambda data: data["loads"][0]["quantities"]["step_ms"].update(without=[float("nan")]),
+    lambda data: data["loads"][0]["quantities"]["step_ms"].update({"with": []}),
+    lambda data: data["agreement"].update(x={"answers": -1}),
+])  # fmt: skip
+def test_a_damaged_comparison_is_refused(damage: object) -> None:
+    times = {"without": [2.0], "with": [1.0]}
+    quantities = dict.fromkeys(("step_ms", "tpot_ms", "ttft_ms", "tokens_per_s"), times)
+    data = {"kind": "comparison of a server", "command": [], "table": "t", "model": "m", "served": [], "agreement": {},
+            "loads": [{"name": "batch 1", "m": 1, "predicted": None, "quantities": quantities}]}  # fmt: skip
+    assert read_comparison(Path("c.json"), json.dumps(data)).loads[0].quantities[0].gain.ratio == 2
+    damage(data)  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"c\.json: "):
+        read_comparison(Path("c.json"), json.dumps(data))

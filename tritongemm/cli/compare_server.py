@@ -1,0 +1,238 @@
+"""The command line of `tritongemm compare-server`: what a table gains in the user's own server, over HTTP."""
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tritongemm.cli import arguments, result_files, shell
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.formats import Defaults
+from tritongemm.measure.server import loads
+from tritongemm.measure.server.client import Client, Continuation
+from tritongemm.measure.server.loads import Load
+from tritongemm.measure.server.process import Server
+from tritongemm.report import plain_table
+from tritongemm.report.page.report_data import ReportData
+from tritongemm.results import server_comparison
+from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
+from tritongemm.system import files, settings
+from tritongemm.system.printable import printable
+from tritongemm.system.temporary_folder import TemporaryFolder
+
+_COLUMNS = ("load", "quantity", "A", "B", "A to A", "gain", "of all pairs", "", "rows")
+_WORDS = ("load", "quantity", "of all pairs", "")
+_SGLANG_PORT, _PORT = 30000, 8000  # where servers answer that are given no other
+_LAST_LINES = 15  # of the log of a server that failed
+_WARM_UP = 1 << 20  # seed of prompts that are sent first
+
+
+@dataclass
+class _Starts:
+    """What starts of a server measured, one entry for each start.
+
+    Attributes:
+        passes: medians of a start by quantity, by load.
+        answers: greedy ones.
+        served: what the logs say about rows that serve.
+        model: that it serves.
+    """
+
+    passes: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    answers: list[list[Continuation]] = field(default_factory=list)
+    served: dict[str, None] = field(default_factory=dict)
+    model: str = ""
+
+
+@shell.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is `WRONG` of `cli.shell` where the server's log names no row that serves."""
+    words, server = argv[: _cut(argv)], argv[_cut(argv) + 1 :]
+    args = parser().parse_args(words)
+    if not server:
+        raise InputError("there is no server to start: write its command behind --, such as -- vllm serve MODEL")
+    data = _read_rows(args)
+    if args.output:
+        files.check_place(Path(args.output), server_comparison.is_comparison, "a comparison of a server", files.ADVICE)
+    sent = [loads.decoding(batch, args.prompt, args.answer) for batch in args.batches if batch]
+    sent += [loads.prefilling(length) for length in args.prefill if length]
+    starts = {"A": _Starts(), "B": _Starts()}
+    with TemporaryFolder() as folder:
+        _alternate(args, server, sent, Path(args.logs or folder), starts)
+    comparison = _compared(args.table, server, sent, starts, data)
+    for line in _lines(comparison, weighed=bool(data.calls)):
+        print(printable(line))
+    if args.output:
+        files.atomic_write(Path(args.output), comparison.to_json())
+    return shell.DONE if comparison.served else shell.WRONG
+
+
+def parser() -> arguments.Parser:
+    """Return the options of the command."""
+    usage = "%(prog)s --table FILE [OPTION ...] -- SERVER [ARGUMENT ...]"
+    p = arguments.Parser("tritongemm compare-server", usage=usage)
+    p.add_argument("--table", type=arguments.path, required=True, metavar="FILE",
+                   help="the results that B serves, as in TRITONGEMM_CONFIG; A serves none")  # fmt: skip
+    p.add_argument("-o", "--output", type=arguments.output_file, metavar="FILE",
+                   help="write all values as JSON, which tritongemm report --server reads")  # fmt: skip
+    p.add_argument("--workload", type=arguments.path, metavar="FILE",
+                   help="sizes with call counts, which weigh the rows' gain (default: each product once)")  # fmt: skip
+    g = p.add_argument_group("requests")
+    g.add_argument("--batches", type=_sizes, default=_sizes("1,16,64"), metavar="N,…",
+                   help="requests at once, a load each; 0 for none (1,16,64)")  # fmt: skip
+    g.add_argument("--prompt", type=arguments.size, default=128, metavar="N", help="tokens of a prompt (%(default)s)")
+    g.add_argument("--answer", type=arguments.size, default=128, metavar="N", help="tokens of an answer (%(default)s)")
+    g.add_argument("--prefill", type=_sizes, default=_sizes("512,2048"), metavar="N,…",
+                   help="tokens of long prompts, sent one by one, a load each; 0 for none (512,2048)")  # fmt: skip
+    g.add_argument("--passes", type=arguments.integer(1, 100), default=3, metavar="N",
+                   help="how often each load is sent after it warmed up (%(default)s)")  # fmt: skip
+    g = p.add_argument_group("the server")
+    g.add_argument("--rounds", type=arguments.integer(1, 20), default=2, metavar="N",
+                   help="starts without and with the table, in turn (%(default)s)")  # fmt: skip
+    g.add_argument("--port", type=arguments.integer(1, 65535), metavar="N",
+                   help="where it answers (default: its own --port, else 8000; 30000 of SGLang)")  # fmt: skip
+    g.add_argument("--start-limit", type=arguments.seconds, default=1200.0, metavar="S",
+                   help="seconds that a start may take (%(default)g)")  # fmt: skip
+    g.add_argument("--answer-limit", type=arguments.seconds, default=300.0, metavar="S",
+                   help="seconds that one answer may take (%(default)g)")  # fmt: skip
+    g.add_argument("--logs", type=arguments.output_folder, metavar="DIR", help="keep what the servers print here")
+    return p
+
+
+def _cut(argv: Sequence[str]) -> int:
+    return list(argv).index("--") if "--" in argv else len(argv)
+
+
+def _sizes(text: str) -> list[int]:
+    """Return the numbers of a list with commas between."""
+    return [arguments.integer(0, arguments.LARGEST_SIZE)(word) for word in text.split(",")]
+
+
+def _read_rows(args: argparse.Namespace) -> ReportData:
+    """Return the rows of the table, with the calls of the workload."""
+    found, defaults = result_files.ReadFiles(), Defaults()
+    for path in args.table.split(os.pathsep):
+        result_files.read(Path(path), defaults, found)
+    if not found.records:
+        raise InputError(f"{args.table}: no result with a time; name results of tritongemm tune")
+    calls = result_files.calls_of(args.workload, defaults, found)
+    return ReportData(tuple(found.records.values()), calls=calls)
+
+
+def _alternate(
+    args: argparse.Namespace, server: Sequence[str], sent: Sequence[Load], logs: Path, starts: dict[str, _Starts]
+) -> None:
+    """Start the server without and with the table in turn, each time alone on the machine, and measure it."""
+    shell.report(
+        f"A: {' '.join(server)}; B: the same with {args.table}. Each is started {args.rounds} times, in turn; a first "
+        "start often takes two minutes, a later one one, and the requests about one."
+    )
+    logs.mkdir(parents=True, exist_ok=True)
+    table = os.pathsep.join(map(os.path.abspath, args.table.split(os.pathsep)))
+    order = [f"{name}{1 + place}" for place in range(args.rounds) for name in "AB"]
+    begin = time.monotonic()
+    for done, label in enumerate(order, start=1):
+        found = starts[label[0]]
+        environment = settings.for_server(table if label[0] == "B" else "")
+        client = Client(_host(server), _port(args.port, server), _value_of("--api-key", server), args.answer_limit)
+        seconds = _measure(Server(server, environment, logs / f"{label}.log", client), sent, args, found)
+        left = (time.monotonic() - begin) / done * (len(order) - done)
+        said = "".join(f"; {line}" for line in found.served) + (f"; about {left:.0f} s are left" if left else "")
+        shell.report(f"{label}: answered after {seconds:.0f} s{said}")
+
+
+def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace, found: _Starts) -> float:
+    """Start a server, measure it and end it, whatever happens; return the seconds that its start took."""
+    try:
+        server.start()
+        seconds = server.wait(args.start_limit)
+        try:
+            asyncio.run(_send_all(server.client, sent, args.passes, found))
+        except UnavailableError:
+            server.require_running("while it was measured", grace_s=1.0)
+            raise
+        found.served.update(dict.fromkeys(server.served()))
+        return seconds
+    except UnavailableError:
+        for line in server.last_lines(_LAST_LINES):
+            shell.report(f"  | {line}")
+        raise
+    finally:
+        server.stop()
+
+
+async def _send_all(client: Client, sent: Sequence[Load], passes: int, found: _Starts) -> None:
+    found.model = await client.find_model()
+    for load in sent:
+        await loads.send(client, load, _WARM_UP)
+        measured = [await loads.send(client, load, seed) for seed in range(passes)]
+        found.passes.setdefault(load.name, []).append(
+            {name: median(one[name] for one in measured) for name in QUANTITIES}
+        )
+    found.answers.append(await loads.continue_greedily(client))
+
+
+def _compared(
+    table: str, server: Sequence[str], sent: Sequence[Load], starts: dict[str, _Starts], data: ReportData
+) -> ServerComparison:
+    a, b = starts["A"], starts["B"]
+    compared = []
+    for load in sent:
+        pairs = a.passes[load.name], b.passes[load.name]
+        quantities = (Quantity(name, *([one[name] for one in each] for each in pairs)) for name in QUANTITIES)
+        compared.append(ComparedLoad(load.name, load.m, tuple(quantities), data.predicted_gain(load.m)))
+    agreement = server_comparison.agreements(a.answers, b.answers)
+    return ServerComparison(list(server), table, a.model, tuple(compared), agreement, list(b.served))
+
+
+def _lines(comparison: ServerComparison, weighed: bool) -> Iterator[str]:
+    """Yield what is printed: a row for each quantity of each load, and what the figures rest on."""
+    rows = [_cells(load, place) for load in comparison.loads for place in range(len(load.quantities))]
+    for line in plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()):
+        yield from line.splitlines()
+    how = "weighed by the workload's calls" if weighed else "each counted once, as no workload was named"
+    yield "A: without the table, B: with it. Gain: how much faster B is, by the median of all pairs of starts."
+    yield f"Rows: the gain that the table's own times predict for the products alone, {how}."
+    for name, agreement in comparison.agreement.items():
+        yield f"Greedy tokens, {name}: {agreement}"
+    if not comparison.agreement:
+        yield "Greedy tokens: the server returned none"
+    yield from comparison.served or [
+        "The log of B does not say what was served: is tritongemm installed in the server's environment? (--logs)"
+    ]
+
+
+def _cells(load: ComparedLoad, place: int) -> list[str]:
+    one = load.quantities[place]
+    ratio, least, most = one.gain
+    form = ".0f" if one.name in server_comparison.RATES else ".3f"
+    return [
+        "" if place else load.name, QUANTITIES[one.name], format(median(one.without), form),
+        format(median(one.served), form), "-" if one.noise is None else f"{one.noise:.1%}", f"{ratio:.3f}",
+        f"{least:.3f} to {most:.3f}", "" if one.is_sure else "within noise",
+        f"{load.predicted:.3f}" if load.predicted and not place else "",
+    ]  # fmt: skip
+
+
+def _value_of(option: str, words: Sequence[str]) -> str:
+    """Return the value of an option in a server's command; "" where it has none."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        if name == option:
+            return value or following
+    return ""
+
+
+def _host(server: Sequence[str]) -> str:
+    host = _value_of("--host", server)
+    return "127.0.0.1" if host in ("", "0.0.0.0", "::", "localhost") else host
+
+
+def _port(named: int | None, server: Sequence[str]) -> int:
+    own = _value_of("--port", server)
+    default = _SGLANG_PORT if any("sglang" in word for word in server) else _PORT
+    return named or (int(own) if own.isdecimal() else default)

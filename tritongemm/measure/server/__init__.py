@@ -1,0 +1,1 @@
+"""A server of a language model is started, sent requests and ended, and its times are measured over HTTP."""

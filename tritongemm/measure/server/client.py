@@ -1,0 +1,177 @@
+"""Sends requests to a server of OpenAI's HTTP API, and notes when its tokens come."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tritongemm.core.errors import UnavailableError
+from tritongemm.system.printable import printable
+
+_CONNECT_SECONDS = 5.0
+_LONGEST_LINE = 1 << 22  # bytes
+_MOST_OF_COMPLAINT = 500  # characters
+
+
+class Arrivals(NamedTuple):
+    """When the tokens of one answer came.
+
+    Attributes:
+        first_s: seconds from the request to the first token.
+        gaps_s: seconds between two events with tokens.
+    """
+
+    first_s: float
+    gaps_s: list[float]
+
+
+class Continuation(NamedTuple):
+    """Greedy tokens that continue a prompt, and the logarithms of their probabilities."""
+
+    tokens: list[str]
+    logprobs: list[float]
+
+
+class Client:
+    """A client of one server.
+
+    Args:
+        host, port: where the server answers.
+        key: that it requires; "" for none.
+        limit_s: seconds that an answer may take.
+    """
+
+    def __init__(self, host: str, port: int, key: str = "", limit_s: float = 300.0) -> None:
+        self.host, self.port, self.limit_s, self.model = host, port, limit_s, ""
+        self._key = f"Authorization: Bearer {key}\r\n" if key else ""
+
+    @property
+    def address(self) -> str:
+        """The server's address, as a browser takes it."""
+        return f"http://{self.host}:{self.port}"
+
+    async def connects(self) -> bool:
+        """Return whether any program accepts connections there."""
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(self.host, self.port), _CONNECT_SECONDS)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def is_healthy(self) -> bool:
+        """Return whether the server says that it can answer."""
+        try:
+            await asyncio.wait_for(self._read("GET", "/health"), _CONNECT_SECONDS)
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError, UnavailableError):
+            return False
+        return True
+
+    async def find_model(self) -> str:
+        """Return the name of the model that the server serves, which later requests name."""
+        self.model = str(json.loads(await self._limited(self._read("GET", "/v1/models")))["data"][0]["id"])
+        return self.model
+
+    async def stream(self, prompt: Sequence[int], answer: int) -> Arrivals:
+        """Return when the tokens of an answer came.
+
+        Args:
+            prompt: token ids.
+            answer: number of tokens.
+        """
+        return await self._limited(self._stream(prompt, answer))
+
+    async def _stream(self, prompt: Sequence[int], answer: int) -> Arrivals:
+        begin, times = time.perf_counter(), list[float]()
+        async with aclosing(self._lines("POST", "/v1/completions", self._body(prompt, answer, stream=True))) as lines:
+            async for line in lines:
+                if line.startswith(b"data: {"):
+                    times.append(time.perf_counter())
+                    if line.startswith((b'data: {"error"', b'data: {"object":"error"')):
+                        raise UnavailableError(f"the server answered {_words(line)}")
+        if not times:
+            raise UnavailableError("the server answered without a token")
+        return Arrivals(times[0] - begin, [after - before for before, after in pairwise(times)])
+
+    async def greedy(self, prompt: Sequence[int], answer: int) -> Continuation:
+        """Return the most probable tokens behind a prompt."""
+        body = self._body(prompt, answer, logprobs=1)
+        choice = json.loads(await self._limited(self._read("POST", "/v1/completions", body)))["choices"][0]
+        found = choice.get("logprobs") or {}
+        return Continuation(
+            list(found.get("tokens") or ()), [value or 0.0 for value in found.get("token_logprobs") or ()]
+        )
+
+    def _body(self, prompt: Sequence[int], answer: int, **others: Any) -> bytes:
+        """Return the request for a number of greedy tokens, neither more nor fewer."""
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": answer, "temperature": 0, "ignore_eos": True}
+        return json.dumps({**asked, **others}).encode()
+
+    async def _limited(self, answer: Any) -> Any:
+        """Return an answer that comes in time.
+
+        Raises:
+            UnavailableError: it does not, or is not an answer of this API.
+        """
+        try:
+            return await asyncio.wait_for(answer, self.limit_s)
+        except asyncio.TimeoutError:
+            raise UnavailableError(f"the server did not answer a request within {self.limit_s:g} s") from None
+        except (OSError, EOFError) as error:
+            raise UnavailableError(f"the connection to the server broke: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnavailableError(f"the server's answer is not one of OpenAI's HTTP API: {error!r}") from None
+
+    async def _read(self, method: str, path: str, body: bytes = b"") -> bytes:
+        async with aclosing(self._lines(method, path, body)) as lines:
+            return b"\n".join([line async for line in lines])
+
+    async def _lines(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
+        """Yield the lines of an answer as they come.
+
+        Raises:
+            UnavailableError: the server refuses the request.
+        """
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=_LONGEST_LINE)
+        try:
+            writer.write(
+                f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nConnection: close\r\n{self._key}"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            status = int((await reader.readline()).split()[1])
+            headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+            blocks = _chunks(reader) if b"transfer-encoding: chunked" in headers else _blocks(reader)
+            rest, complaint = b"", b""
+            async for block in blocks:
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    if status == 200:
+                        yield line
+                    complaint += line
+            if status != 200:
+                raise UnavailableError(f"the server answered {path} with status {status}: {_words(complaint + rest)}")
+            yield rest
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body in HTTP's chunked coding."""
+    while size := int((await reader.readline()).partition(b";")[0], 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _blocks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield a body that ends with the connection."""
+    while block := await reader.read(1 << 16):
+        yield block
+
+
+def _words(text: bytes) -> str:
+    return printable(text.decode(errors="replace"), _MOST_OF_COMPLAINT)

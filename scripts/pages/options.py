@@ -22,6 +22,7 @@ EXAMPLES = {
     "tritongemm lookup": "tritongemm lookup tuned.yaml -m 16 -n 4096 -k 4096 -dtype_a bf16",
     "tritongemm convert": "tritongemm convert tuned.yaml -o bf16_tuned_gemm.csv",
     "tritongemm check": "tritongemm check tuned.yaml --repair",
+    "tritongemm compare-server": "tritongemm compare-server --table tuned.yaml -- vllm serve MODEL --port 8000",
     "tritongemm report": "tritongemm report tuned.yaml -o report.html",
     "tritongemm library build": "tritongemm library build tuned.yaml -o kernels.zip",
     "tritongemm library merge": "tritongemm library merge a.zip b.zip -o kernels.zip",

@@ -26,21 +26,21 @@ class Toy:
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0] or 0)
         body = json.loads(await reader.readexactly(length) or b"{}")
         if b" /health " in head:
-            self._whole(writer, 503 if self.fault == "silent" else 200, b"")
+            self._send(writer, 503 if self.fault == "silent" else 200, b"")
         elif b" /v1/models " in head:
-            self._whole(writer, 200, json.dumps({"data": [{"id": "toy"}]}).encode())
+            self._send(writer, 200, json.dumps({"data": [{"id": "toy"}]}).encode())
         elif self.fault == "answer":
             print("CUDA error: an illegal memory access", flush=True)
             os._exit(3)
         elif self.fault == "refuse":
-            self._whole(writer, 400, b'{"error": "the prompt is too long"}')
+            self._send(writer, 400, b'{"error": "the prompt is too long"}')
         elif body.get("stream"):
             await self._stream(writer, body["max_tokens"])
         else:
-            self._whole(writer, 200, self._tokens(body["max_tokens"]))
+            self._send(writer, 200, self._tokens(body["max_tokens"]))
         writer.close()
 
-    def _whole(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+    def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
     async def _stream(self, writer: asyncio.StreamWriter, count: int) -> None:

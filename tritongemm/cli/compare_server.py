@@ -26,7 +26,6 @@ from tritongemm.system.temporary_folder import TemporaryFolder
 
 _COLUMNS = ("load", "quantity", "A", "B", "A to A", "gain", "of all pairs", "", "rows")
 _WORDS = ("load", "quantity", "of all pairs", "")
-_SGLANG_PORT, _PORT = 30000, 8000  # where servers answer that are given no other
 _LAST_LINES = 15  # of the log of a server that failed
 _WARM_UP = 1 << 20  # seed of prompts that are sent first
 
@@ -51,8 +50,8 @@ class _Starts:
 @shell.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is `WRONG` of `cli.shell` where the server's log names no row that serves."""
-    words, server = argv[: _cut(argv)], argv[_cut(argv) + 1 :]
-    args = parser().parse_args(words)
+    args = parser().parse_args(argv)
+    server = args.server[args.server[:1] == ["--"] :]
     if not server:
         raise InputError("there is no server to start: write its command behind --, such as -- vllm serve MODEL")
     data = _read_rows(args)
@@ -73,12 +72,13 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> arguments.Parser:
     """Return the options of the command."""
-    usage = "%(prog)s --table FILE [OPTION ...] -- SERVER [ARGUMENT ...]"
-    p = arguments.Parser("tritongemm compare-server", usage=usage)
+    p = arguments.Parser("tritongemm compare-server", usage="%(prog)s --table FILE [OPTION ...] -- SERVER ...")
+    p.add_argument("server", nargs=argparse.REMAINDER, metavar="SERVER",
+                   help="the command that starts the server, behind --; it has --port")  # fmt: skip
     p.add_argument("--table", type=arguments.path, required=True, metavar="FILE",
                    help="the results that B serves, as in TRITONGEMM_CONFIG; A serves none")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output_file, metavar="FILE",
-                   help="write all values as JSON, which tritongemm report --server reads")  # fmt: skip
+                   help="write all values as JSON")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
                    help="sizes with call counts, which weigh the rows' gain (default: each product once)")  # fmt: skip
     g = p.add_argument_group("requests")
@@ -94,17 +94,13 @@ def parser() -> arguments.Parser:
     g.add_argument("--rounds", type=arguments.integer(1, 20), default=2, metavar="N",
                    help="starts without and with the table, in turn (%(default)s)")  # fmt: skip
     g.add_argument("--port", type=arguments.integer(1, 65535), metavar="N",
-                   help="where it answers (default: its own --port, else 8000; 30000 of SGLang)")  # fmt: skip
+                   help="where it answers, if its command has no --port")  # fmt: skip
     g.add_argument("--start-limit", type=arguments.seconds, default=1200.0, metavar="S",
                    help="seconds that a start may take (%(default)g)")  # fmt: skip
     g.add_argument("--answer-limit", type=arguments.seconds, default=300.0, metavar="S",
                    help="seconds that one answer may take (%(default)g)")  # fmt: skip
     g.add_argument("--logs", type=arguments.output_folder, metavar="DIR", help="keep what the servers print here")
     return p
-
-
-def _cut(argv: Sequence[str]) -> int:
-    return list(argv).index("--") if "--" in argv else len(argv)
 
 
 def _sizes(text: str) -> list[int]:
@@ -127,6 +123,7 @@ def _alternate(
     args: argparse.Namespace, server: Sequence[str], sent: Sequence[Load], logs: Path, starts: dict[str, _Starts]
 ) -> None:
     """Start the server without and with the table in turn, each time alone on the machine, and measure it."""
+    port = _port(args.port, server)
     shell.report(
         f"A: {' '.join(server)}; B: the same with {args.table}. Each is started {args.rounds} times, in turn; a first "
         "start often takes two minutes, a later one one, and the requests about one."
@@ -138,7 +135,7 @@ def _alternate(
     for done, label in enumerate(order, start=1):
         found = starts[label[0]]
         environment = settings.for_server(table if label[0] == "B" else "")
-        client = Client(_host(server), _port(args.port, server), _value_of("--api-key", server), args.answer_limit)
+        client = Client(_host(server), port, _value_of("--api-key", server), args.answer_limit)
         seconds = _measure(Server(server, environment, logs / f"{label}.log", client), sent, args, found)
         left = (time.monotonic() - begin) / done * (len(order) - done)
         said = "".join(f"; {line}" for line in found.served) + (f"; about {left:.0f} s are left" if left else "")
@@ -234,5 +231,6 @@ def _host(server: Sequence[str]) -> str:
 
 def _port(named: int | None, server: Sequence[str]) -> int:
     own = _value_of("--port", server)
-    default = _SGLANG_PORT if any("sglang" in word for word in server) else _PORT
-    return named or (int(own) if own.isdecimal() else default)
+    if not named and not own.isdecimal():
+        raise InputError("the server's port is not known: give its command --port N, or name it before the --")
+    return named or int(own)

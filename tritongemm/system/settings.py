@@ -176,7 +176,7 @@ def for_own_children() -> dict[str, str]:
 def for_server(table: str) -> dict[str, str]:
     """Return the environment of a server that is to serve a table, and no other; "" for none."""
     kept = {name: value for name, value in for_own_children().items() if name not in _AITER_CONFIGS}
-    return {**kept, "TRITONGEMM_CONFIG": table, "PYTHONUNBUFFERED": "1"}
+    return {**kept, "TRITONGEMM_CONFIG": table}
 
 
 def asm_manifests() -> tuple[Path, ...]:

@@ -73,7 +73,7 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.Cap
     [
         ("start", "  | no such model\nerror: the server ended with exit status 1 before it answered"),
         ("answer", "an illegal memory access\nerror: the server ended with exit status 3 while it was measured"),
-        ("refuse", 'error: the server answered /v1/completions  with status 400,
+        ("refuse", "error: the server answered /v1/completions with status 400: {"),
         ("silent", "/health within 0.5 s; --start-limit"),
     ],
 )
@@ -90,6 +90,8 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: pytest
         assert compare_server.main(words) == shell.REFUSED
     assert f"http://127.0.0.1:{words[-1]} is in use already" in capsys.readouterr().err
     assert compare_server.main([*own, "--", "no-such-server"]) == shell.REFUSED
+    assert "the server's port is not known" in capsys.readouterr().err
+    assert compare_server.main([*own, "--", "no-such-server", *words[-2:]]) == shell.REFUSED
     assert "no-such-server can't be started: No such file" in capsys.readouterr().err
     assert compare_server.main(own) == shell.REFUSED
     assert "there is no server to start" in capsys.readouterr().err

@@ -151,7 +151,7 @@ def _states() -> Iterator[str]:
     """Yield what the system says of each process that has not ended."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state = path.read_text(errors="replace")
+            state = path.read_text(encoding="utf-8", errors="replace")
             if state.rpartition(") ")[2][:1] not in "ZX":
                 yield state
 

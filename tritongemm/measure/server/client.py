@@ -3,10 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tritongemm.core.errors import UnavailableError
 from tritongemm.system.printable import printable
@@ -14,6 +14,7 @@ from tritongemm.system.printable import printable
 _CONNECT_SECONDS = 5.0
 _LONGEST_LINE = 1 << 22  # bytes
 _MOST_OF_COMPLAINT = 500  # characters
+_Answer = TypeVar("_Answer")
 
 
 class Arrivals(NamedTuple):
@@ -110,7 +111,7 @@ class Client:
         asked = {"model": self.model, "prompt": prompt, "max_tokens": answer, "temperature": 0, "ignore_eos": True}
         return json.dumps({**asked, **others}).encode()
 
-    async def _limited(self, answer: Any) -> Any:
+    async def _limited(self, answer: Awaitable[_Answer]) -> _Answer:
         """Return an answer that comes in time.
 
         Raises:
@@ -129,7 +130,7 @@ class Client:
         async with aclosing(self._lines(method, path, body)) as lines:
             return b"\n".join([line async for line in lines])
 
-    async def _lines(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
+    async def _lines(self, method: str, path: str, body: bytes = b"") -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer as they come.
 
         Raises:

@@ -31,20 +31,20 @@ _WARM_UP = 1 << 20  # seed of prompts that are sent first
 
 
 @dataclass
-class _Starts:
-    """What starts of a server measured, one entry for each start.
+class _Start:
+    """What one start of a server measured.
 
     Attributes:
-        passes: medians of a start by quantity, by load.
-        answers: greedy ones.
-        served: what the logs say about rows that serve.
         model: that it serves.
+        medians: of the passes, by load and quantity.
+        answers: greedy ones.
+        served: what the log says about rows that serve.
     """
 
-    passes: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    answers: list[list[Continuation]] = field(default_factory=list)
-    served: dict[str, None] = field(default_factory=dict)
     model: str = ""
+    medians: dict[str, dict[str, float]] = field(default_factory=dict)
+    answers: list[Continuation] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
 
 
 @shell.command
@@ -54,20 +54,18 @@ def main(argv: Sequence[str]) -> int:
     server = args.server[args.server[:1] == ["--"] :]
     if not server:
         raise InputError("there is no server to start: write its command behind --, such as -- vllm serve MODEL")
-    data = _read_rows(args)
+    rows = _read_rows(args)
     if args.output:
         files.check_place(Path(args.output), server_comparison.is_comparison, "a comparison of a server", files.ADVICE)
     sent = [loads.decoding(batch, args.prompt, args.answer) for batch in args.batches if batch]
     sent += [loads.prefilling(length) for length in args.prefill if length]
-    starts = {"A": _Starts(), "B": _Starts()}
-    with TemporaryFolder() as folder:
-        _alternate(args, server, sent, Path(args.logs or folder), starts)
-    comparison = _compared(args.table, server, sent, starts, data)
-    for line in _lines(comparison, weighed=bool(data.calls)):
-        print(printable(line))
-    if args.output:
-        files.atomic_write(Path(args.output), comparison.to_json())
-    return shell.DONE if comparison.served else shell.WRONG
+    starts: dict[str, list[_Start]] = {"A": [], "B": []}
+    try:
+        with TemporaryFolder() as folder:
+            _alternate(args, server, sent, Path(args.logs or folder), starts)
+    finally:  # what ends the command early does not cost what was measured
+        served = bool(starts["B"]) and _show(args, _compared(args, server, sent, starts, rows), bool(rows.calls))
+    return shell.DONE if served else shell.WRONG
 
 
 def parser() -> arguments.Parser:
@@ -85,7 +83,13 @@ def parser() -> arguments.Parser:
     g.add_argument("--batches", type=_sizes, default=_sizes("1,16,64"), metavar="N,…",
                    help="requests at once, a load each; 0 for none (1,16,64)")  # fmt: skip
     g.add_argument("--prompt", type=arguments.size, default=128, metavar="N", help="tokens of a prompt (%(default)s)")
-    g.add_argument("--answer", type=arguments.size, default=128, metavar="N", help="tokens of an answer (%(default)s)")
+    g.add_argument(
+        "--answer",
+        type=arguments.integer(2, arguments.LARGEST_SIZE),
+        default=128,
+        metavar="N",
+        help="tokens of an answer (%(default)s)",
+    )
     g.add_argument("--prefill", type=_sizes, default=_sizes("512,2048"), metavar="N,…",
                    help="tokens of long prompts, sent one by one, a load each; 0 for none (512,2048)")  # fmt: skip
     g.add_argument("--passes", type=arguments.integer(1, 100), default=3, metavar="N",
@@ -120,7 +124,7 @@ def _read_rows(args: argparse.Namespace) -> ReportData:
 
 
 def _alternate(
-    args: argparse.Namespace, server: Sequence[str], sent: Sequence[Load], logs: Path, starts: dict[str, _Starts]
+    args: argparse.Namespace, server: Sequence[str], sent: Sequence[Load], logs: Path, starts: dict[str, list[_Start]]
 ) -> None:
     """Start the server without and with the table in turn, each time alone on the machine, and measure it."""
     port = _port(args.port, server)
@@ -133,27 +137,29 @@ def _alternate(
     order = [f"{name}{1 + place}" for place in range(args.rounds) for name in "AB"]
     begin = time.monotonic()
     for done, label in enumerate(order, start=1):
-        found = starts[label[0]]
         environment = settings.for_server(table if label[0] == "B" else "")
         client = Client(_host(server), port, _value_of("--api-key", server), args.answer_limit)
-        seconds = _measure(Server(server, environment, logs / f"{label}.log", client), sent, args, found)
+        found = _measure(Server(server, environment, logs / f"{label}.log", client), sent, args)
+        starts[label[0]].append(found)
         left = (time.monotonic() - begin) / done * (len(order) - done)
-        said = "".join(f"; {line}" for line in found.served) + (f"; about {left:.0f} s are left" if left else "")
-        shell.report(f"{label}: answered after {seconds:.0f} s{said}")
+        shell.report(
+            "; ".join([f"{label}: measured", *found.served, *([f"about {left:.0f} s are left"] if left else [])])
+        )
 
 
-def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace, found: _Starts) -> float:
-    """Start a server, measure it and end it, whatever happens; return the seconds that its start took."""
+def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace) -> _Start:
+    """Start a server, measure it and end it, whatever happens."""
+    found = _Start()
     try:
         server.start()
-        seconds = server.wait(args.start_limit)
+        shell.report(f"{server.log.stem}: answers after {server.wait(args.start_limit):.0f} s")
         try:
             asyncio.run(_send_all(server.client, sent, args.passes, found))
         except UnavailableError:
             server.require_running("while it was measured", grace_s=1.0)
             raise
-        found.served.update(dict.fromkeys(server.served()))
-        return seconds
+        found.served = server.served()
+        return found
     except UnavailableError:
         for line in server.last_lines(_LAST_LINES):
             shell.report(f"  | {line}")
@@ -162,28 +168,40 @@ def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace, fou
         server.stop()
 
 
-async def _send_all(client: Client, sent: Sequence[Load], passes: int, found: _Starts) -> None:
+async def _send_all(client: Client, sent: Sequence[Load], passes: int, found: _Start) -> None:
     found.model = await client.find_model()
     for load in sent:
         await loads.send(client, load, _WARM_UP)
         measured = [await loads.send(client, load, seed) for seed in range(passes)]
-        found.passes.setdefault(load.name, []).append(
-            {name: median(one[name] for one in measured) for name in QUANTITIES}
-        )
-    found.answers.append(await loads.continue_greedily(client))
+        found.medians[load.name] = {name: median(one[name] for one in measured) for name in QUANTITIES}
+    found.answers = await loads.continue_greedily(client)
 
 
 def _compared(
-    table: str, server: Sequence[str], sent: Sequence[Load], starts: dict[str, _Starts], data: ReportData
+    args: argparse.Namespace,
+    server: Sequence[str],
+    sent: Sequence[Load],
+    starts: dict[str, list[_Start]],
+    rows: ReportData,
 ) -> ServerComparison:
     a, b = starts["A"], starts["B"]
     compared = []
     for load in sent:
-        pairs = a.passes[load.name], b.passes[load.name]
-        quantities = (Quantity(name, *([one[name] for one in each] for each in pairs)) for name in QUANTITIES)
-        compared.append(ComparedLoad(load.name, load.m, tuple(quantities), data.predicted_gain(load.m)))
-    agreement = server_comparison.agreements(a.answers, b.answers)
-    return ServerComparison(list(server), table, a.model, tuple(compared), agreement, list(b.served))
+        values = {name: [[start.medians[load.name][name] for start in each] for each in (a, b)] for name in QUANTITIES}
+        quantities = tuple(Quantity(name, *both) for name, both in values.items())
+        compared.append(ComparedLoad(load.name, load.m, quantities, rows.predicted_gain(load.m)))
+    agreement = server_comparison.agreements([start.answers for start in a], [start.answers for start in b])
+    served = list(dict.fromkeys(line for start in b for line in start.served))
+    return ServerComparison(server, args.table, a[0].model, tuple(compared), agreement, served)
+
+
+def _show(args: argparse.Namespace, comparison: ServerComparison, weighed: bool) -> bool:
+    """Print a comparison, and write it; return whether rows served."""
+    for line in _lines(comparison, weighed):
+        print(printable(line))
+    if args.output:
+        files.atomic_write(Path(args.output), comparison.to_json())
+    return bool(comparison.served)
 
 
 def _lines(comparison: ServerComparison, weighed: bool) -> Iterator[str]:

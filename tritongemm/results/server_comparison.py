@@ -210,7 +210,7 @@ def compare_answers(pairs: Sequence[tuple[Answer, Answer]]) -> Agreement:
 
 def agreements(without: Sequence[Sequence[Answer]], served: Sequence[Sequence[Answer]]) -> dict[str, Agreement]:
     """Return how alike the answers of starts without and with a table are, and those of starts without it."""
-    mixed = [pair for a, b in zip(without, served, strict=True) for pair in zip(a, b, strict=True)]
+    mixed = [pair for a, b in zip(without, served, strict=False) for pair in zip(a, b, strict=True)]
     alike = [pair for a, b in pairwise(without) for pair in zip(a, b, strict=True)]
     found = {"A against B": mixed, "A against A": alike}
     return {name: compare_answers(pairs) for name, pairs in found.items() if any(a[0] for a, _ in pairs)}

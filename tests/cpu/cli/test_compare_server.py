@@ -100,12 +100,14 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: pytest
     assert "out.json is not a comparison of a server" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "log"), [(signal.SIGINT, "A2.log"), (signal.SIGTERM, "A1.log")])
 def test_a_signal_ends_the_server(
-    words: list[str], capsys: pytest.CaptureFixture[str], number: int, tmp_path: Path
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, log: str
 ) -> None:
+    """What was measured until then is printed."""
+
     def stop() -> None:
-        while not processes(tmp_path / "logs"):
+        while not (tmp_path / "logs" / log).is_file():
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
@@ -113,6 +115,7 @@ def test_a_signal_ends_the_server(
     thread.start()
     assert compare_server.main(words) == shell.INTERRUPTED
     thread.join()
+    assert ("Greedy tokens, A against B" in capsys.readouterr().out) == (log == "A2.log")
 
 
 def test_a_killed_command_leaves_no_server(words: list[str], tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ async def send(client: Client, load: Load, seed: int) -> dict[str, float]:
     Args:
         client: of the server.
         load: what is sent.
-        seed: of the prompts; others have nothing in common, so that no cache of prompts serves them.
+        seed: of the prompts; those of other seeds and loads have nothing in common, which a cache would serve.
     """
-    waiting = _prompts(load.requests, load.prompt, seed)
+    waiting = _prompts(load.requests, load.prompt, f"{load.name} {seed}")
     arrived: list[Arrivals] = []
 
     async def fill_one_place() -> None:
@@ -74,14 +74,14 @@ async def send(client: Client, load: Load, seed: int) -> dict[str, float]:
 async def continue_greedily(client: Client) -> list[Continuation]:
     """Return greedy answers to the same prompts each time, one after the other and many at once."""
     found: list[Continuation] = []
-    for seed, (count, at_once) in enumerate(_AGREEMENT):
-        prompts = _prompts(count, _AGREEMENT_PROMPT, -1 - seed)
+    for count, at_once in _AGREEMENT:
+        prompts = _prompts(count, _AGREEMENT_PROMPT, f"agreement {count}")
         for start in range(0, count, at_once):
             asked = [client.greedy(prompt, AGREEMENT_ANSWER) for prompt in prompts[start : start + at_once]]
             found += await asyncio.gather(*asked)
     return found
 
 
-def _prompts(count: int, length: int, seed: int) -> list[list[int]]:
-    generator = random.Random(f"{seed} {length}")
+def _prompts(count: int, length: int, seed: str) -> list[list[int]]:
+    generator = random.Random(seed)
     return [[generator.randrange(*_TOKENS) for _ in range(length)] for _ in range(count)]

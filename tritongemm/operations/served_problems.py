@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
-from tritongemm.core.scaling import NO_SCALES
+from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
+
+# The pairs of factors that grouped products are read with, those of A with K first where they change along K.
+_OF_GROUPS = ("", "row", "block", "mx", "mx_shuffled")
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
@@ -30,9 +33,17 @@ def is_product(problem: Problem) -> bool:
 
 
 def other_layouts(problem: Problem) -> list[Problem]:
-    """Return the problem with A and B in each other memory layout that `mm` can ask for."""
+    """Return the problem in each other memory layout that calls can ask for: of A and B, or of their scale factors."""
+    if None not in problem.scalings:
+        alike = (pair for pair in GRANULARITIES.values() if _covered(pair) == _covered(problem.scalings))
+        return [problem.scaled(pair) for pair in alike if pair != problem.scalings]
     every = (problem.stored(a, b) for a in (True, False) for b in (False, True))
     return [other for other in every if other != problem and is_product(other)]
+
+
+def _covered(pair: ScalePair) -> list[tuple[str, int, int]]:
+    """Return the types of scale factors, and what each covers, whatever their layout."""
+    return [(one.dtype, one.rows, one.depth) for one in pair if one is not None]
 
 
 def is_scaled(problem: Problem) -> bool:
@@ -68,7 +79,9 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
 
 def is_served(problem: Problem) -> bool:
     """Return whether any call at run time can ask for a problem."""
-    return is_product(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
+    if problem.kind == "grouped":
+        return granularity(problem.scalings) in _OF_GROUPS
+    return is_product(problem) or is_scaled(problem) or problem.kind == "batched"
 
 
 def why_unserved(problem: Problem) -> str:
@@ -77,6 +90,8 @@ def why_unserved(problem: Problem) -> str:
         return ""
     if problem.bias == "m":
         return "with a bias along M, which no call has"
+    if problem.kind == "grouped":
+        return "of groups whose factors have a layout that grouped_mm gives no kernel (tune with --scales block)"
     if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
     return "of products that no call computes"
@@ -89,10 +104,27 @@ def describe_calls(problem: Problem) -> str:
     if problem.kind == "grouped":
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":
-        return "bmm(a, b)" if problem.a.scaling is None else "scaled_bmm(a, b, scale_a, scale_b)"
+        of_factors = f"scaled_bmm(a, b, scale_a, scale_b){_with_factors(problem)}"
+        return "bmm(a, b)" if problem.a.scaling is None else of_factors
     if problem.a.scaling is not None:
-        return "scaled_mm(a, w, scale_a, scale_w) with w [N, K], and linear_fp8 of such weights"
+        calls = f"scaled_mm(a, w, scale_a, scale_w) with w [N, K]{_with_factors(problem)}"
+        return f"{calls}, and linear_fp8 of such weights"
     of_x = "" if problem.a.row_major else ", x the transposed view of a [K, M] matrix"
     if problem.b.row_major:
         return f"mm(x, b.t()) and, inside serve(), x @ b with b [K, N]{of_x}; for linear layers tune with -col_b"
     return f"mm(x, w) and linear layers, with w [N, K]{of_x}"
+
+
+def describe_factors(problem: Problem) -> str:
+    """Return how calls must store the factors of A that change along K for a row to serve them; "" without any."""
+    scaling = problem.a.scaling
+    if scaling is None or not scaling.depth:
+        return ""
+    if scaling.dtype != "fp32":
+        return f"scale_layout={'' if scaling.layout == 'rows' else scaling.layout!r}"
+    layout = "tma" if scaling.pad != (1, 1) else scaling.layout
+    return f'scale_a as quantize(a, "block", layout="{layout}") or pack_scales(scale_a, "{layout}") stores it'
+
+
+def _with_factors(problem: Problem) -> str:
+    return f", {factors}" if (factors := describe_factors(problem)) else ""

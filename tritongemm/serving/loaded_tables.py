@@ -20,6 +20,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import (
+    describe_factors,
     ExpertWeights,
     expert_weights,
     is_layer,
@@ -177,7 +178,9 @@ def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
 
 def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
     """Return how many rows of tables serve a GPU, and why the others do not, each reason with its count."""
-    reasons = [why_idle(row.record, device) for table in tables for row in table.rows]
+    found = [(row.record.problem, why_idle(row.record, device)) for table in tables for row in table.rows]
+    factors = Counter(filter(None, (describe_factors(problem) for problem, reason in found if not reason)))
+    reasons = [reason for _, reason in found]
     reasons += [why_unserved(record.problem) for table in tables for record in table.unserved]
     idle = Counter(reason for reason in reasons if reason)
     if device is None:
@@ -185,7 +188,8 @@ def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) 
     else:
         here = device.device
         where = f"rows serve {here.torch_device} ({here.arch}, {here.compute_units} compute units)"
-    others = "".join(f"; {count} {reason}" for reason, count in idle.most_common())
+    others = "".join(f"; {count} of them with {layout}" for layout, count in factors.most_common())
+    others += "".join(f"; {count} {reason}" for reason, count in idle.most_common())
     return f"{len(reasons) - idle.total()} of {len(reasons)} {where}{others}"
 
 

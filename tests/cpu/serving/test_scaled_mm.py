@@ -27,6 +27,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import ScaledCall
+from tritongemm.serving.loaded_tables import LoadReport, read_table
 from tritongemm.serving.stored_kernels import check_kernel
 
 Make: TypeAlias = Callable[..., Tensor]
@@ -196,6 +197,11 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Mak
     assert "kernels take torch.bfloat16" in say(a, w, *of_rows, empty(256))
     of_blocks = empty(4, 16).t(), empty(2, 4)
     assert say(a, w, *of_blocks).startswith("exact")
+    how = 'w [N, K], scale_a as quantize(a, "block", layout="groups") or pack_scales(scale_a, "groups") stores it'
+    of_rows_of_blocks = say(a, w, empty(16, 4), of_blocks[1])
+    assert of_rows_of_blocks.startswith("fallback") and f"{blocks.key} was, which serves scaled_mm" in of_rows_of_blocks
+    assert how in of_rows_of_blocks
+    assert str(LoadReport(read_table([record(blocks)]), kernels)).endswith(f"; 1 of them with {how[10:]}")
     assert say(empty(20, 512, dtype=FP8), w, empty(4, 20).t(), of_blocks[1]).startswith("range: M 17 to 64")
     assert say(a, w, *of_blocks, order_b="shuffled_16x16").startswith("fallback")
     assert say(empty(0, 512, dtype=FP8), w, empty(4, 0).t(), of_blocks[1]) == "fallback: an operand is empty"

@@ -162,21 +162,29 @@ def _bounds(c: DType, integer: bool) -> tuple[str, ...]:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import (
-        Environment,
-        FileSystemLoader,
-        StrictUndefined,
-    )  # imported here: serving loads compiled kernels without it
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # serving loads compiled kernels without it
 
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=False,  # Python and C++, not HTML
         auto_reload=False,  # a kernel imports up to a dozen files, and looking whether each has changed takes longest
     )
     made.filters["wrapped"] = wrap_text
     return made
+
+
+def render_cpp(template: str, **values: Any) -> str:
+    """Return the C++ text of a template.
+
+    Args:
+        template: path below templates/, e.g. ``ck/xdl.j2``.
+        values: values of the names in the template.
+    """
+    lines = _environment().overlay(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False)
+    text: str = lines.get_template(template).render(**values)
+    return text
 
 
 @cache

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tritongemm.codegen import cpp
+from tritongemm.codegen import render
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import OperandSpec
@@ -55,7 +55,7 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
 def _runtime(facts: Target) -> tuple[str, str]:
     """Return the recording runtime's library: its path and its hash."""
     values = {"arch": facts.name, "wave": facts.wave_size, "compute_units": facts.compute_units, "lds": facts.lds_bytes}
-    source = cpp.render_cpp("ck/recorder.cpp.j2", **values)
+    source = render.render_cpp("ck/recorder.cpp.j2", **values)
     compiler = hip_compiler.compiler(facts.name)
     key = hashlib.sha256(f"{compiler.version}\n{source}".encode()).hexdigest()[:16]
     kept, name = CompiledFiles(settings.cache_folder()), "recorder.so"

@@ -112,6 +112,17 @@ def _are_numbers(factors: Tensor) -> bool:
     return bool(torch.isfinite(factors).all())
 
 
+def require_tensors(operands: Mapping[str, object]) -> None:
+    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does.
+
+    Raises:
+        TypeError: names the operand and its type.
+    """
+    for name, value in operands.items():
+        if not torch.overrides.is_tensor_like(value):
+            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+
+
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
     """Refuse operands that are no dense tensors, or not on one device.
 
@@ -125,8 +136,7 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
     """
     first = ""
     for name, tensor in operands.items():
-        if not torch.overrides.is_tensor_like(tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        require_tensors({name: tensor})
         assert isinstance(tensor, Tensor)
         check_layout(name, tensor)
         first = first or name

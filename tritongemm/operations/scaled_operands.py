@@ -10,7 +10,7 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.core.scaling import Scaling
-from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_layout
+from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_tensors
 from tritongemm.operations.factors import agreeing, describe_known, find_scalings, readings, why_none
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.plugins import registry
@@ -133,10 +133,7 @@ def _check_tensors(operands: ScaledOperands) -> None:
     """Refuse operands that are no tensors, are on several devices, or have a type that no scaled product has."""
     named = {"a": operands.a, "b": operands.b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
     named |= {} if operands.bias is None else {"bias": operands.bias}
-    for name, value in named.items():
-        if not torch.overrides.is_tensor_like(value):
-            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
-        check_layout(name, value)
+    check_tensors(named, together=False)
     check_devices(operands)
     if operands.out_dtype not in SCALED_RESULTS:
         raise InputError(

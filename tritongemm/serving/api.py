@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.record import Record
+from tritongemm.operations.checks import require_tensors
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.torch_products import float32_precision, linear
 from tritongemm.serving import dispatcher as engine
@@ -112,14 +113,6 @@ def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     return x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
 
 
-def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
-    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does."""
-    operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
-    for name, value in operands.items():
-        if not torch.overrides.is_tensor_like(value):
-            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
-
-
 def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """Return the call as torch.compile and torch.export trace it."""
     if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
@@ -130,7 +123,7 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """Return a call in a mode: gradients, autocast, subclasses, tracers and transforms."""
-    _require_tensors(x, w, bias)
+    require_tensors({"x": x, "w": w} | ({} if bias is None else {"bias": bias}))
     operands = (x, w) if bias is None else (x, w, bias)
     if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
         return linear(x, w, bias, out_dtype)

@@ -23,7 +23,7 @@ from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
-from tritongemm.serving.record_table import RecordTable, rows_of
+from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel
@@ -112,7 +112,7 @@ class DeviceKernels:
         if call.precision == "fp32" and problem in self.tf32:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
-        bound = self.bind(record, rows_of(call.problem))
+        bound = self.bind(record, call.problem.group_m)
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def bind(self, record: Record, m: int) -> LoadedKernel | Support:
@@ -122,7 +122,7 @@ class DeviceKernels:
             return winners.is_launchable(record)
         if isinstance(kernel, Support):
             return kernel
-        if m == rows_of(record.problem) and not isinstance(kernel, StoredKernel):
+        if m == record.problem.group_m and not isinstance(kernel, StoredKernel):
             return kernel
         binder = self.binders.get((record.problem, record.m_from))
         bound = binder(m) if binder else Support("it serves its own M")
@@ -162,7 +162,7 @@ class DeviceKernels:
             record = row.record
             if problem.kind == "grouped" and winners.baseline_won(record) and not record.predicted:
                 return Support(f"{record.problem.key}: PyTorch's own product won there")
-            kernel = self.bind(record, rows_of(problem))
+            kernel = self.bind(record, problem.group_m)
             if not isinstance(kernel, Support):
                 return NearKernel(kernel, row)
             refusal = refusal if at else Support(f"{record.problem.key}: {kernel}")

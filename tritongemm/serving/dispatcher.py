@@ -26,7 +26,7 @@ from tritongemm.core.support import Support
 from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
-from tritongemm.operations.served_problems import ExpertWeights
+from tritongemm.operations.served_problems import ExpertWeights, expert_weights, is_layer, is_product, is_scaled
 from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
@@ -160,13 +160,16 @@ class Dispatcher:
         """Add tables' records, whose kernels a device loads at its next call."""
         self._tables += tables
         self._times_added += 1
-        self.weights = self.weights.union(*(table.weights for table in tables))
-        self.layer_weights = self.layer_weights.union(*(table.layer_weights for table in tables))
-        self.weights_by_layout = self.weights_by_layout.union(*(table.weights_by_layout for table in tables))
+        rows = [row for table in tables for row in table.rows]
+        problems = {row.record.problem for row in rows}
+        products = {p: is_layer(p) for p in problems if is_product(p)}
+        self.layer_weights |= {(p.n, p.k) for p, of_layer in products.items() if of_layer}
+        self.weights_by_layout |= {(p.n, p.k) for p, of_layer in products.items() if not of_layer}
+        self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
-        self.scaled_weights = self.scaled_weights.union(*(table.scaled_weights for table in tables))
-        self.expert_weights = self.expert_weights.union(*(table.expert_weights for table in tables))
-        self._records, self._records_read = self._records.extend(row for table in tables for row in table.rows), True
+        self.scaled_weights |= {(p.n, p.k) for p in problems if is_scaled(p)}
+        self.expert_weights |= set(filter(None, map(expert_weights, problems)))
+        self._records, self._records_read = self._records.extend(rows), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()
 

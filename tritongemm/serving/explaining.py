@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.operations.checks import wants_gradient
+from tritongemm.operations.checks import require_tensors, wants_gradient
 from tritongemm.operations.contract import bind
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.quantised_layer import QUANTISED_LAYER
@@ -67,9 +67,7 @@ def _takes_fast_path(given: DenseOperands) -> Support:
     """
     x, w, bias, _ = given
     operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
-    for name, value in operands.items():
-        if not torch.overrides.is_tensor_like(value):
-            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+    require_tensors(operands)
     if not x.is_cuda:
         return SUPPORTED
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands.values()):

@@ -23,7 +23,7 @@ from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.serving import stored_kernels, winners
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
-from tritongemm.serving.record_table import RecordTable, rows_of
+from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import StoredKernel
@@ -158,7 +158,7 @@ def _load_compiled(
             least = prepared.record.m_from or 1
             binders[problem] = partial(_bind, prepared, kernel, least) if support else partial(_refuse, support)
         else:
-            binders[problem] = partial(_bind, prepared, kernel, rows_of(problem))
+            binders[problem] = partial(_bind, prepared, kernel, problem.group_m)
     return kernels, binders
 
 
@@ -178,7 +178,7 @@ def _load_code(
 
 def _bind(prepared: PreparedKernel, kernel: LoadedKernel, least: int, m: int) -> LoadedKernel | Support:
     """Return a loaded kernel at another M; from the least one to its own its binary is known to be right."""
-    if not least <= m <= rows_of(prepared.record.problem):
+    if not least <= m <= prepared.record.problem.group_m:
         carries = or_refusal(partial(prepared.serves, m))
         if not carries:
             return carries

@@ -21,16 +21,12 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import (
     describe_factors,
-    ExpertWeights,
-    expert_weights,
     is_layer,
-    is_product,
-    is_scaled,
     is_served,
     why_unserved,
 )
 from tritongemm.serving import rank_agreement
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.record_source import read_library, read_source
 from tritongemm.serving.record_table import RowKey, row_key
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.system import settings
@@ -68,36 +64,6 @@ class LoadedTable:
         """The records of the rows."""
         return tuple(row.record for row in self.rows)
 
-    @property
-    def weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the weights without scales that have a record."""
-        problems = (row.record.problem for row in self.rows)
-        return frozenset((problem.n, problem.k) for problem in problems if is_product(problem))
-
-    @property
-    def layer_weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of those weights that have a record of a linear layer's own memory layout."""
-        problems = (row.record.problem for row in self.rows)
-        return frozenset((p.n, p.k) for p in problems if is_layer(p))
-
-    @property
-    def weights_by_layout(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of those weights that have a record of another memory layout than a linear layer's."""
-        problems = (row.record.problem for row in self.rows)
-        return frozenset((p.n, p.k) for p in problems if is_product(p) and not is_layer(p))
-
-    @property
-    def scaled_weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the weights with scales that have a record."""
-        problems = (row.record.problem for row in self.rows)
-        return frozenset((problem.n, problem.k) for problem in problems if is_scaled(problem))
-
-    @property
-    def expert_weights(self) -> frozenset[ExpertWeights]:
-        """The weights of grouped products that have a record."""
-        problems = (row.record.problem for row in self.rows)
-        return frozenset(weights for problem in problems if (weights := expert_weights(problem)) is not None)
-
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
     """Return the records of a results file or a library, or those given, with what distinguishes them from others.
@@ -110,8 +76,6 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
 
     # A folder that is no library, as that of a campaign in which nothing gained, is refused as such.
     if isinstance(source, str | Path) and (storage.is_library(Path(source)) or os.path.isdir(source)):
-        from tritongemm.serving.library_rows import read_library
-
         library, rows = read_library(Path(source))
         return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], *_split(rows, library))
     rows = read_source(source, family)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,13 +26,7 @@ _FLUSHED_BYTES = 256 << 20  # As much is written before each launch, so that ope
 _COMPARED_ELEMENTS = 1 << 24  # of an operand or a result at a time, as the comparison is made in float64
 
 Run = Callable[[], object]
-
-
-class LaunchClock(Protocol):
-    """Times launches."""
-
-    def __call__(self, run: Run, launches: int) -> list[float]:
-        """Return the seconds of each launch."""
+LaunchClock = Callable[[Run, int], list[float]]  # gives the seconds of each of some launches
 
 
 class StreamClock:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TypeAlias
 
-from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -50,7 +46,7 @@ class RecordTable:
         self._ranges: dict[Problem, dict[_Device, list[SourceRow]]] = {}  # by the problem of M 1, by their M
         for (problem, target, units, ranged), row in sorted(self._rows.items(), key=lambda item: item[0][0].m):
             if ranged:
-                self._ranges.setdefault(_any_m(problem), {}).setdefault((target, units), []).append(row)
+                self._ranges.setdefault(problem.at(1), {}).setdefault((target, units), []).append(row)
             else:
                 self._by_problem.setdefault(problem, {})[target, units] = row
 
@@ -70,7 +66,7 @@ class RecordTable:
 
     def _find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | None:
         devices = ((arch, compute_units), (arch, 0))
-        found, ranges = self._by_problem.get(problem, {}), self._ranges.get(_any_m(problem), {})
+        found, ranges = self._by_problem.get(problem, {}), self._ranges.get(problem.at(1), {})
         for device in devices:
             row = found.get(device) or _find_range(ranges.get(device, []), problem.m)
             if row is not None:
@@ -84,7 +80,7 @@ class RecordTable:
             yield from (found[device] for device in devices if device in found and found[device].padded)
 
     def _why_none(self, problem: Problem, arch: str, compute_units: int) -> str:
-        found, ranges = self._by_problem.get(problem, {}), self._ranges.get(_any_m(problem), {})
+        found, ranges = self._by_problem.get(problem, {}), self._ranges.get(problem.at(1), {})
         others = sorted(units for target, units in found if target == arch)
         if others:
             tuned_on = ", ".join(map(str, others))
@@ -111,10 +107,10 @@ class RecordTable:
 
         How the rows of groups were spread does not count.
         """
-        size = rows_of(problem)
+        size = problem.group_m
 
         def order(row: SourceRow) -> tuple[bool, int, bool]:
-            own = rows_of(row.record.problem)
+            own = row.record.problem.group_m
             return own < size, abs(own - size), row.record.compute_units == 0
 
         found = self._by_product.get(_product(problem), [])
@@ -145,21 +141,12 @@ class RecordTable:
         return [row.record for row in self.list_rows(arch, compute_units)]
 
 
-def _any_m(problem: Problem) -> Problem:
-    return problem.at(1)
-
-
 def _product(problem: Problem) -> Problem:
     """Return what the problems of one product agree in, whatever their M and the spread of groups' rows."""
     if problem.groups is None:
         return problem.at(1)
     groups = problem.groups
     return replace(problem, m=1, groups=Groups(groups.count, min(groups.room, 1)))
-
-
-def rows_of(problem: Problem) -> int:
-    """Return the M by which kernels of a problem differ: of groups that have room for equally many rows, of each."""
-    return problem.group_m
 
 
 def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
@@ -169,47 +156,3 @@ def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
     """
     at = bisect_left(rows, m, key=lambda row: row.record.problem.m)
     return next((row for row in rows[at:] if row.record.serves(m)), None)
-
-
-def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceRow]:
-    """Return the rows of a file of any known format that hold a tuned result. A warning names damaged rows.
-
-    Args:
-        path: of the file.
-        stacklevel: whose call a warning names.
-        family: what another tool calls what its file is of; "" where only the file says.
-
-    Raises:
-        InputError: the file can't be read, or holds no tuned result.
-    """
-    from tritongemm.formats import Defaults, format_of, read_text
-    from tritongemm.plugins.contracts import TunerFormat
-
-    text = read_text(path)
-    format_ = format_of(path, text)
-    table = format_ if isinstance(format_, TunerFormat) else None
-    defaults = Defaults(family=family) if table and family in table.families else Defaults()
-    found = format_.read_usable(path, text, defaults)
-    rows = [
-        SourceRow(row.record, str(path), row.where(str(path)), bool(table and table.padded_m))
-        for row in found.rows
-        if row.record is not None
-    ]
-    if not rows:
-        found.require_undamaged()
-        foreign = next((f"; row {row.number} names {row.foreign}" for row in found.rows if row.foreign), "")
-        raise InputError(f"{path}: holds sizes but no tuned result{foreign}; tune it first")
-    if found.damaged:
-        warnings.warn(found.describe_damaged(), DamagedFileWarning, stacklevel=stacklevel)
-    return rows
-
-
-def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
-    """Return the records in a file of any known format, or those given. A warning names damaged rows.
-
-    Raises:
-        InputError: the file can't be read, or holds no tuned result.
-    """
-    if not isinstance(source, str | os.PathLike):
-        return list(source)
-    return [row.record for row in read_rows(Path(source), stacklevel=3)]

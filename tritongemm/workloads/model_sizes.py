@@ -82,7 +82,7 @@ def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
     """Return the defaults with the model's dtype: of all operands or, in a scaled family, of the result."""
     family, typical = registry.family_of(defaults.family)
     a = defaults.dtype(defaults.dtype_a or typical.dtype_a)
-    scaled = family.scaling(a, defaults.dtype(defaults.dtype_b or typical.dtype_b or a)) != (None, None)
+    scaled = family.scalings(a, defaults.dtype(defaults.dtype_b or typical.dtype_b or a))[0] != (None, None)
     given = defaults.dtype_c if scaled else defaults.dtype_a
     if given is not None:
         return defaults

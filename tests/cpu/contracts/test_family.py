@@ -59,7 +59,7 @@ def test_it_is_described(family: Family) -> None:
 
 def test_a_problem_carries_its_scales(family: Family, problem: Problem, target: Target) -> None:
     assert problem.family == family.name and family.supports(problem, target)
-    assert (problem.a.scaling, problem.b.scaling) == family.scaling(problem.a.dtype, problem.b.dtype)
+    assert (problem.a.scaling, problem.b.scaling) == family.scalings(problem.a.dtype, problem.b.dtype)[0]
     assert Problem.from_json(problem.to_json()) == problem
     if problem.a.scaling or problem.b.scaling:
         refused = family.supports(problem.scaled((None, None)), target)

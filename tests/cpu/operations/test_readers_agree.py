@@ -188,9 +188,9 @@ class IntegerPowers(StandardFamily):
 
     summary = "int8 with a power of two for each 32 along K"
 
-    def scaling(self, dtype_a, dtype_b):
+    def scalings(self, dtype_a, dtype_b):
         """Powers of two."""
-        return GRANULARITIES["mx"]
+        return (GRANULARITIES["mx"],)
 
     def _types(self, problem):
         return SUPPORTED if problem.a.dtype == problem.b.dtype == "int8" else Support("it multiplies int8")

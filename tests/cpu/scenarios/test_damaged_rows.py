@@ -15,7 +15,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.record_table import read_records
+from tritongemm.serving.record_source import read_source
 from tritongemm.tune.revalidate import Revalidation
 from tritongemm.workloads import sizes
 
@@ -59,7 +59,7 @@ def test_the_others_are_read(damaged: tuple[Path, str]) -> None:
 def test_the_others_serve_with_one_warning(damaged: tuple[Path, str]) -> None:
     path, complaint = damaged
     with pytest.warns(DamagedFileWarning) as warned:
-        assert read_records(path) == [GOOD[0], GOOD[2]]
+        assert [row.record for row in read_source(path)] == [GOOD[0], GOOD[2]]
         Dispatcher().load(path)
     assert len(warned) == 2, "one for each reading"
     assert complaint in str(warned[0].message) and str(warned[0].message).endswith("; the row is not used")
@@ -134,11 +134,11 @@ def test_a_file_without_a_right_row_is_refused(
     assert export_command.main([str(path), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count(complaint) == 2
     with pytest.raises(InputError, match="M must be at least 1"):
-        read_records(path)
+        read_source(path)
 
 
 def test_many_damaged_rows_are_reported_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text(write_text(*GOOD) + "- {M: 0, N: 1, K: 1}\n" * 30)
     with pytest.warns(DamagedFileWarning, match=r"row 4 \(line 5\) .*; rows 4, 5, .*, 13 and 20 others are not used$"):
-        assert len(read_records(path)) == 3
+        assert len(read_source(path)) == 3

@@ -26,7 +26,7 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
-from tritongemm.serving.record_table import read_records
+from tritongemm.serving.record_source import read_source
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
@@ -251,10 +251,10 @@ def test_records_that_mm_can_ask_for(tmp_path: Path) -> None:
 
     records = [record(problem(16, 32, 64)), record(problem(16, 32, 64), target="gfx942")]
     file.write_text(results_format().write(records))
-    assert read_records(file) == records
+    assert [row.record for row in read_source(file)] == records
     file.write_text("- {M: 1, N: 2, K: 3}\n")
     with pytest.raises(InputError, match="no tuned result"):
-        read_records(file)
+        read_source(file)
 
 
 def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     file.write_text(results_format().write(kinds), encoding="utf-8")
     table = loaded_tables.read_table(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    assert table.digest == digest == loaded_tables.combined_digest([table]) and table.weights == {(32, 64)}
+    assert table.digest == digest == loaded_tables.combined_digest([table])
     assert len(table.rows) == 7 and table.unserved == (kinds[7],)
     device = stand_in_kernels(RecordTable(table.records), {kinds[6].problem: Support("wrong")})
     line = loaded_tables.describe([table], device)

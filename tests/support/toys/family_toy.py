@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import ScalePair, Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import StandardFamily
 from tritongemm.plugins.contracts import FamilyDefaults
@@ -15,9 +15,9 @@ class WeightOnlyFamily(StandardFamily):
     summary = "int8 weights with a scale per column, fp16 or bf16 activations"
     defaults = FamilyDefaults(dtype_a="fp16", dtype_b="int8")
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
+    def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """No factors of A; a float32 factor for each column of B, [N], which the epilogue applies."""
-        return None, Scaling(dtype="fp32", rows=1)
+        return ((None, Scaling(dtype="fp32", rows=1)),)
 
     def _types(self, problem: Problem) -> Support:
         if problem.a.dtype not in ("fp16", "bf16") or (problem.b.dtype, problem.c.dtype) != ("int8", problem.a.dtype):

@@ -10,7 +10,7 @@ from typing import Any
 
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import instances as ck_instances
-from tritongemm.codegen.cpp import render_cpp
+from tritongemm.codegen.render import render_cpp
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import instances as cutlass_instances
-from tritongemm.codegen.cpp import render_cpp
+from tritongemm.codegen.render import render_cpp
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError

@@ -32,10 +32,6 @@ class MicroscaledFamily(StandardFamily):
         )
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Return e8m0 factors for each 32 numbers along K, of A and B, in the order of CDNA4's matrix instructions."""
-        return GRANULARITIES["mx_shuffled"]
-
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return e8m0 factors for each 32 numbers along K, of A and B, in that order or in rows."""
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]

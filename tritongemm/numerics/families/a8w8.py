@@ -29,10 +29,6 @@ class RowScaledFamily(StandardFamily):
         "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False)
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Return a float32 factor for each row of A, [M, 1], and for each column of B, [N]."""
-        return GRANULARITIES["row"]
-
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return a factor for each row and each column, or one for all of A and one for all of B."""
         return GRANULARITIES["row"], GRANULARITIES["tensor"]

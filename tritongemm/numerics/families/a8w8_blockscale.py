@@ -40,10 +40,6 @@ class BlockScaledFamily(StandardFamily):
         )
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Return the float32 factors of A, [K / 128, M], and of B, [N / 128, K / 128]."""
-        return GRANULARITIES["block"]
-
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return factors of B for 128 x 128 or 1 x 128 elements, in both orders, and of OCP's fp8 MX ones."""
         microscaled = _MX if {dtype_a, dtype_b} <= OCP_FP8 else ()

@@ -60,13 +60,9 @@ class Family(Plugin, abstract=True):
         pair = choose_pair(scales, self.scalings(plain.a.dtype, plain.b.dtype))
         return replace(plain.scaled(pair), family=self.name)
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Return the default scale factors of A and B with these types."""
-        return NO_SCALES
-
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return all pairs of scale factors that A and B of these types may have, the default first."""
-        return (self.scaling(dtype_a, dtype_b),)
+        return (NO_SCALES,)
 
     @final
     def computes(self, problem: Problem) -> Support:

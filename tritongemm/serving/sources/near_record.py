@@ -7,7 +7,6 @@ from tritongemm.core.support import Support
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.record_table import rows_of
 from tritongemm.serving.source_row import describe_kernel
 
 
@@ -24,7 +23,7 @@ class NearRecord(KernelSource):
         if isinstance(found, Support):
             return found
         record = found.row.record
-        m, asked = rows_of(record.problem), rows_of(call.problem)
+        m, asked = record.problem.group_m, call.problem.group_m
         why = f"as no row has {asked}" if m != asked else "tuned with another spread of rows over groups"
         text = f"M {m}, {why}: {describe_kernel(record)} at M {m}"
         return Resolution("near", text, found.kernel, record=record, where=found.row.where)

@@ -1,7 +1,5 @@
 """Finds a vendor's shared library, with one search and one message of failure for every binding."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Finds what this machine has: the target to tune for, the devices to use, and the versions that affect a result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tritongemm.core.errors import TargetError

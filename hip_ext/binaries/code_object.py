@@ -1,7 +1,5 @@
 """Reads what a kernel needs from its binary, a cubin (NVIDIA) or hsaco (AMD), without a GPU, driver or vendor tool."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,11 +93,7 @@ def read(code: bytes) -> list[KernelInfo]:
 
 
 def arch(code: bytes) -> str:
-    """Return the architecture a code object is for, ``sm90`` or ``gfx942``.
-
-    Raises:
-        InputError: truncated, or not a GPU code object.
-    """
+    """Return the architecture a code object is for, ``sm90`` or ``gfx942``."""
     return _machine(Elf(code))
 
 

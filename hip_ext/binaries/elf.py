@@ -1,7 +1,5 @@
 """Reads just enough of ELF64 for code objects: header, sections, symbol names and notes; every offset is checked."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -57,11 +55,7 @@ class Elf:
             self.sections[name] = section
 
     def section(self, name: str) -> bytes:
-        """Return the contents of a section.
-
-        Raises:
-            InputError: there is none of that name.
-        """
+        """Return the contents of a section."""
         if name not in self.sections:
             raise InputError(f"code object: it has no section {name}")
         return self._data(name, self.sections[name])

@@ -1,7 +1,5 @@
 """Builds the arguments behind a kernel's own that AMD's runtime fills in, for launches from raw bytes."""
 
-from __future__ import annotations
-
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 
 _DIMENSIONS = 3  # HIP always launches in three

@@ -5,8 +5,6 @@ left with a wait for nothing, or for loads alone, before a barrier, while stores
 Barriers without any wait order nothing in LDS: schedules that let waves take turns have them on purpose.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -33,9 +31,6 @@ def loses_a_wait(assembly: str) -> bool:
 
     LDS operations of a wave end in order: a store has landed where a wait leaves no more of them under way than were
     issued after the last store. That number is followed along all paths, the smallest where paths meet.
-
-    Args:
-        assembly: of one kernel, as LLVM prints it.
     """
     steps, places = _read(assembly)
     issued: dict[int, int] = {}  # by step, LDS operations since the last store; _LANDED: no store is under way

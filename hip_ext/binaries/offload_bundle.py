@@ -1,7 +1,5 @@
 """Extracts the code object of one architecture from a library compiled by HIP or a bundle of several."""
 
-from __future__ import annotations
-
 import struct
 
 from tritongemm.core.errors import InputError

@@ -8,8 +8,6 @@ mapping chosen at run time). A library that lacks a name, and a machine other th
 register that ctypes can't set elsewhere), is asked through the heuristics alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -48,12 +46,7 @@ class _String(ctypes.Structure):
 
 
 class CppExtension:
-    """The C++ functions of one opened library.
-
-    Args:
-        library: hipBLASLt.
-        error: makes the exception for a status.
-    """
+    """The C++ functions of one opened library."""
 
     def __init__(self, library: ctypes.CDLL, error: Callable[[str, int], DriverError]) -> None:
         self._error = error

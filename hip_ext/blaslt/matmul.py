@@ -193,12 +193,7 @@ class PreparedMatmul:
         return launch
 
     def moving(self, algorithm: Algorithm, add: bool = False) -> MovingMatmul:
-        """Return a call whose operands may have other addresses each time.
-
-        Args:
-            algorithm: one of those of this matmul.
-            add: D = op(A) op(B) + C instead of D = op(A) op(B).
-        """
+        """Return a call whose operands may have other addresses each time."""
         handles = [self._handle, self._desc, *self._layouts]
         return MovingMatmul(self, handles, algorithm, self._one, self._one if add else self._zero)
 
@@ -217,12 +212,6 @@ class MovingMatmul:
     """A call of the library whose addresses are replaced; belongs to one thread.
 
     Its arguments are made once and in C's own types: to convert sixteen of them anew takes 1 to 2 us of a call's 9.
-
-    Args:
-        plan: kept alive with what belongs to it.
-        handles: the library's context, the plan's descriptor, and the layouts of A to D.
-        algorithm: one of the plan's.
-        alpha, beta: factors of the product and of C, on the host.
     """
 
     __slots__ = ("_args", "_call", "_cells", "_error", "_kept", "_stream")
@@ -253,11 +242,7 @@ class MovingMatmul:
         return partial(setattr, self._cells[name], "value")
 
     def launch(self, stream: int) -> None:
-        """Queue the product on the stream of a handle.
-
-        Raises:
-            DriverError: the library refuses the call.
-        """
+        """Queue the product on the stream of a handle."""
         self._stream.value = stream
         code = self._call(*self._args)
         if code:

@@ -4,8 +4,6 @@ From cublasLt.h of CUDA 13.1 and hipblaslt.h, hipblas-common.h of ROCm 7. Values
 refused by it with a status, never misread.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A matrix product as cuBLASLt and hipBLASLt see it: the operands, the product and one algorithm for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # how a library says that it has nothing for a problem

@@ -5,8 +5,6 @@ in one attribute at a time, as far as its capabilities go; of their tiles those 
 The library itself checks every one of them for the problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32
 from itertools import chain
@@ -87,12 +85,7 @@ def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) 
 
 
 def all_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
-    """Yield the algorithms of a matmul, the library's best guess first, on cuBLASLt followed by variants.
-
-    Args:
-        prepared: the matmul made ready.
-        units: compute units of the device.
-    """
+    """Yield the algorithms of a matmul, the library's best guess first, on cuBLASLt followed by variants."""
     return vary_algorithms(prepared, units) if prepared.library.extension is None else iter(prepared.algorithms)
 
 
@@ -100,10 +93,6 @@ def vary_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]
     """Yield the algorithms of a matmul, those of the heuristics without split-K or workspace first, then variants.
 
     Each is made when it is drawn, since the library takes milliseconds to check a hundred.
-
-    Args:
-        prepared: the matmul made ready.
-        units: compute units of the device.
     """
     found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
 

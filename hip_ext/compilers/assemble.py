@@ -1,7 +1,5 @@
 """Assembly sources → code objects: AMD's through clang and lld, NVIDIA's PTX through ptxas."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from importlib import util

@@ -4,8 +4,6 @@ clang needs HIP's headers and AMD's device libraries. Where there is no ROCm, Tr
 the libraries; the rest are constants, and one header, that are made here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from dataclasses import dataclass

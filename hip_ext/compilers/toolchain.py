@@ -3,8 +3,6 @@
 A compiler that the system kills, as it does where memory is short, is run once more: its source is not to blame.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
@@ -20,12 +18,7 @@ _PART_KILLED = re.compile(r"unable to execute command: (Killed|Terminated)|died 
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a compiler, and return what it wrote to standard error.
-
-    Raises:
-        InputError: it fails or takes longer than `seconds`.
-        ToolKilledError: it was killed, twice.
-    """
+    """Run a compiler, and return what it wrote to standard error."""
     done = _completed(command, seconds)
     if done.returncode:
         lines = done.stderr.splitlines()
@@ -35,12 +28,7 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def first_line(command: list[str]) -> str:
-    """Return what a program prints, such as its version, in one line.
-
-    Raises:
-        InputError: it takes longer than a minute.
-        ToolKilledError: it was killed, twice.
-    """
+    """Return what a program prints, such as its version, in one line."""
     done = _completed(command, _VERSION_SECONDS)
     return " ".join((done.stdout or done.stderr).split())
 

@@ -49,11 +49,6 @@ class GuardedMemory:
 
     It is given back when this object goes, which its owner must delay until the device has done with it.
 
-    Args:
-        api: the driver.
-        device: the device's ordinal.
-        nbytes: its size, at least 1.
-
     Attributes:
         address: of its first byte, a multiple of 16.
         nbytes: its size.
@@ -152,11 +147,7 @@ class Driver:
         return count.value
 
     def device(self, index: int = 0) -> Device:
-        """Return the device of an ordinal, made current for the calling thread.
-
-        Raises:
-            TargetError: there are fewer.
-        """
+        """Return the device of an ordinal, made current for the calling thread."""
         if not 0 <= index < self.device_count():
             raise TargetError(f"no {self.vendor} device {index}; there are {self.device_count()}")
         if index not in self._devices:
@@ -243,11 +234,7 @@ class Device:
         return free.value, total.value
 
     def alloc(self, nbytes: int) -> int:
-        """Allocate memory, and return its address, a multiple of 256 bytes.
-
-        Raises:
-            DriverError: there is too little memory.
-        """
+        """Allocate memory, and return its address, a multiple of 256 bytes."""
         self.make_current()
         address = c_void_p()
         self.api.calls["alloc"](byref(address), nbytes)
@@ -259,12 +246,7 @@ class Device:
         self.api.calls["free"](address)
 
     def guarded_memory(self, nbytes: int) -> GuardedMemory:
-        """Allocate memory with nothing mapped behind its end; the first access beyond it loses the device.
-
-        Raises:
-            DriverError: there is too little memory, or the device maps none by pages.
-            UnavailableError: the driver has no such calls.
-        """
+        """Allocate memory with nothing mapped behind its end; the first access beyond it loses the device."""
         self.make_current()
         return GuardedMemory(self.api, self._ordinal.value, nbytes)
 
@@ -273,11 +255,7 @@ class Device:
         self.api.calls["memset"](address, byte, nbytes, stream)
 
     def load(self, code: bytes) -> Module:
-        """Load a code object (cubin, hsaco).
-
-        Raises:
-            DriverError: it is not for this device.
-        """
+        """Load a code object (cubin, hsaco)."""
         self.make_current()
         return Module(self.api, code)
 
@@ -300,11 +278,7 @@ class Device:
         begin_capture(self.api, stream)
 
     def end_capture(self, stream: int) -> Graph:
-        """Stop recording what is queued on `stream`, and make a graph of it.
-
-        Raises:
-            DriverError: something that was queued meanwhile can't be recorded.
-        """
+        """Stop recording what is queued on `stream`, and make a graph of it."""
         return end_capture(self.api, stream)
 
     def tensor_map(

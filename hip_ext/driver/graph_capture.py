@@ -109,11 +109,7 @@ class PreparedMemset:
         self._address = c_void_p.from_buffer(self.params)
 
     def launch(self, stream: int = 0) -> None:
-        """Queue the call on the stream with this handle.
-
-        Raises:
-            DriverError: the driver refused it, or an earlier kernel has failed.
-        """
+        """Queue the call on the stream with this handle."""
         status = self._call(self._address, 0, self._count, stream)
         if status:
             raise self._api.error(self._api.symbol("memset"), status)
@@ -127,16 +123,8 @@ def available(api: Api) -> bool:
 def captured_launches(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured | Cleared] | None:
     """Return what a call queues on a stream, in order; nothing runs.
 
-    Args:
-        api: the driver.
-        stream: handle of a stream that nothing else uses.
-        queue: queues them on that stream.
-
     Returns:
         None where it is not one after the other, or anything that can't be repeated.
-
-    Raises:
-        DriverError: the driver refused something, or the call did.
     """
     graph = c_void_p()
     # Relaxed: the first call of a library may load code.

@@ -41,11 +41,7 @@ class Module:
         api.calls["module_load"](byref(self._handle), code)
 
     def function(self, symbol: str) -> Function:
-        """Return the kernel called `symbol`.
-
-        Raises:
-            DriverError: the module has none of that name.
-        """
+        """Return the kernel called `symbol`."""
         handle = c_void_p()
         self._api.calls["module_function"](byref(handle), self._handle, symbol.encode())
         return Function(self._api, self, handle, symbol)
@@ -175,21 +171,13 @@ class PreparedLaunch:
             self._go = lambda stream: launch(*head, stream, *where)
 
     def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes, e.g. an address or a tensor map, at byte `offset` of the parameter block.
-
-        Raises:
-            ValueError: they reach past its end.
-        """
+        """Write bytes, e.g. an address or a tensor map, at byte `offset` of the parameter block."""
         if offset + len(data) > len(self.params):
             raise ValueError(f"{len(data)} bytes at {offset} overrun a parameter block of {len(self.params)}")
         self.params[offset : offset + len(data)] = data
 
     def launch(self, stream: int = 0) -> None:
-        """Launch on the stream with this handle.
-
-        Raises:
-            DriverError: the driver refused it, or an earlier kernel has failed.
-        """
+        """Launch on the stream with this handle."""
         if self._config is None:
             status = self._go(stream)
         else:

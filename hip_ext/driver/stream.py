@@ -24,11 +24,7 @@ class Stream:
         return self._handle.value or 0
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the stream is done.
-
-        Raises:
-            DriverError: a kernel failed.
-        """
+        """Wait until everything queued on the stream is done."""
         self._api.calls["stream_synchronize"](self._handle)
 
     def destroy(self) -> None:
@@ -110,11 +106,7 @@ def begin_capture(api: Api, stream: int) -> None:
 
 
 def end_capture(api: Api, stream: int) -> Graph:
-    """Stop recording what is queued on a stream, and make a graph of it.
-
-    Raises:
-        DriverError: something that was queued meanwhile can't be recorded.
-    """
+    """Stop recording what is queued on a stream, and make a graph of it."""
     graph = c_void_p()
     api.calls["capture_end"](stream, byref(graph))
     return Graph(api, graph)

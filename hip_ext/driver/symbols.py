@@ -1,7 +1,5 @@
 """Names each driver call in CUDA and in HIP."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p

@@ -1,7 +1,5 @@
 """Encodes tensor maps: 128 bytes that describe a matrix and the block to fetch to Hopper's copy engine (TMA)."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import addressof, byref, c_int, c_uint, c_ulonglong, c_void_p
@@ -24,11 +22,7 @@ _FLAG_DRIVER, _FLAG_BYTES, _FLAG = 13010, 128 * 1024, 1 << 21
 
 
 def find_address_offset(encode: Callable[[int], bytes]) -> int | None:
-    """Return the byte of a tensor map at which the matrix's plain address stands; None where it can't be found.
-
-    Args:
-        encode: makes the map of a matrix at an address.
-    """
+    """Return the byte of a tensor map at which the matrix's plain address stands; None where it can't be found."""
     addresses = [(i << 44) + i * 0x123456780 for i in (1, 2, 5)]
     maps = [encode(address) for address in addresses]
     for at in range(0, BYTES, _WORD):
@@ -109,15 +103,7 @@ _MOVING_ALIGN = 64
 
 
 class MovingMap:
-    """A tensor map whose matrix moves: the same shape and block at another address.
-
-    Args:
-        api: the driver.
-        data: the 128 bytes that `TensorMapLayout.encode` made for any address.
-
-    Raises:
-        UnavailableError: the driver can't move one.
-    """
+    """A tensor map whose matrix moves: the same shape and block at another address."""
 
     __slots__ = ("_api", "_at", "_call", "_storage", "data")
 
@@ -135,11 +121,7 @@ class MovingMap:
         self.data[:] = data
 
     def move(self, address: int) -> memoryview:
-        """Return the map's 128 bytes for a matrix at `address`, a multiple of 16; valid until the next move.
-
-        Raises:
-            DriverError: the driver refused the address.
-        """
+        """Return the map's 128 bytes for a matrix at `address`, a multiple of 16; valid until the next move."""
         code = self._call(self._at, address)
         if code:
             raise self._api.error(_REPLACE, code)

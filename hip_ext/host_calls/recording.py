@@ -1,7 +1,5 @@
 """Finds what a host call would launch, without a GPU: its own host code runs against a runtime that only records."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -42,12 +40,7 @@ class LaunchRecorder:
     """Records launches in a process of its own, as its runtime takes the place of the real one."""
 
     def __call__(self, request: tuple[HostLaunch, str, str, str]) -> Iterator[list[RecordedLaunch]]:
-        """Yield the kernels that a host call would launch, as one answer.
-
-        Args:
-            request: the call, the architecture to read the kernels of, the library of the runtime that listens, and
-                the hash of that library.
-        """
+        """Yield the kernels that a host call would launch, as one answer."""
         call, arch, runtime, sha256 = request
         names = [str(p.value) for p in call.params if p.kind == "pointer" and p.value not in ("", "stream")]
         addresses = {name: _STEP * (i + 1) for i, name in enumerate(names)}

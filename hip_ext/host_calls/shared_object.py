@@ -1,7 +1,5 @@
 """Prepares host calls, functions of a compiled library that queue kernels on a stream, to be called repeatedly."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -34,10 +32,6 @@ def _library(path: str, sha256: str, runtime: str) -> ctypes.CDLL:
 
 class PreparedCall:
     """A host call with its arguments, of which pointers can be replaced between calls.
-
-    Args:
-        call: what to call.
-        addresses: device address of each buffer by name; one that is absent is null.
 
     Raises:
         UnavailableError: the library or what it needs does not load, or is not what was compiled.

@@ -5,8 +5,6 @@ address plus a fixed distance, and a third capture, on another stream, must be a
 these kernels directly then does what the library does, without the work that it does to get there.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -55,10 +53,6 @@ def capture_launches(
     Returns:
         None where this driver can't, or where the call does more than launch kernels one after another that differ
         by addresses alone.
-
-    Raises:
-        DriverError: the driver or the library refused something.
-        UnavailableError: the driver is too old for it.
     """
     if not graph_capture.available(device.api):
         return None

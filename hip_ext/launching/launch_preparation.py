@@ -1,7 +1,5 @@
 """Prepares a `Launch` with a loaded function: the only place that encodes tensor maps and packs parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,7 +9,7 @@ from tritongemm.hip_ext.driver.module import PreparedLaunch
 
 PLACEHOLDER_ADDRESS = 1 << 20  # a tensor map needs an aligned address until it gets its own
 
-TensorMapMaker: TypeAlias = "Callable[[int], bytes]"  # the tensor map of a matrix at an address
+TensorMapMaker: TypeAlias = Callable[[int], bytes]  # the tensor map of a matrix at an address
 
 
 def tensor_map_makers(device: driver.Device, launch: Launch) -> dict[int, TensorMapMaker]:
@@ -38,10 +36,6 @@ def prepare_launch(
         addresses: device address of each buffer by name. None where they are written into the parameters later: until
             then pointers are null and tensor maps are at `PLACEHOLDER_ADDRESS`, and where there are such maps the
             driver gets the offset of each parameter.
-
-    Raises:
-        DriverError: the device can't run such a launch.
-        UnavailableError: this driver has no clusters.
     """
     if addresses is None:
         packed = launch.pack({}, {index: make(PLACEHOLDER_ADDRESS) for index, make in makers.items()})

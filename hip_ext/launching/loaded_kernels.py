@@ -1,7 +1,5 @@
 """Loads tuned kernels on a device: those that the driver launches, and those that a library's host code launches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -76,11 +74,7 @@ def _map_mover(moving: tensor_map.MovingMap, prepared: PreparedLaunch, offset: i
 
 @dataclass(frozen=True)
 class HostLaunchedKernel:
-    """A tuned kernel that the host code of its own library launches.
-
-    Attributes:
-        launch: the call that launches it.
-    """
+    """A tuned kernel that the host code of its own library launches."""
 
     launch: HostLaunch
 

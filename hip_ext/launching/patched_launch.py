@@ -1,7 +1,5 @@
 """Writes addresses into a prepared launch's parameter block, and zeroes memory before a kernel that adds into it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -50,13 +48,7 @@ class MemoryFiller(Protocol):
 
 
 class ZeroedLaunch:
-    """Fills and a launch on one stream, which may be captured together; belongs to one thread.
-
-    Args:
-        device: fills the memory.
-        buffers: what is set to zero before each launch.
-        launch: queues the kernel on the stream of a handle.
-    """
+    """Fills and a launch on one stream, which may be captured together; belongs to one thread."""
 
     def __init__(self, device: MemoryFiller, buffers: Sequence[Buffer], launch: Callable[[int], object]) -> None:
         self._device, self._buffers, self._launch = device, tuple(buffers), launch

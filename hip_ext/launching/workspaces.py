@@ -1,7 +1,5 @@
 """Allocates the memory that a kernel's programs share: a workspace, and counters that every launch leaves zero."""
 
-from __future__ import annotations
-
 import threading
 
 from tritongemm.core.errors import TritonGemmError, WorkspaceError

@@ -1,7 +1,5 @@
 """The class `Campaign`: a folder, the log it is of, and what the stages work with, among it what measures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tune.run import TuningRun
 
-OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a new process on one device
+OpenEvaluator: TypeAlias = Callable[[], Evaluator]  # starts a new process on one device
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,14 @@ class MeasuringTools:
 
 
 # Calls the function with the tools, or raises a TargetError where there is no GPU; closes them at the end.
-OpenTools: TypeAlias = "Callable[[str], AbstractContextManager[MeasuringTools]]"
+OpenTools: TypeAlias = Callable[[str], AbstractContextManager[MeasuringTools]]
 
 
 TUNED, MERGED = "tuned.yaml", "merged.yaml"  # results files of the stages `tune` and `merge`, in the folder
 
-OpenEvaluators: TypeAlias = "Callable[[], AbstractContextManager[Sequence[Evaluator]]]"
+OpenEvaluators: TypeAlias = Callable[[], AbstractContextManager[Sequence[Evaluator]]]
 # Takes the problems and the results file.
-OpenRun: TypeAlias = "Callable[[Sequence[Problem], Path], AbstractContextManager[TuningRun]]"
+OpenRun: TypeAlias = Callable[[Sequence[Problem], Path], AbstractContextManager[TuningRun]]
 
 
 @dataclass
@@ -88,11 +86,7 @@ class Campaign:
 
     @cached_property
     def log_file(self) -> LogFile:
-        """The log, which may come out of a pipe and is opened once.
-
-        Raises:
-            InputError: there is no log, or it can't be read.
-        """
+        """The log, which may come out of a pipe and is opened once."""
         if self.log is None:
             raise InputError("name the LOG that the configs are made of")
         return LogFile(self.log)

@@ -4,8 +4,6 @@
 its TT our NN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,10 +35,6 @@ def as_problem(call: LoggedCall, fp8: str = "fn") -> Problem | Support:
     """Return a call's problem, or why there is none that computes the same.
 
     hipBLASLt logs both encodings of 8-bit floats by one name, so that what it says is read as the target computes.
-
-    Args:
-        call: as it was logged.
-        fp8: the encoding of the target, as `Target.fp8`.
     """
     if fp8 == "fnuz":
         a, b, c, d = (_FNUZ.get(kind, kind) for kind in call.types)

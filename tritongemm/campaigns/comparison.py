@@ -5,8 +5,6 @@ one measures the other side. So neither has the other's caches, workspaces or cl
 trial is in a journal when it is known: a killed benchmark goes on from there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,15 +67,7 @@ def describe_run(
 
 
 class TrialLog:
-    """The trials of a comparison, by which a killed one goes on; a log of another comparison is set aside.
-
-    Args:
-        path: the journal.
-        header: of `describe_run`.
-
-    Raises:
-        OutputError: it can't be written, or is another program's file.
-    """
+    """The trials of a comparison, by which a killed one goes on; a log of another comparison is set aside."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self._guard = threading.Lock()
@@ -91,11 +81,7 @@ class TrialLog:
                     self._keep(problem, taken)
 
     def add(self, problem: Problem, trial: Trial) -> None:
-        """Store a trial, on disk when this returns.
-
-        Raises:
-            OutputError: it is not.
-        """
+        """Store a trial, on disk when this returns."""
         with self._guard:
             self._journal.append([{"problem": problem.to_json(), "trial": trial.to_json()}])
             self._keep(problem, trial)
@@ -131,15 +117,7 @@ class Comparison:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self, contests: Sequence[Contest], target: Target) -> list[ComparedProduct]:
-        """Measure both sides of all contests; one that can't be measured gets a reason, and the others go on.
-
-        Args:
-            contests: in the order of the answers.
-            target: facts of the devices.
-
-        Raises:
-            OutputError: trials can't be kept, e.g. because the disk is full.
-        """
+        """Measure both sides of all contests; one that can't be measured gets a reason, and the others go on."""
         by_problem = {contest.problem: contest for contest in contests}
         order = [by_problem[problem] for problem in longest_first(by_problem, target)]
         count = len(self.openers)

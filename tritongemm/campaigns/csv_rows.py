@@ -1,7 +1,5 @@
 """Reads rows of a campaign's CSV files, each with its place, and their numbers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -16,10 +14,6 @@ from tritongemm.system.reading import read_bytes
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the rows of a CSV by column, each with its place for messages.
-
-    Args:
-        path: the file.
-        wanted: columns that it must have.
 
     Raises:
         InputError: it can't be read, lacks a column, or a row has more or fewer cells than the head.
@@ -48,11 +42,7 @@ def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, st
 
 
 def read_number(where: str, row: Mapping[str, str], column: str, most: float = 1e300) -> float | None:
-    """Return a number of at least 0; None where the cell is empty.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return a number of at least 0; None where the cell is empty."""
     text = row[column].strip()
     if not text:
         return None

@@ -1,7 +1,5 @@
 """Measures how busy each device was, by an evaluator that counts the seconds of another one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +15,6 @@ from tritongemm.plugins.contracts import Evaluator
 
 class CountedEvaluator(Evaluator):
     """An evaluator whose work is counted; one thread works with it at a time.
-
-    Args:
-        evaluator: what does the work.
 
     Attributes:
         busy_seconds: in which it did any.
@@ -80,13 +75,7 @@ class CountedEvaluator(Evaluator):
 
 
 def describe_loads(devices: Sequence[int], evaluators: Sequence[Evaluator], seconds: float) -> list[str]:
-    """Return a line for each device: how long it worked, of how many seconds, and how many races it ran.
-
-    Args:
-        devices: ordinals, of as many evaluators; none where nothing is measured.
-        evaluators: as they worked.
-        seconds: of the run.
-    """
+    """Return a line for each device: how long it worked, of how many seconds, and how many races it ran."""
     lines = []
     for device, evaluator in zip(devices, evaluators, strict=False):
         if isinstance(evaluator, CountedEvaluator):

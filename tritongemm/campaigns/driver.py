@@ -54,11 +54,7 @@ class CampaignState:
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:
-        """Return a folder's state; None where it has no campaign.
-
-        Raises:
-            InputError: its file is damaged, or a newer version wrote it.
-        """
+        """Return a folder's state; None where it has no campaign."""
         path = folder / NAME
         if not path.exists():
             return None
@@ -80,11 +76,7 @@ class CampaignState:
         return cls(**values | {"done": tuple(values["done"])})
 
     def write(self, folder: Path) -> None:
-        """Replace a folder's file.
-
-        Raises:
-            OutputError: it can't be written.
-        """
+        """Replace a folder's file."""
         text = json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1)
         files.atomic_write(folder / NAME, text + "\n", _ADVICE)
 
@@ -95,11 +87,7 @@ class CampaignState:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Lock a folder, which is created where it is missing, against other campaigns.
-
-    Raises:
-        OutputError: another campaign runs there, or it can't be written.
-    """
+    """Lock a folder, which is created where it is missing, against other campaigns."""
     path = folder / ".campaign.lock"
     files.check_place(path, lambda start: not start, "a lock of tritongemm", _ADVICE)
     with locked(path, f"another campaign runs in {folder}; wait for it, or {_ADVICE}", _ADVICE):
@@ -115,10 +103,6 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
     """Run the stages that are not done, or one of them whether it is done or not.
 
     Without a GPU those that only measure are left for a machine that has one, which is said.
-
-    Args:
-        campaign: where, of which log, and with what.
-        only: name of the one stage; "" for all.
 
     Raises:
         InputError: there is no campaign in the folder and no log, a stage before the one asked for is not done, or

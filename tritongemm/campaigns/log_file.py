@@ -2,8 +2,6 @@
 containers.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
@@ -27,11 +25,7 @@ _LINE = re.compile(r'^\{"log":.*\n?', re.MULTILINE)
 
 
 def unwrapped(piece: str) -> str:
-    """Return the text with each of Docker's lines replaced by what it holds; other lines, and damaged ones, stay.
-
-    Args:
-        piece: complete lines of a log.
-    """
+    """Return the text with each of Docker's lines replaced by what it holds; other lines, and damaged ones, stay."""
     return _LINE.sub(_text, piece) if _BEGINNING in piece else piece
 
 
@@ -58,14 +52,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # terminal codes that colour 
 class LogFile:
     """A file of any size; one that grows meanwhile ends where it ended when it was opened.
 
-    Args:
-        path: of the file, or of a pipe, which is read once.
-
     Attributes:
         size: bytes of it, compressed as it is.
-
-    Raises:
-        InputError: it can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,11 +63,7 @@ class LogFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the contents; compressed or not, a log has the same.
-
-        Raises:
-            InputError: it can't be read.
-        """
+        """SHA-256 of the contents; compressed or not, a log has the same."""
         found = hashlib.sha256()
         with self._opened() as file:
             while data := file.read(1 << 20):
@@ -87,11 +71,7 @@ class LogFile:
         return found.hexdigest()
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text in pieces of complete lines; bytes that are no text are skipped, as other programs write them.
-
-        Raises:
-            InputError: it can't be read.
-        """
+        """Yield the text in pieces of complete lines; bytes of other programs that are no text are skipped."""
         with self._opened() as file:
             start = file.peek(_START)[:_START]
             text = io.TextIOWrapper(cast("BinaryIO", file), _encoding(start), "replace", newline="\n")

@@ -1,7 +1,5 @@
 """Adds up the calls of a log piece by piece: each once, with its count, and remarks about faults."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,10 +26,6 @@ class LoggedCalls:
     Lines of one kind add up, whichever process or run wrote them. Of lines of two kinds the library wrote one each for
     one call, as it does where it is asked for two kinds of log.
 
-    Args:
-        path: of the log, for messages.
-        target: for which the campaign tunes; a line that names another architecture gets a remark.
-
     Attributes:
         calls: the first row of each call, in the order of the file, and its counts by kinds of lines.
     """
@@ -56,9 +50,6 @@ class LoggedCalls:
 
     def add(self, piece: str) -> None:
         """Add the next lines.
-
-        Args:
-            piece: complete lines, or a part of one that is too long.
 
         Raises:
             InputError: there are more different calls than are kept.

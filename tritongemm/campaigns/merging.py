@@ -1,7 +1,5 @@
 """Merges results of two campaigns: where they disagree, both kernels race again, or the recorded times decide."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +31,7 @@ from tritongemm.tune.revalidate import compile_rows
 
 RACES = "merging.journal"  # in the campaign's folder while its results are merged
 _RACED = "raced"  # a note of a record in it: the kernels that raced
-_KernelKey: TypeAlias = "tuple[Problem, int, tuple[str, ...]]"
+_KernelKey: TypeAlias = tuple[Problem, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,7 @@ class Conflict:
 
 
 class RaceLog:
-    """Results of conflicts that raced again; a log of another toolchain, device or protocol is set aside.
-
-    Args:
-        path: the journal.
-        tools: what measures.
-
-    Raises:
-        OutputError: it can't be written, or is another program's file.
-    """
+    """Results of conflicts that raced again; a log of another toolchain, device or protocol is set aside."""
 
     def __init__(self, path: Path, tools: MeasuringTools) -> None:
         self._journal, lines = journal.resume(path, _describe_conflict(tools))
@@ -83,11 +73,7 @@ class RaceLog:
         return self._raced.get((conflict.mine.problem, conflict.mine.compute_units, conflict.kernels))
 
     def add(self, conflict: Conflict, result: Record) -> None:
-        """Store the result of a race, on disk when this returns.
-
-        Raises:
-            OutputError: it is not.
-        """
+        """Store the result of a race, on disk when this returns."""
         marked = replace(result, notes={**result.notes, _RACED: list(conflict.kernels)})
         self._journal.append([{"record": marked.to_json()}])
 
@@ -111,12 +97,12 @@ def _keyed(marked: Record) -> tuple[_KernelKey, Record]:
     return (marked.problem, marked.compute_units, names), replace(marked, notes=notes)
 
 
-_Key: TypeAlias = "tuple[Problem, str, int]"
+_Key: TypeAlias = tuple[Problem, str, int]
 _ADVICE = "make room and run the same command again"
 
 
 # Answers each conflict with a new result, or the reason why there is none.
-Remeasure: TypeAlias = "Callable[[Sequence[Conflict]], Sequence[Record | Support]]"
+Remeasure: TypeAlias = Callable[[Sequence[Conflict]], Sequence[Record | Support]]
 
 
 @dataclass(frozen=True)
@@ -139,12 +125,6 @@ def merge_campaign(
 
     Each race is in `RACES` when it is over, so that a merge that is killed goes on from there. Who has merged all that
     is to be merged deletes that file.
-
-    Args:
-        folder: the campaign's.
-        theirs: results of another one.
-        open_tools: what measures; None where nothing can be measured.
-        say: prints a line for each conflict.
 
     Raises:
         InputError: a file can't be read.
@@ -176,10 +156,6 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
         theirs: further ones, which follow where they are new.
         out: what is written, completely or not at all; it may be one of the two.
         remeasure: races both kernels of each conflict; None to go by the recorded times.
-
-    Raises:
-        InputError: a file can't be read, or has a damaged row.
-        OutputError: the results can't be written, or something else holds them.
     """
     run_files = RunFiles(out)
     run_files.hold()
@@ -203,15 +179,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
 
 
 def read_results(path: Path, text: str) -> dict[_Key, Record]:
-    """Return the results of a file, by problem and device.
-
-    Args:
-        path: of the file, for messages.
-        text: of it.
-
-    Raises:
-        InputError: it has none, or rows that can't be kept.
-    """
+    """Return the results of a file, by problem and device."""
     results = results_format().read_results(path, text, Defaults()).require_undamaged()
     records = [row.record for row in results.rows if row.record is not None]
     if not records:
@@ -244,17 +212,7 @@ def _name(record: Record) -> str:
 def race_conflicts(
     tools: MeasuringTools, say: Callable[[str], None], conflicts: Sequence[Conflict], log: RaceLog
 ) -> list[Record | Support]:
-    """Race the kernels of each conflict and the baseline, on all devices at once.
-
-    Args:
-        tools: what measures.
-        say: prints which device is given up.
-        conflicts: of this machine's target; others are answered with the reason why they can't race.
-        log: answers those that raced before, and keeps each race when it is over.
-
-    Raises:
-        OutputError: a race can't be kept.
-    """
+    """Race the kernels of each conflict and the baseline, on all devices at once."""
     target = tools.machine.target
     elsewhere = Support(f"this GPU is a {target.name} of {target.compute_units} compute units")
     answers: list[Record | Support] = [elsewhere] * len(conflicts)

@@ -4,8 +4,6 @@ A row is of one product: the columns that the list of products has, then what wa
 samples of one process have a blank between them, and those of different processes a semicolon.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -46,9 +44,6 @@ def write_products(
         rest_seconds: time of what was not compared, which counts in percentages of the total.
         reasons: why each was dropped, by its key; None for a file without that column.
         every: all products that were compared, where the rows are some of them.
-
-    Raises:
-        OutputError: it can't be written; what was there is safe.
     """
     shown = products if every is None else every
     own = list(dict.fromkeys(name for p in shown for name, _ in p.columns if name not in (*_MEASURED, REASON)))
@@ -113,11 +108,7 @@ def _samples(samples: Iterable[Iterable[float]]) -> str:
 
 
 def read_products(path: Path) -> list[ComparedProduct]:
-    """Return the products that `write_products` wrote.
-
-    Raises:
-        InputError: the file is missing or wrong; names row, line and column.
-    """
+    """Return the products that `write_products` wrote."""
     products = []
     for where, row in read_rows(path, _READ):
         columns = tuple((name, value) for name, value in row.items() if name not in (*_MEASURED, REASON))

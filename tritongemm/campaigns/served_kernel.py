@@ -1,7 +1,5 @@
 """Determines which kernel a campaign's result serves: its own, or what the library chooses by itself."""
 
-from __future__ import annotations
-
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
@@ -9,11 +7,7 @@ from tritongemm.plugins import registry
 
 
 def own_choice() -> Config:
-    """Return the config that stands for the baseline's own choice.
-
-    Raises:
-        InputError: the baseline has none.
-    """
+    """Return the config that stands for the baseline's own choice."""
     library = registry.baseline()
     kernel = library.named_kernel(None)
     config = None if kernel is None else library.config_of(kernel)

@@ -1,7 +1,5 @@
 """Writes and reads a campaign's tables: `summary.csv` of all that a job called, `gemms.csv` of what is tuned."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -53,11 +51,7 @@ def write_summary(products: Iterable[LoggedProduct], configs: Mapping[int, str],
 
 
 def write_gemms(products: Mapping[str, LoggedProduct]) -> str:
-    """Return the text of `GEMMS`: TuningDriver's columns, then further ones.
-
-    Args:
-        products: those that are tuned, by the names of their configs.
-    """
+    """Return the text of `GEMMS`: TuningDriver's columns, then further ones."""
     rows = []
     for name, one in products.items():
         assert one.problem is not None, "what is tuned can be computed"
@@ -106,11 +100,7 @@ def is_table(start: bytes) -> bool:
 
 
 def read_gemms(folder: Path) -> list[CampaignGemm]:
-    """Return the GEMMs that a campaign tunes.
-
-    Raises:
-        InputError: there is no such table, or it is damaged; names row and column.
-    """
+    """Return the GEMMs that a campaign tunes."""
     path = folder / GEMMS
     if not path.exists():
         raise InputError(f"{path}: there is no such file; the stage configs writes it: name the LOG")

@@ -1,7 +1,5 @@
 """Computes what a campaign gained: which kernels are kept, and how much of the log's time they save."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

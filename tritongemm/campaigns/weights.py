@@ -1,7 +1,5 @@
 """Stage: products with counts → what each takes of a job's time, measured where there is a GPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -29,15 +27,7 @@ from tritongemm.tune.free_devices import work_when_free
 
 
 class BaselineTimes:
-    """Seconds of one call by the key of a problem; threads may share it.
-
-    Args:
-        path: the journal; one that was measured otherwise is set aside.
-        measured_with: what the times depend on.
-
-    Raises:
-        OutputError: it can't be written, or is another program's file.
-    """
+    """Seconds of one call by the key of a problem; threads may share it."""
 
     def __init__(self, path: Path, measured_with: Mapping[str, str]) -> None:
         header = {"target": "", "toolchain": dict(measured_with), "protocol": {}, "schema": SCHEMA}
@@ -54,11 +44,7 @@ class BaselineTimes:
         return self._times.get(key)
 
     def add(self, key: str, seconds: float | None) -> None:
-        """Store a time, or None where the baseline does not compute the problem.
-
-        Raises:
-            OutputError: it can't be written.
-        """
+        """Store a time, or None where the baseline does not compute the problem."""
         with self._guard:
             self._journal.append([{"baseline": {"problem": key, "seconds": seconds}}])
             self._times[key] = seconds
@@ -71,18 +57,7 @@ class BaselineTimes:
 def measure_baselines(
     evaluators: Sequence[Evaluator], problems: Sequence[Problem], known: BaselineTimes, say: Callable[[str], None]
 ) -> None:
-    """Measure problems on whichever device is free; each time is stored when it is known.
-
-    Args:
-        evaluators: one for each device.
-        problems: each once.
-        known: where times go.
-        say: prints what can't be measured.
-
-    Raises:
-        OutputError: a time can't be kept.
-        TargetError: every measurement failed.
-    """
+    """Measure problems on whichever device is free; each time is stored when it is known."""
     baseline = registry.baseline().name
 
     def measure(evaluator: Evaluator, problem: Problem) -> None:
@@ -116,12 +91,7 @@ _TILES = tuple(
 
 
 def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[LoggedProduct]:
-    """Return the products with their shares of the job's time, the largest first.
-
-    Raises:
-        OutputError: what was measured can't be kept.
-        TargetError: no device measures anything.
-    """
+    """Return the products with their shares of the job's time, the largest first."""
     problems = [one.problem for one in products if one.problem is not None]
     measured = _measure(campaign, problems)
     times = {p: (seconds, MEASURED) for p, seconds in measured.items()}

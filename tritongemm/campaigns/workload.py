@@ -1,7 +1,5 @@
 """Stage: a log, or a captured workload → products with how often each was called, and what can't be computed here."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,11 +50,7 @@ class LeftOut:
 
 
 def read_left_out(text: str) -> Iterator[LeftOut]:
-    """Yield the products in the remarks of a file that a capture wrote.
-
-    Args:
-        text: of the file.
-    """
+    """Yield the products in the remarks of a file that a capture wrote."""
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(_GRADIENT):
             yield LeftOut(number, line.removeprefix("# "))
@@ -130,10 +124,6 @@ class JobWorkload:
 
 def read_workload(log: LogFile, target: Target) -> JobWorkload:
     """Return the products of a log, or of a captured workload.
-
-    Args:
-        log: of any size; it is read in pieces, and what is kept of it are its different calls.
-        target: for which it is asked what can be computed.
 
     Raises:
         InputError: the file holds no product, or is in no form that is known.

@@ -1,7 +1,5 @@
 """Parses the values of options, numbers in a range, paths and lists, with a parser whose complaints are short."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -51,10 +49,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaints take one line, shorten values, and suggest what may be meant.
 
     Long options may be written with ``_`` or ``-``.
-
-    Args:
-        prog: the command, such as ``tritongemm lookup``, whose description is in `COMMANDS`.
-        given: as of argparse.
     """
 
     def __init__(self, prog: str, **given: Any) -> None:
@@ -199,11 +193,7 @@ seconds = number(0, YEAR_S, above=True)
 
 
 def m_range(text: str) -> tuple[int, int]:
-    """Return the least and the largest M of ``LOW-HIGH``.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no range.
-    """
+    """Return the least and the largest M of ``LOW-HIGH``."""
     low, dash, high = text.partition("-")
     if not dash or not low or not high or size(low) > size(high):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of M such as 1-8192")
@@ -211,11 +201,7 @@ def m_range(text: str) -> tuple[int, int]:
 
 
 def spread(text: str) -> str | tuple[int, ...]:
-    """Return how rows are spread over groups: ``uniform``, ``skewed``, or the rows of each with commas between.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none of these.
-    """
+    """Return how rows are spread over groups: ``uniform``, ``skewed``, or the rows of each with commas between."""
     if text in ("uniform", "skewed"):
         return text
     try:
@@ -227,20 +213,12 @@ def spread(text: str) -> str | tuple[int, ...]:
 
 
 def processes(text: str) -> int:
-    """Return how many processes may compile; 0 for one a core.
-
-    Raises:
-        argparse.ArgumentTypeError: too many for a machine with these cores.
-    """
+    """Return how many processes may compile; 0 for one a core."""
     return integer(0, max(_PROCESSES, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0))))(text)
 
 
 def budget(text: str) -> tuple[int, float]:
-    """Return a number of configs, or of seconds where it ends in ``s``; 0 for the other, and for no limit.
-
-    Raises:
-        argparse.ArgumentTypeError: it is neither.
-    """
+    """Return a number of configs, or of seconds where it ends in ``s``; 0 for the other, and for no limit."""
     try:
         return (0, number(0, YEAR_S)(text[:-1])) if text.endswith("s") else (integer(0, LARGEST_SIZE)(text), 0.0)
     except argparse.ArgumentTypeError:
@@ -250,22 +228,14 @@ def budget(text: str) -> tuple[int, float]:
 
 
 def devices(text: str) -> str:
-    """Return the numbers of devices with commas between.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Return the numbers of devices with commas between."""
     if re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text):
         return text
     raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of GPUs with commas between, such as 0,1")
 
 
 def path(text: str) -> str:
-    """Return a file or folder; ``~`` is the user's home, which a shell does not put in behind ``=``.
-
-    Raises:
-        argparse.ArgumentTypeError: it is empty, or would write to a terminal what is no text where it is printed.
-    """
+    """Return a file or folder; ``~`` is the user's home, which a shell does not put in behind ``=``."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
     if _CONTROL.search(text):
@@ -274,11 +244,7 @@ def path(text: str) -> str:
 
 
 def output(text: str) -> str:
-    """Return a `path` that is text in full, as compilers take no other.
-
-    Raises:
-        argparse.ArgumentTypeError: as of `path`, or it has bytes that are no letters in this locale.
-    """
+    """Return a `path` that is text in full, as compilers take no other."""
     try:
         os.path.abspath(text).encode()
     except UnicodeEncodeError:
@@ -289,11 +255,7 @@ def output(text: str) -> str:
 
 
 def output_file(text: str) -> str:
-    """Return an `output` that can be the name of a file, and the beginning of the names beside it.
-
-    Raises:
-        argparse.ArgumentTypeError: as of `output`, or it is a folder by its name alone.
-    """
+    """Return an `output` that can be the name of a file, and the beginning of the names beside it."""
     name = output(text)
     if not Path(name).name:
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
@@ -301,11 +263,7 @@ def output_file(text: str) -> str:
 
 
 def output_folder(text: str) -> str:
-    """Return an `output` that can be the name of a folder.
-
-    Raises:
-        argparse.ArgumentTypeError: as of `output`, or it ends as files and archives do, and no folder is called so.
-    """
+    """Return an `output` that can be the name of a folder."""
     name = Path(output(text))
     if name.suffix.lower() in _FILES and not name.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} would be a folder; name one that does not end in {name.suffix}")

@@ -1,7 +1,5 @@
 """Opens what the stages of a campaign need: the devices of this host, or those of a Ray cluster's hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -54,14 +52,7 @@ class CampaignTools:
 
     @contextmanager
     def open_tools(self, what: str) -> Iterator[MeasuringTools]:
-        """Open what measures with new processes.
-
-        Args:
-            what: it is for, for the error.
-
-        Raises:
-            TargetError: there is no GPU.
-        """
+        """Open what measures with new processes."""
         if not self.machine.devices:
             raise TargetError(
                 f"{what} measures, and no GPU driver with a device was found here; copy the folder to a machine that "

@@ -1,7 +1,5 @@
 """The command line of `tritongemm capture`: a program is run, and what it multiplies is written."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os
@@ -48,11 +46,7 @@ def parser() -> arguments.Parser:
 
 
 def _require_program(name: str, is_module: bool) -> None:
-    """Refuse a program that is not there.
-
-    Raises:
-        InputError: says which.
-    """
+    """Refuse a program that is not there."""
     if not is_module and not Path(name).exists():
         raise InputError(f"{name}: there is no such script")
     try:

@@ -1,7 +1,5 @@
 """The command line of `tritongemm check`: which tuned results still hold; others are raced again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -92,11 +90,7 @@ def parser() -> arguments.Parser:
 
 
 def _read(path: Path) -> _Source:
-    """Return the results of a file or a library.
-
-    Raises:
-        InputError: it can't be read, or holds no result.
-    """
+    """Return the results of a file or a library."""
     if storage.is_library(path) or path.is_dir():
         library = open_library(path)
         faults = library.faults()

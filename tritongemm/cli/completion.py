@@ -1,7 +1,5 @@
 """The command line of `tritongemm completion`: a script with which a shell completes commands and options."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 

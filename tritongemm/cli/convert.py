@@ -1,7 +1,5 @@
 """The command line of `tritongemm convert`: results of one format written in another, and files merged."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -82,11 +80,7 @@ def parser() -> arguments.Parser:
 
 
 def _base(output: Path, format_: WritableFormat, paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Return the output as it stands, where its rows are kept.
-
-    Raises:
-        OutputError: it can't be written, or holds results that would be lost.
-    """
+    """Return the output as it stands, where its rows are kept."""
     if output.is_dir():
         return []
     files.check_place(output, lambda start: True, "results", "choose another file with -o")

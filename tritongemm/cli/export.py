@@ -1,7 +1,5 @@
 """The command line of `tritongemm export`: tuned winners as code objects with a manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Their options mean other things in `tune` (``-k``, ``-o2``, ``--batch``), so thi
 a parser of its own, which fills the same request.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io
@@ -77,11 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_config(args: argparse.Namespace) -> int:
-    """Time the rows of a file of tuned configs, or PyTorch's choice at sizes.
-
-    Raises:
-        InputError: no file is named, or there is no GPU.
-    """
+    """Time the rows of a file of tuned configs, or PyTorch's choice at sizes."""
     tuned = args.run_config is not True
     source = args.run_config if tuned else args.untune_file
     if source is None:
@@ -102,12 +96,7 @@ def _report(args: argparse.Namespace, request: TuneRequest) -> Reporter:
 
 
 def _candidate_of(output: Path, args: argparse.Namespace) -> Path:
-    """Return the file of a run whose rows are compared before they go into the output, which it copies.
-
-    Raises:
-        InputError: there is no GPU that could time anything, or rows are of two products.
-        OutputError: the place is taken, or can't be written.
-    """
+    """Return the file of a run whose rows are compared before they go into the output, which it copies."""
     _require_gpu("--compare")
     if args.untune_file is not None:
         with warnings.catch_warnings():  # the run reads the sizes again, and warns then
@@ -225,11 +214,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
 
 
 def _flag(text: str) -> bool:
-    """Return whether a word says yes.
-
-    Raises:
-        argparse.ArgumentTypeError: it is neither.
-    """
+    """Return whether a word says yes."""
     if text.lower() not in _FLAGS:
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return _FLAGS[text.lower()]
@@ -257,11 +242,7 @@ def _file_name(family: str, word: str) -> str:
 
 
 def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneRequest:
-    """Return the request of a run.
-
-    Raises:
-        InputError: sizes come from nowhere or from two places, or a file can't be changed as asked.
-    """
+    """Return the request of a run."""
     if (args.untune_file is None) == (args.model_dir is None):
         raise InputError("name either a file of sizes with -i, or a model with --model_dir")
     of_model = [name for name in ("tp", "nsets", "batch_size") if getattr(args, name) is not None]
@@ -328,11 +309,7 @@ def _names_sizes(start: bytes) -> bool:
 
 
 def _retyped(text: str, source: Path, args: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the cells of each line of a file of sizes, with other types; none of a blank line, to keep line numbers.
-
-    Raises:
-        InputError: it lacks a column that the user wants to change.
-    """
+    """Yield the cells of each line of a file of sizes, with other types; none of a blank line, to keep line numbers."""
     columns, types = list[str](), dict[str, str]()
     for cells in _cells(text, source):
         if not columns and cells:
@@ -363,11 +340,7 @@ def _sizes(lines: Iterable[Sequence[str]], all_bias: bool) -> list[tuple[str, ..
 
 
 def _cells(text: str, source: Path) -> Iterator[list[str]]:
-    """Yield the cells of each line without blanks around them, as many as the first has; none of a blank line.
-
-    Raises:
-        InputError: a line has more or fewer, names a column twice, or is no CSV.
-    """
+    """Yield the cells of each line without blanks around them, as many as the first has; none of a blank line."""
     lines, columns = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True), list[str]()
     try:
         for line in lines:

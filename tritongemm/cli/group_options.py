@@ -1,7 +1,5 @@
 """The options of a grouped GEMM, as in a mixture of experts."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -16,8 +16,6 @@ buffers                 memory to allocate: name; offset of its pointer in the p
 problem, launches       M, N, K, and batch where there is one; how often to launch
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The command line of `tritongemm library`: it builds, merges, lists and verifies libraries."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -57,11 +55,7 @@ def parser() -> arguments.Parser:
 
 
 def _output(text: str) -> str:
-    """Return the name of a library to write; a name that ends as another archive would become a folder.
-
-    Raises:
-        argparse.ArgumentTypeError: it can't be one.
-    """
+    """Return the name of a library to write; a name that ends as another archive would become a folder."""
     if text.endswith(storage.ARCHIVE_SUFFIX):
         return arguments.output(text)
     try:

@@ -1,7 +1,5 @@
 """The command line of `tritongemm lookup`: which row of tuned files serves a call, found without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,14 +81,7 @@ def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Ite
 
 
 def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target, reason: Support) -> Iterator[str]:
-    """Yield the devices of a product's rows, where none is of the device; without any, their layouts.
-
-    Args:
-        rows: of all files.
-        problem: the product.
-        device: the one that is asked for.
-        reason: why no row serves, which may name a layout already.
-    """
+    """Yield the devices of a product's rows, where none is of the device; without any, their layouts."""
     table = RecordTable(rows)
     known = table.devices_of(problem)
     for other in () if known else other_layouts(problem):

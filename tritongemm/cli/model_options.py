@@ -1,7 +1,5 @@
 """The options of commands that take sizes from a model's config.json."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path
@@ -34,11 +32,7 @@ def add_model_options(g: argparse._ArgumentGroup) -> None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return comma-separated sizes.
-
-    Raises:
-        argparse.ArgumentTypeError: one is no size, or they are too many.
-    """
+    """Return comma-separated sizes."""
     words = re.split(r",\s*", text)
     if len(words) > _MOST_VALUES:
         raise argparse.ArgumentTypeError(f"these are {len(words)} numbers; name at most {_MOST_VALUES}")

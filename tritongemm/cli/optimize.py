@@ -1,7 +1,5 @@
 """The command line of `tritongemm optimize`: from a log of what a job called to kernels that gained."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

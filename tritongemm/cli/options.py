@@ -1,7 +1,5 @@
 """The command line of `tritongemm tune`, and the options other commands share with it."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re
@@ -126,11 +124,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
 
 
 def dtype(text: str) -> str:
-    """Return the name of a type of operands.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none; lists those that are offered.
-    """
+    """Return the name of a type of operands."""
     try:
         dtypes.dtype(text)
     except InputError:
@@ -148,11 +142,7 @@ def architecture(text: str) -> str:
 
 
 def family(text: str) -> str:
-    """Return the name of a family or variant, or another tool's family name.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none of these; lists them.
-    """
+    """Return the name of a family or variant, or another tool's family name."""
     try:
         registry.family_of(text)
     except InputError as error:
@@ -169,11 +159,7 @@ def defaults(args: argparse.Namespace, target: Target) -> Defaults:
 
 
 def problem(args: argparse.Namespace, target: Target) -> Problem:
-    """Return the problem that the values of `problem_options` describe.
-
-    Raises:
-        InputError: a size is not given, or the problem can't be.
-    """
+    """Return the problem that the values of `problem_options` describe."""
     if None in (args.m, args.n, args.k):
         raise InputError("name a size with -m, -n and -k")
     (row,) = sizes.from_options(args.m, args.n, args.k, defaults(args, target))

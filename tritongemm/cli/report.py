@@ -1,7 +1,5 @@
 """The command line of `tritongemm report`: results as one page to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -39,17 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def draw_page(output: Path, records: Iterable[Record], journal_file: Path) -> None:
-    """Draw the page of some results.
-
-    Args:
-        output: the page; a report that is there is replaced.
-        records: the results.
-        journal_file: of the run that made them.
-
-    Raises:
-        OutputError: the page can't be written, or the place holds something else.
-        UnavailableError: plotly is not installed.
-    """
+    """Draw the page of some results."""
     _check_place(output)
     found = result_files.ReadFiles()
     found.add(records)

@@ -1,7 +1,5 @@
 """The options of the search and of the measurement of its candidates."""
 
-from __future__ import annotations
-
 import argparse
 
 from tritongemm.cli import arguments
@@ -110,11 +108,7 @@ def _add_server_tables(g: argparse._ArgumentGroup) -> None:
 
 
 def _server(text: str) -> str:
-    """Return the name of a server for whose kernels a format writes tables.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none of that name.
-    """
+    """Return the name of a server for whose kernels a format writes tables."""
     try:
         return servers.server_format(text).server.lower()
     except InputError as error:

@@ -11,8 +11,6 @@ An error that is not the user's is a fault of this program and keeps its traceba
 the reader of a pipe is gone or a disk is full, is dropped: it changes neither the work nor the exit status.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib

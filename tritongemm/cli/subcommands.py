@@ -1,7 +1,5 @@
 """The command `tritongemm`: a subcommand's module is imported when it is chosen."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

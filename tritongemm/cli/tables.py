@@ -1,7 +1,5 @@
 """Prints tables over M for `tritongemm tune`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tritongemm.core.format_row import FormatRow

@@ -1,7 +1,5 @@
 """The command line: `tritongemm tune`."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -80,14 +78,7 @@ def _place(name: str | None) -> Path | None:
 
 
 def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compare: bool = False) -> int:
-    """Tune what is requested and print the results; return the exit status.
-
-    Args:
-        request: what is asked for.
-        reporter: prints.
-        command: the subcommand and the words after it that continue the run.
-        compare: print the library's times too.
-    """
+    """Tune what is requested and print the results; return the exit status."""
     try:
         outcome = requested_run.tune(request, reporter)
     except TuningStopped as stopped:
@@ -189,11 +180,7 @@ def _run_stored(args: argparse.Namespace, request: TuneRequest, reporter: Report
 
 
 def _stored_rows(path: str, request: TuneRequest, target: Target) -> ResultsFile:
-    """Return the results of a file, and its damaged rows.
-
-    Raises:
-        InputError: the file can't be read, or has no result.
-    """
+    """Return the results of a file, and its damaged rows."""
     found = sizes.from_results(Path(path), defaults_on(target, request.sizes.defaults))
     if not found.rows:
         found.require_undamaged()

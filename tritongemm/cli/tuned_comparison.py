@@ -37,14 +37,7 @@ _COLUMNS = ("size", "before us", "now us", "improvement", "what")
 
 @dataclass(frozen=True)
 class _Timing:
-    """The tools with which rows are timed.
-
-    Attributes:
-        again: times them.
-        target: the device.
-        defaults: what holds for rows that do not say.
-        reporter: where to print.
-    """
+    """The tools with which rows are timed."""
 
     again: Revalidation
     target: Target
@@ -76,17 +69,7 @@ class _Timing:
 
 
 def run_config(request: TuneRequest, reporter: Reporter, path: Path, tuned: bool) -> bool:
-    """Time the rows of a file, or its sizes by the baseline's own choice; return whether all could be timed.
-
-    Args:
-        request: devices, protocol and what the file is of.
-        reporter: prints.
-        path: of the file.
-        tuned: its configs are timed.
-
-    Raises:
-        InputError: it has no row to time here.
-    """
+    """Time the rows of a file, or its sizes by the baseline's own choice; return whether all could be timed."""
     with _Timing.open(request, reporter) as timing:
         rows = list(timing.rows(path).values())
         own = [row if tuned else replace(row, config=_default()) for row in rows]
@@ -154,19 +137,7 @@ class _Comparison:
 def compare(
     request: TuneRequest, reporter: Reporter, output: Path, candidate: Path, least_percent: float, update: bool
 ) -> None:
-    """Time the new rows of a file beside another file's, and take over those that are better.
-
-    Args:
-        request: devices, protocol, what the files are of, and the format of the output where its name does not say it.
-        reporter: prints.
-        output: the file of tuned configs.
-        candidate: a copy of it with the rows of a new run.
-        least_percent: by which a row must be faster.
-        update: change the output; otherwise only say what would be changed.
-
-    Raises:
-        OutputError: the output can't be written.
-    """
+    """Time the new rows of a file beside another file's, and take over those that are better."""
     with _Timing.open(request, reporter) as timing:
         old = timing.rows(output)
         changed = {p: row for p, row in timing.rows(candidate).items() if _is_new(row, old.get(p))}

@@ -1,7 +1,5 @@
 """Holds what commands take from tuned rows: the architecture of all, and which calls they serve."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,15 +11,7 @@ from tritongemm.search_spaces import loader as target_files
 
 
 def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
-    """Return the machine of a command that reads rows: a named architecture, this GPU, or the one of all rows.
-
-    Args:
-        name: of an architecture; None where the command names none.
-        targets: names of the architectures that the rows are of.
-
-    Raises:
-        TargetError: there is no architecture of this name.
-    """
+    """Return the machine of a command that reads rows: a named architecture, this GPU, or the one of all rows."""
     here, known = machine.find_machine(name), {*targets}
     if name or here.devices or len(known) != 1 or not known <= {*target_files.target_names()}:
         return here
@@ -29,12 +19,7 @@ def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
 
 
 def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
-    """Yield a line for each kind of calls that records serve.
-
-    Args:
-        records: results of one command.
-        every: whether to list those of linear layers and products with scales too.
-    """
+    """Yield a line for each kind of calls that records serve."""
     kinds = Counter((describe_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
     for (calls, predicted), count in kinds.items():
         which = "these results" if count == len(records) else f"{count} of {len(records)} results"

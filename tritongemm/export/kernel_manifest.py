@@ -7,8 +7,6 @@ they race as backend ``asm``, on a machine without Triton too. One size's kernel
 ``kernels_2.csv`` and so on.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -40,11 +38,6 @@ def export(
     records: Sequence[Record], folder: Path, here: machine.Machine
 ) -> tuple[list[Path], list[tuple[Record, str]]]:
     """Write the code objects and manifests of tuned kernels.
-
-    Args:
-        records: of a results file.
-        folder: made where it is missing.
-        here: the target, and the compute units its grids are made for.
 
     Returns:
         The manifests, and each result that was left out with the reason, other targets' among them.

@@ -1,7 +1,5 @@
 """Describes launches as the JSON values of plans (docs/reference/commands.md defines them)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from math import prod
@@ -26,10 +24,6 @@ _SECONDS = 120.0
 
 def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
     """Return the launches of a host call, in order.
-
-    Args:
-        call: what the backend gave.
-        facts: the architecture.
 
     Raises:
         InputError: it is not HIP's, it refuses the sizes, or its library can't be run here.
@@ -68,14 +62,7 @@ def _runtime(facts: Target) -> tuple[str, str]:
 def plans(
     call: HostLaunch, facts: Target, known: dict[str, dict[str, Any]], sizes: dict[str, int]
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the code object and the plan of each launch, without the object's file name.
-
-    Args:
-        call: what the backend gave.
-        facts: the architecture.
-        known: the operands as a plan describes them, by name.
-        sizes: M, N and K.
-    """
+    """Yield the code object and the plan of each launch, without the object's file name."""
     code = offload_bundle.device_code(Path(call.path).read_bytes(), facts.name)
     for launch in record(call, facts):
         buffers = []
@@ -106,11 +93,6 @@ def launch_plans(
 ) -> list[tuple[bytes, str, dict[str, Any]]]:
     """Return the code object, its file's suffix and the plan of each kernel that a launch starts, in order.
 
-    Args:
-        launch: the launch.
-        problem: gives the operands' shapes and dtypes.
-        facts: the architecture.
-
     Raises:
         InputError: it takes tensor maps, which only a driver can make, or its host code can't be run here.
     """
@@ -128,16 +110,7 @@ def why_unplanned(launch: Launch | HostLaunch) -> str:
 
 
 def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
-    """Return a launch as JSON values, without the name of the code object's file.
-
-    Args:
-        launch: the launch.
-        problem: gives the operands' shapes and dtypes.
-        facts: the architecture.
-
-    Raises:
-        InputError: the launch takes tensor maps, which only a driver can make.
-    """
+    """Return a launch as JSON values, without the name of the code object's file."""
     reason = why_unplanned(launch)
     if reason:
         raise InputError(f"{launch.symbol} {reason}")

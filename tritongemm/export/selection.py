@@ -1,7 +1,5 @@
 """Selects the configs of a problem that get launch plans: the one named, or those predicted fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +25,7 @@ def planned_backends() -> list[str]:
 
 
 def emptied(folder: Path) -> None:
-    """Make the folder, and remove an earlier run's plans, so that a reader of all plans does not run its kernels.
-
-    Raises:
-        OutputError: no such folder can be.
-    """
+    """Make the folder, and remove an earlier run's plans, so that a reader of all plans does not run its kernels."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("plan_[0-9]*.*"):
@@ -115,11 +109,7 @@ def _build(
 
 
 def rank_candidates(problem: Problem, facts: Target, name: str, inputs: BuildInputs) -> list[Config]:
-    """Return all configs that a backend has for a problem and that plans can hold, the predicted fastest first.
-
-    Raises:
-        InputError: no kernel of the backend fits; says why.
-    """
+    """Return all configs that a backend has for a problem and that plans can hold, the predicted fastest first."""
     backend = registry.get(KernelBackend, name)
     candidates = backend.candidates(problem, facts, inputs, everything=True)
     if not candidates:
@@ -128,11 +118,7 @@ def rank_candidates(problem: Problem, facts: Target, name: str, inputs: BuildInp
 
 
 def parse_config(name: str, problem: Problem, facts: Target, inputs: BuildInputs) -> Config:
-    """Return the config of this name, where a plan can hold it and it computes the problem.
-
-    Raises:
-        InputError: says why not.
-    """
+    """Return the config of this name, where a plan can hold it and it computes the problem."""
     config = Config.parse(name)
     known = planned_backends()
     if config.backend not in known:

@@ -1,7 +1,5 @@
 """Lists AITER's families of tuned configs: the columns of their CSVs, and their names here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,13 +180,7 @@ def _named_in(path: Path, families: Iterable[CsvFamily]) -> list[CsvFamily]:
 
 
 def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tuple[CsvFamily, ...]:
-    """Return the families that results in a file may be of: by its columns, its name, and the user's word.
-
-    Args:
-        path: of the file, there or not.
-        columns: its first line; empty where it has none yet.
-        wanted: as of `family_of_file`; it counts where the name says nothing.
-    """
+    """Return the families that results in a file may be of: by its columns, its name, and the user's word."""
     found = fitting(columns) if columns else FAMILIES
     named = _named_in(path, found)
     if not columns:

@@ -1,7 +1,5 @@
 """Reads the first line of AITER's CSVs, which names the columns, and names what is wrong with it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,12 +26,7 @@ _ALL_KEYS = tuple(dict.fromkeys(key for family in FAMILIES for key in family.key
 
 
 def fault_of(path: Path, text: str) -> str:
-    """Return why a file that seems meant as AITER's is not recognised, with what to change; "" if it does not seem so.
-
-    Args:
-        path: of the file.
-        text: contents, whose first line `is_header` does not accept.
-    """
+    """Return why a file that seems meant as AITER's is not recognised, and what to change; "" if it does not."""
     place = header_place(text.split("\n"))
     line, where = text.split("\n")[place], f"{path}: line {place + 1}"
     separator = next((mark for mark in _SEPARATORS if _names_sizes(line.split(mark))), "")
@@ -63,11 +56,7 @@ def _fault_of_names(columns: Sequence[str], text: str) -> str:
 
 
 def check(path: Path, text: str, columns: Sequence[str]) -> None:
-    """Refuse names of columns of which one is misspelt or there twice, as its cells would be skipped.
-
-    Raises:
-        InputError: names the column, and the one that is meant.
-    """
+    """Refuse names of columns of which one is misspelt or there twice, as its cells would be skipped."""
     names = own_names(columns)
     double = next((name for place, name in enumerate(columns) if names[place] in names[:place]), "")
     wrong = f"has the column {names[columns.index(double)]} twice" if double else misspelling(columns)

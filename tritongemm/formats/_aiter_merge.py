@@ -1,7 +1,5 @@
 """Replaces, adds and merges lines of AITER's CSVs by what they are of, the fastest first; others stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -26,12 +24,7 @@ def is_faster(time: Decimal | None, other: Decimal | None) -> bool:
 
 
 class Lines:
-    """The lines of a file, some of which are replaced.
-
-    Args:
-        table: the file.
-        family: of it; of several with the same keys any.
-    """
+    """The lines of a file, some of which are replaced."""
 
     def __init__(self, table: CsvTable, family: CsvFamily) -> None:
         self.table = table
@@ -66,11 +59,7 @@ class Lines:
             self._lines.append(line)
 
     def text(self, arranged: bool = False) -> str:
-        """Return the file; one that was sorted still is.
-
-        Args:
-            arranged: sort it in any case; blank lines go then.
-        """
+        """Return the file; one that was sorted still is."""
         lines = self._lines
         if arranged:
             lines = [line for line in lines if line.text.strip()]
@@ -104,10 +93,6 @@ def _canonical(text: str) -> str:
 
 def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
     """Merge files of one family: the first file, then the others' lines that it lacks or that are faster.
-
-    Args:
-        sources: path and text of each.
-        wanted: the family, where the files do not say.
 
     Raises:
         InputError: they are of several families, or one can't be read.

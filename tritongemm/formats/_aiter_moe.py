@@ -6,8 +6,6 @@ groups whose rows are those of all tokens' experts: N is ``inter_dim``, twice th
 quantisation of its result, is in no time here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -52,11 +50,6 @@ _ANY = "-1"  # AITER's word for any topk
 
 def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow, ...]:
     """Return the two products of a row.
-
-    Args:
-        line: of the file.
-        where: file, row and line, for messages.
-        defaults: what holds for a row that does not say.
 
     Raises:
         InputError: the row is wrong.
@@ -114,14 +107,7 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
 
 
 def translate(rows: Sequence[FormatRow], records: Iterable[Record], before: str, family: CsvFamily) -> Translation:
-    """Write the results of layers, each in a row of both of its products, with the sum of their times.
-
-    Args:
-        rows: as `read_line` gave them, those of a layer one after the other.
-        records: results of products, the best of each first.
-        before: the file's text.
-        family: of the file.
-    """
+    """Write the results of layers, each in a row of both of its products, with the sum of their times."""
     best: dict[Problem, Record] = {}
     for record in records:
         best.setdefault(record.problem, record)

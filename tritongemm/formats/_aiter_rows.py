@@ -40,12 +40,7 @@ _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
 
 class CellReader:
-    """Reads the rows of one file.
-
-    Args:
-        family: of the file.
-        defaults: what holds for a row that does not say.
-    """
+    """Reads the rows of one file."""
 
     def __init__(self, family: CsvFamily, defaults: Defaults) -> None:
         self._family, self._defaults = family, defaults
@@ -54,15 +49,7 @@ class CellReader:
         self._backends: dict[str, Backend | None] = {}
 
     def read(self, line: CsvLine, where: str) -> FormatRow:
-        """Return the row of a line.
-
-        Args:
-            line: of the file.
-            where: file, row and line, for messages.
-
-        Raises:
-            InputError: it is wrong, or nothing here computes it.
-        """
+        """Return the row of a line."""
         if line.cells is None:
             raise InputError(f"{where} {line.fault}")
         cells = Cells({name: cell for name, cell in line.cells.items() if name not in self._ignored}, where)
@@ -129,12 +116,7 @@ class CellReader:
 
 
 class Cells:
-    """The cells of one line, with complaints that name it.
-
-    Args:
-        values: by column.
-        where: file, row and line.
-    """
+    """The cells of one line, with complaints that name it."""
 
     def __init__(self, values: Mapping[str, str], where: str) -> None:
         self._values = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
@@ -200,15 +182,7 @@ def encoding_of(target: str, defaults: Defaults) -> str:
 
 
 def read_record(us: str, problem: Problem, config: Config, target: str, units: int) -> Record | None:
-    """Return a row's result, where it has a time and names its device.
-
-    Args:
-        us: microseconds, as in the row.
-        problem: what was tuned.
-        config: how it runs.
-        target: where.
-        units: compute units of the device.
-    """
+    """Return a row's result, where it has a time and names its device."""
     seconds = seconds_of({"us": us})
     if seconds is None or not target:
         return None
@@ -246,12 +220,7 @@ def _share(value: object) -> float | None:
 
 
 def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
-    """Return what a result keeps of a row of AITER's with this kernel, as its cells.
-
-    Args:
-        record: the result, whose notes may come from any file.
-        kernel: which one is written.
-    """
+    """Return what a result keeps of a row of AITER's with this kernel, as its cells."""
     kept = record.notes.get(_KEPT)
     if not isinstance(kept, Mapping) or kept.get("kernelName") != kernel.name:
         return {}
@@ -296,14 +265,7 @@ def _has_one_scale(problem: Problem) -> bool:
 
 
 def result_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
-    """Return the cells of a result as AITER writes them.
-
-    Args:
-        record: the result.
-        family: of the file.
-        kernel: which one runs.
-        seconds: its time.
-    """
+    """Return the cells of a result as AITER writes them."""
     p, us = record.problem, seconds * 1e6
     split = max(0, kernel.split_k.bit_length() - 1) if family.log2_split else kernel.split_k
     cells = {

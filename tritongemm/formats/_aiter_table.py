@@ -54,11 +54,7 @@ class CsvTable:
 
     @classmethod
     def parse(cls, path: Path, text: str) -> CsvTable:
-        """Return the table of a file.
-
-        Raises:
-            InputError: its first line is no CSV.
-        """
+        """Return the table of a file."""
         every = text.split("\n")
         place = header_place(every)
         texts = every[place + 1 :]

@@ -58,11 +58,7 @@ class ColumnMajor:
         return self.m, self.n, self.batch, self.k
 
     def problem(self, more: Mapping[str, Any]) -> Problem:
-        """Return the product as a problem, dense but for what `more` has.
-
-        Raises:
-            InputError: a size is out of range.
-        """
+        """Return the product as a problem, dense but for what `more` has."""
         dense: dict[str, Any] = {
             "dtype_a": self.b, "dtype_b": self.a, "dtype_c": self.c, "row_major_a": self.transposes[1] == "N",
             "row_major_b": self.transposes[0] == "N", "bias": "none", "batch": self.batch, "family": DEFAULT_FAMILY,

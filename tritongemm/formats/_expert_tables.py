@@ -5,8 +5,6 @@ and up (2 N columns) and that of down (depth N). The name of a table has neither
 a token goes to, so it can't be read as sizes; what to write follows from the rows that a run was asked for.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,11 +81,7 @@ class ExpertTables(ServerTables, abstract=True):
         return claims(name, self.shape)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
-        """Refuse a table of experts, as none of its rows is a size.
-
-        Raises:
-            InputError: always; says what is wrong with a damaged file.
-        """
+        """Refuse a table of experts, as none of its rows is a size."""
         self.read_usable(path, text, defaults).require_undamaged()
         refuse_sizes(path)
 
@@ -194,11 +188,7 @@ def claims(name: str, shape: str) -> bool:
 
 
 def refuse_sizes(path: Path) -> NoReturn:
-    """Refuse a table of experts as a file of sizes.
-
-    Raises:
-        InputError: always.
-    """
+    """Refuse a table of experts as a file of sizes."""
     raise InputError(
         f"{path} holds tiles of a mixture of experts by M alone, without K and the experts of a token; it can't be "
         "tuned, checked or translated, and is left as it is"

@@ -24,8 +24,6 @@ instruction_sched_variant is read and dropped; today's Triton has no such option
 so that what is written is read back equal.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields, replace
 from decimal import Decimal
@@ -86,11 +84,7 @@ def has_our_keys(text: str) -> bool:
 
 
 class RowReader:
-    """Reads the rows of one file. What rows have in common, their kinds of problems and their configs, is checked once.
-
-    Args:
-        defaults: what holds for a row that does not say.
-    """
+    """Reads the rows of one file. What rows share, their kinds of problems and their configs, is checked once."""
 
     def __init__(self, defaults: Defaults) -> None:
         self._defaults = defaults
@@ -101,11 +95,7 @@ class RowReader:
         self._seen: dict[tuple[Problem, str, int], tuple[int, int]] = {}  # row and line of each result
 
     def read(self, entry: Entry) -> FormatRow:
-        """Return the row of an entry.
-
-        Raises:
-            InputError: it is wrong; names file, row, line and field.
-        """
+        """Return the row of an entry."""
         problem, config = self._problem(entry), self._config(entry)
         record = _record(entry, problem, config) if config else None
         count = entry.number("count")
@@ -198,11 +188,6 @@ def _nameable(entry: Entry, config: Config) -> Config:
 
 def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
     """Return the rows of a file; those that are wrong or double are among the damaged ones.
-
-    Args:
-        path: for messages.
-        text: contents.
-        defaults: what holds for a row that does not say.
 
     Raises:
         InputError: the file can't be read, or a newer version wrote it.
@@ -331,11 +316,7 @@ def _kind_row(problem: Problem) -> dict[str, Any]:
 
 
 def _scales(problem: Problem) -> str:
-    """Return the name of a problem's scale factors; "" where its family has these first.
-
-    Raises:
-        InputError: the family does not have them.
-    """
+    """Return the name of a problem's scale factors; "" where its family has these first."""
     if problem.scalings == NO_SCALES:
         return ""
     family: Family = registry.get(Family, problem.family)

@@ -1,7 +1,5 @@
 """Converts the keys of a YAML row about batches and groups to and from the fields of a problem."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tritongemm.core.errors import InputError
@@ -13,15 +11,7 @@ SHARE_KEYS = ("group_shares", "group_samples")  # of sizes, as a capture writes 
 
 
 def read_several(entry: Entry, m: int) -> dict[str, Any]:
-    """Return how many products a row is of, and what they share; only what it says, by the names of a `Problem`.
-
-    Args:
-        entry: the row.
-        m: its M.
-
-    Raises:
-        InputError: it is wrong; names file, row, line and field.
-    """
+    """Return how many products a row is of, and what they share; only what it says, by the names of a `Problem`."""
     said: dict[str, Any] = {"batch": entry.integer("batch", 1, 1)} if "batch" in entry.values else {}
     if "shared" in entry.values:
         said["shared"] = entry.text("shared", choices=("a", "b"))

@@ -3,8 +3,6 @@
 A member is replaced or added in the text, in the file's own indentation; every other byte stays.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -99,15 +97,7 @@ class _Reader:
 
 
 def read_members(path: Path, text: str) -> list[Member]:
-    """Return the members of the object that a text holds.
-
-    Args:
-        path: for messages.
-        text: contents.
-
-    Raises:
-        InputError: it is no JSON object; says where.
-    """
+    """Return the members of the object that a text holds."""
     return _Reader(path, text).read()
 
 

@@ -1,7 +1,5 @@
 """Sorts out rows of foreign files that are damaged, or right but of products that nothing here can tune."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +16,7 @@ class KeptError(Exception):
 
 
 class RowFaults:
-    """The rows of a file that can't be used, with the reasons.
-
-    Args:
-        path: of the file.
-    """
+    """The rows of a file that can't be used, with the reasons."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,13 +25,7 @@ class RowFaults:
 
     @contextmanager
     def of_row(self, row: int, line: int, key: str = "") -> Iterator[None]:
-        """Record a `KeptError` or `InputError` about a row as the reason why it is not used.
-
-        Args:
-            row: its number, from 1.
-            line: of the file.
-            key: what identifies the row in the file, for messages.
-        """
+        """Record a `KeptError` or `InputError` about a row as the reason why it is not used."""
         try:
             yield
         except KeptError as why:
@@ -52,12 +40,7 @@ class RowFaults:
 
 
 def warn_of(path: Path, kept: Sequence[tuple[int, int, str]]) -> tuple[DamagedRow, ...]:
-    """Warn of such rows of a file, in one line, and return them with full reasons.
-
-    Args:
-        path: of the file.
-        kept: number, line and reason of each.
-    """
+    """Warn of such rows of a file, in one line, and return them with full reasons."""
     rows = tuple(
         DamagedRow(row, line, f"{path}: row {row} (line {line}) can't be tuned here: {reason}")
         for row, line, reason in kept

@@ -1,7 +1,5 @@
 """Holds what formats share with their callers: a row's problem, a file's text and format, and the results format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,10 +68,6 @@ def results_format() -> ResultsFormat:
 def format_of(path: Path, text: str) -> Format:
     """Return the format that a file is in.
 
-    Args:
-        path: of the file.
-        text: contents.
-
     Raises:
         InputError: no format claims it; says what is wrong if one seems meant, else lists those there are.
     """
@@ -109,11 +103,7 @@ def plain_text(text: str) -> str:
 
 
 def read_exactly(path: Path) -> str:
-    """Return the contents of a file to be written again: every character, line ends and marks too; "" without one.
-
-    Raises:
-        InputError: it can't be read, or is not text.
-    """
+    """Return the contents of a file to be written again: every character, line ends and marks too; "" without one."""
     try:
         return read_bytes(path).decode("utf-8") if path.exists() else ""
     except UnicodeDecodeError as error:

@@ -151,15 +151,7 @@ class Logic:
 
 
 def read_logic(path: Path, text: str) -> Logic:
-    """Return a file of exact sizes.
-
-    Args:
-        path: for messages.
-        text: contents.
-
-    Raises:
-        InputError: it is another kind of logic file, or not as Tensile writes it; says where.
-    """
+    """Return a file of exact sizes."""
     text, line_end = _plain_lines(path, text)
     if _ALIAS.search(text):
         raise InputError(f"{path} has an anchor or an alias of YAML; {_ADVICE}")

@@ -5,8 +5,6 @@ the call's, so a table with few M changes what runs at all others. What is writt
 an M of the servers' usual ladder has no result, the table has what the server runs there today.
 """
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -106,11 +104,7 @@ class ServerTable:
 
 
 def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = None) -> K:
-    """Return the kind of a server's table of a family's products of some dtype.
-
-    Raises:
-        InputError: there is none; lists those there are.
-    """
+    """Return the kind of a server's table of a family's products of some dtype."""
     known = list(kinds)
     wanted = "fp8" if dtype is None or dtype in ENCODINGS or dtype in BY_ENCODING else dtype
     name = registry.family_of(family)[0].name
@@ -122,11 +116,7 @@ def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = 
 
 
 def read_config(values: Any, kind: Kind) -> Config | None:
-    """Return the config of a row; None where another kernel of the server is to run.
-
-    Raises:
-        InputError: a field is wrong; names it.
-    """
+    """Return the config of a row; None where another kernel of the server is to run."""
     if values is None and kind.default is None:
         return None
     if not isinstance(values, dict):
@@ -144,11 +134,7 @@ def read_config(values: Any, kind: Kind) -> Config | None:
 
 
 def read_m(member: Member) -> int:
-    """Return the M of a row.
-
-    Raises:
-        InputError: its key is none.
-    """
+    """Return the M of a row."""
     if not _NUMBER.fullmatch(member.key) or int(member.key) > MAX_DIM:
         raise InputError(f'M must be a whole number from 1 to {MAX_DIM} in quotes, as in "{LADDER[2]}"')
     return int(member.key)
@@ -243,12 +229,7 @@ class ServerTables(ServerFormat, abstract=True):
         return name
 
     def _changed(self, rows: Mapping[ServerTable, Mapping[int, Any]], before: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts of the changed tables, by name.
-
-        Args:
-            rows: of each table by M; a `Support` where there is none to write, so that the server runs what it does.
-            before: as of `translate`.
-        """
+        """Return the texts of the changed tables, by name."""
         if before.get(""):
             raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
         texts = {table.name: _merged(table, before.get(table.name, ""), values) for table, values in rows.items()}
@@ -256,17 +237,7 @@ class ServerTables(ServerFormat, abstract=True):
 
 
 def read_rows(path: Path, text: str, kind: Kind, make: Callable[[int, Config | None], FormatRow | None]) -> ResultsFile:
-    """Return the rows of a table, the damaged ones apart.
-
-    Args:
-        path: for messages.
-        text: of the table.
-        kind: of the table.
-        make: the row of an M and its config; None where it is no size.
-
-    Raises:
-        InputError: the text is no JSON object.
-    """
+    """Return the rows of a table, the damaged ones apart."""
     rows, faults, seen = list[FormatRow](), RowFaults(path), dict[str, int]()
     for number, member in enumerate(read_members(path, text), start=1):
         if member.key in kind.remarks:

@@ -1,7 +1,5 @@
 """Reads and writes the tables of tiles of vLLM and SGLang: a JSON file for each (N, K) and device in its name."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

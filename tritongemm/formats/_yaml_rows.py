@@ -35,16 +35,7 @@ def is_row_list(path: Path, text: str) -> bool:
 
 
 def read_entries(path: Path, text: str, keys: Collection[str]) -> Iterator[Entry]:
-    """Yield the rows of a file, which may be damaged: `Entry.require_map` says so.
-
-    Args:
-        path: for messages.
-        text: contents.
-        keys: those that a row may have.
-
-    Raises:
-        InputError: not YAML, or not a list.
-    """
+    """Yield the rows of a file, which may be damaged: `Entry.require_map` says so."""
     known = frozenset(keys)
     try:
         for number, row in enumerate(read_rows(text), start=1):

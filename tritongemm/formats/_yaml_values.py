@@ -41,10 +41,10 @@ class Other(str):
     """A plain value of another kind, such as a date, as it is written."""
 
 
-Value: TypeAlias = "str | bool | list[Any] | dict[str, Any] | None"  # A plain str is text.
+Value: TypeAlias = str | bool | list[Any] | dict[str, Any] | None  # A plain str is text.
 _Event: TypeAlias = Any  # One of yaml.events.
 _Mark: TypeAlias = Any  # A place in a text, with a line and a column from 0; there are PyYAML's and libyaml's.
-_Anchors: TypeAlias = "dict[str, tuple[Value, int]]"  # Values that have names, and how many values each holds.
+_Anchors: TypeAlias = dict[str, tuple[Value, int]]  # Values that have names, and how many values each holds.
 
 
 class YamlRow(NamedTuple):
@@ -77,11 +77,7 @@ class YamlFault(Exception):
 
 
 def read_rows(text: str) -> Iterator[YamlRow]:
-    """Yield the rows of a YAML list.
-
-    Raises:
-        YamlFault: the text can't be read.
-    """
+    """Yield the rows of a YAML list."""
     lines = text.splitlines()
     if not _has_a_row_a_line(text, lines):
         yield from _read_events(text, lines, {})
@@ -216,16 +212,7 @@ class _RowFault(Exception):
 
 
 class _Events:
-    """libyaml's events of a text, and the values that they make.
-
-    Args:
-        text: YAML.
-        anchors: values that have names; those of the text are added.
-
-    Attributes:
-        last: the event that was taken last.
-        depth: of how many lists and maps the end has not come.
-    """
+    """libyaml's events of a text, and the values that they make."""
 
     def __init__(self, text: str, anchors: _Anchors) -> None:
         self.last: _Event = None
@@ -233,11 +220,7 @@ class _Events:
         self._events, self._anchors = yaml.parse(text, Loader=_LOADER), anchors
 
     def take(self) -> _Event:
-        """Return the next event.
-
-        Raises:
-            YamlFault: the text is not YAML, or nested too deeply, where libyaml takes time as the square of the depth.
-        """
+        """Return the next event."""
         try:
             self.last = next(self._events)
         except yaml.YAMLError as error:
@@ -251,15 +234,7 @@ class _Events:
         return self.last
 
     def build(self, event: _Event, path: str = "") -> tuple[Value, int]:
-        """Return the value that begins with an event, and how many values are in it, itself included.
-
-        Args:
-            event: was taken last.
-            path: keys of the maps around it, for messages.
-
-        Raises:
-            _RowFault: it can't be used.
-        """
+        """Return the value that begins with an event, and how many values are in it, itself included."""
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
                 raise _RowFault(f"has *{event.anchor}, but nothing before it is called &{event.anchor}")

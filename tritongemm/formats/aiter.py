@@ -4,8 +4,6 @@
 in the order of any generation. What is written changes only the lines of these results.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -214,11 +212,7 @@ def _why_unwritable(record: Record, family: CsvFamily) -> str:
 
 
 def _write_group(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
-    """Put the best result of a problem that can be written into the file.
-
-    Returns:
-        Whether it was, and what was lost; "" for nothing.
-    """
+    """Put the best result of a problem that can be written into the file."""
     best = group[0]
     ways = [way for record in group for way in _ways(record)]
     known = [(k, s) for k, s in ways if k is not None and (k.library in family.runs or not _is_aiters(best))]

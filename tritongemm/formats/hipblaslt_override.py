@@ -12,8 +12,6 @@ The key has neither a bias nor scales nor strides: a row is for every call of it
 build and a GPU; hipBLASLt drops the file where the first line is not its own revision.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ holds, where ``torch._inductor.lookup_table.LookupTableChoices`` makes the choic
 chooses as it does without a table. Keys are written without a device, so a file is of one target.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@
 blocks. No row has K or how many experts a token goes to, so none is a size to tune.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NoReturn
@@ -30,10 +28,6 @@ class MoeJson(Format):
         return not written and _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
-        """Refuse the table, as none of its rows is a size.
-
-        Raises:
-            InputError: always; says what is wrong with a damaged file.
-        """
+        """Refuse the table, as none of its rows is a size."""
         read_members(path, text)
         refuse_sizes(path)

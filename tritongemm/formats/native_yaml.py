@@ -4,8 +4,6 @@ The first line, a remark, has the number of the schema: ``# Tuned by tritongemm,
 is refused. tune_gemm passes over our keys. `_gemm_rows` says what each key means.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

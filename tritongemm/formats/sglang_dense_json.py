@@ -6,8 +6,6 @@ none, and ``N=6144,K=4096,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.jso
 CUTLASS kernel is to run.
 """
 
-from __future__ import annotations
-
 import re
 
 from tritongemm.formats._tile_rows import DIVISORS, Kind

@@ -5,8 +5,6 @@ SGLANG_MOE_CONFIG_DIR names or of its own module:
 ``E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json``, with a blank where vLLM has none.
 """
 
-from __future__ import annotations
-
 import re
 
 from tritongemm.core.problem import MAX_DIM

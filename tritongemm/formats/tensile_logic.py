@@ -5,8 +5,6 @@ later files are added with the solutions that they need, which is what `TensileM
 file that is written is another one, or replaced completely. hipBLASLt must be built anew with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

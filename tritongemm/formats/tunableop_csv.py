@@ -10,8 +10,6 @@ TunableOp chooses among PyTorch's own algorithms. A file can hold results that P
 and algorithms of the hipBLASLt whose version the file names.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,12 +53,7 @@ _VERSION = re.compile(
 
 @dataclass(frozen=True)
 class _Line:
-    """One line that is not blank.
-
-    Attributes:
-        number: its place in the file, from 1.
-        text: it, without its end.
-    """
+    """One line that is not blank."""
 
     number: int
     text: str

@@ -3,8 +3,6 @@
 Lists that have keys of ours as well belong to `native_yaml`. `_gemm_rows` says what each key means.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tritongemm.core.errors import InputError

@@ -4,8 +4,6 @@ vLLM reads them from the folder ``configs`` of its module ``quantization.utils``
 ``N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json``.
 """
 
-from __future__ import annotations
-
 import re
 
 from tritongemm.formats._tile_rows import DIVISORS, Kind

@@ -4,8 +4,6 @@ vLLM reads them from the folder that VLLM_TUNED_CONFIG_FOLDER names, then from `
 ``E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json``.
 """
 
-from __future__ import annotations
-
 import re
 
 from tritongemm.core.problem import MAX_DIM

@@ -1,7 +1,5 @@
 """Summarises messages about rows: one stands for all that differ only in numbers and names with digits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
@@ -10,12 +8,7 @@ _VARYING = re.compile(r"\S*\d\S*")
 
 
 def summarise(lines: Iterable[str], verbose: bool = False) -> Iterator[str]:
-    """Yield the lines in the order of their kinds; of a kind with more than `MOST_LISTED` the first, and how many more.
-
-    Args:
-        lines: such as ``left out: sizes.yaml: row 3: 16x16x16_bf16_TN: its time is a prediction``.
-        verbose: all of them.
-    """
+    """Yield the lines in the order of their kinds; of one with more than `MOST_LISTED` the first, and how many more."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(_VARYING.sub("#", line), []).append(line)

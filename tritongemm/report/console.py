@@ -176,13 +176,7 @@ class Reporter:
         self.console.print(*heading, Text(head, style="bold"), body, sep="\n", soft_wrap=True)
 
     def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:
-        """Print the table of results.
-
-        Args:
-            records: one for each row.
-            target: whose data sheet the roofline is of.
-            compare: print the library's times beside ours as well.
-        """
+        """Print the table of results."""
         timers = sorted({r.timer for r in records})
         quantised = compare and any(r.seconds_with_quantization is not None for r in records)
         columns = ["size", "us", *(["library us", "ratio", "winner"] if compare else []), "TFLOPS"]
@@ -218,11 +212,7 @@ class Reporter:
         self.wrong_libraries([r.library_fault for r in records])
 
     def wrong_libraries(self, faults: Sequence[str]) -> None:
-        """Say at how many sizes the library's own result was wrong, and at which; nothing if there is none.
-
-        Args:
-            faults: one for each size, "" where the library is not known to be wrong.
-        """
+        """Say at how many sizes the library's own result was wrong, and at which; nothing if there is none."""
         found = [fault for fault in faults if fault]
         if found:
             sizes = f"{len(found)} of {len(faults)} size{'s' * (len(faults) > 1)}"
@@ -236,10 +226,6 @@ class Reporter:
 
         The lead is that of the winner over the next backend; the noise is half the distance between the quartiles of
         the winner's samples.
-
-        Args:
-            records: results.
-            trials: what is known of a problem's candidates.
         """
         raced = [(r, _fastest(t for t in trials(r.problem) if t.stage == "final")) for r in records]
         names = sorted({name for _, best in raced for name in best})
@@ -304,12 +290,7 @@ def _cells(record: Record, target: Target) -> dict[str, str]:
 
 
 def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dict[str, str]:
-    """Return a product's time with that of quantising A, and bf16's over it, where the same table has bf16's.
-
-    Args:
-        record: the result.
-        plain: seconds of products without scales, by `_sizes`.
-    """
+    """Return a product's time with that of quantising A, and bf16's over it, where the same table has bf16's."""
     both, alone = record.seconds_with_quantization, record.quantize_seconds
     if both is None or alone is None:
         return dict.fromkeys(("quantise us", "both us", "of bf16"), "-")

@@ -1,7 +1,5 @@
 """Reports a run that a Python program asked for: prints nothing but on a terminal, and calls back."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Prints tables over M: which kernel serves which M, and how well the rows do at M held out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -13,12 +11,7 @@ from tritongemm.report.console import Reporter
 
 
 def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
-    """Print the ranges of one product's table, neighbours that the same kernel serves as one.
-
-    Args:
-        reporter: where to print.
-        records: of one product, in the order of their M; each serves from its `m_from`.
-    """
+    """Print the ranges of one product's table, neighbours that the same kernel serves as one."""
     rows = []
     for _, group in groupby(records, key=lambda r: (r.winner, r.config)):
         of_range = list(group)

@@ -1,7 +1,5 @@
 """Aligns tables in plain text; of rows wider than the terminal the last columns go to further lines."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence

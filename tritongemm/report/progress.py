@@ -1,7 +1,5 @@
 """Describes the progress of a run in one line: sizes done of all, the gain so far and the time left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import exp, log

@@ -1,7 +1,5 @@
 """Measures how near the best candidates so far were to the best at the end, while runs were under way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, log

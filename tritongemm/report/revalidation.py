@@ -1,7 +1,5 @@
 """Prints tables of stored results that were run again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tritongemm.core.trial import PREDICTED
@@ -10,13 +8,7 @@ from tritongemm.results.revalidation import LEAST_KEPT_SHARE_OF_GAIN, RetimedRes
 
 
 def print_verified(reporter: Reporter, results: Sequence[VerifiedResult], verification: str) -> None:
-    """Print the error of each result, how many are correct, and what that means.
-
-    Args:
-        reporter: where to print.
-        results: what was checked.
-        verification: of the evaluator that checked them.
-    """
+    """Print the error of each result, how many are correct, and what that means."""
     rows = []
     for result in results:
         trial = result.trial

@@ -1,7 +1,5 @@
 """The table of sizes that a command would work on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tritongemm.core.format_row import FormatRow

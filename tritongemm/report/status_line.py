@@ -1,7 +1,5 @@
 """Draws a line at the foot of a terminal that changes in place; whatever else is printed appears above it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -18,9 +16,6 @@ class StatusLine:
     """A line at the foot of the terminal that the standard error or output is; nothing without a terminal.
 
     From `start` to `stop` both streams erase the line before they write, so that it takes no place of another line.
-
-    Args:
-        compose: returns the text, of a given number of columns at most.
     """
 
     def __init__(self, compose: Callable[[int], str]) -> None:

@@ -5,8 +5,6 @@ clock with the time in the baseline's row. A candidate that did not come to the 
 ``error``. ``status`` is that of its last stage; ``reason`` says why it is not ok.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -29,15 +27,7 @@ COLUMNS = (
 
 
 def check(path: Path, others: Iterable[Path] = ()) -> None:
-    """Refuse a path that can't be written, or that holds something else, before hours are spent.
-
-    Args:
-        path: the CSV; one that an earlier run wrote there is replaced.
-        others: files that the run reads or writes itself.
-
-    Raises:
-        OutputError: says why.
-    """
+    """Refuse a path that can't be written, or that holds something else, before hours are spent."""
     if os.path.realpath(path) in map(os.path.realpath, others):
         raise OutputError(f"--profile_file {path} is a file of sizes or results of this run; choose another file")
     try:
@@ -54,17 +44,8 @@ def _is_csv(start: bytes) -> bool:
 def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mapping[Problem, Sequence[Trial]]) -> int:
     """Replace the file with all that is known of the problems, from earlier runs of the same output as well.
 
-    Args:
-        path: the CSV.
-        store: holds the trials and records.
-        problems: in the order of the rows.
-        unstored: trials that no journal keeps, because a resumed run tries them again.
-
     Returns:
         How many candidates it has.
-
-    Raises:
-        OutputError: it can't be written.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")

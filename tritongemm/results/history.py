@@ -3,8 +3,6 @@
 Nothing is written and nothing is held: the run whose journal it is may go on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -61,9 +59,6 @@ def read(path: Path, problems: Collection[Problem] | None = None) -> History:
     Args:
         path: the journal; the line that is being written now is passed over.
         problems: only these, and the seconds of runs that tried any of them; None: all.
-
-    Raises:
-        InputError: there is none, it can't be read, is too large, or is another program's or a newer version's file.
     """
     data = reading.read_bytes(path)
     if not data or not journal.is_journal(data):

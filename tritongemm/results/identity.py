@@ -1,7 +1,5 @@
 """The noun `RunIdentity`: what a run and the results that it continues must share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,21 +43,13 @@ class RunIdentity:
         return ""
 
     def require_belongs(self, what: str, target: str, toolchain: Mapping[str, str], compute_units: int) -> None:
-        """Refuse to add to results of another target or device, which --no-resume would mix or replace.
-
-        Raises:
-            OutputError: says why `what` does not belong here.
-        """
+        """Refuse to add to results of another target or device, which --no-resume would mix or replace."""
         reason = self.foreign(target, toolchain, compute_units)
         if reason:
             raise OutputError(f"{what} {reason}: choose another -o")
 
     def require_toolchain(self, what: str, toolchain: Mapping[str, str]) -> None:
-        """Refuse to go on from results of another toolchain.
-
-        Raises:
-            OutputError: says what has changed.
-        """
+        """Refuse to go on from results of another toolchain."""
         moved = _moved(toolchain, self.toolchain, "unknown")
         if moved and self.resumed:
             raise OutputError(
@@ -68,11 +58,7 @@ class RunIdentity:
             )
 
     def require_continues(self, what: str, header: Mapping[str, Any]) -> None:
-        """Refuse to go on from a journal with this header, if its trials can't be compared with those of this run.
-
-        Raises:
-            OutputError: says why.
-        """
+        """Refuse to go on from a journal with this header, if its trials can't be compared with those of this run."""
         self.require_belongs(what, header["target"], header["toolchain"], header.get("compute_units", 0))
         self.require_toolchain(what, header["toolchain"])
         changed = _moved(header["protocol"], self.protocol, "None")

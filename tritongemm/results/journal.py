@@ -4,8 +4,6 @@ Each line ends with a checksum of its own bytes: ``{"record": {…}, "crc32": 12
 written is passed over and costs what it held.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -32,9 +30,6 @@ class Journal:
     Args:
         path: the file; made when absent.
         size: bytes of it to keep; the rest is a line that a kill tore.
-
-    Raises:
-        OutputError: it can't be written.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -126,12 +121,7 @@ class JournalLines:
 
 
 def read(path: Path) -> JournalLines:
-    """Return the complete lines of a journal; an absent journal has none.
-
-    Raises:
-        OutputError: the journal can't be read, or the file is another program's.
-        NewerFileError: a newer version wrote it.
-    """
+    """Return the complete lines of a journal; an absent journal has none."""
     try:
         data = files.read_regular(path)
     except FileNotFoundError:

@@ -1,7 +1,5 @@
 """The nouns `VerifiedResult` and `RetimedResult`: what a stored result gave when it was run again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tritongemm.core.problem import Problem

@@ -1,7 +1,5 @@
 """Replaces rows of a results file by others of the same problems; all else in it stays as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +15,7 @@ from tritongemm.results import journal
 from tritongemm.results.run_files import RunFiles
 from tritongemm.system import files
 
-RowPlace: TypeAlias = "tuple[Problem, str, int, int]"  # a problem, a target, compute units, and the least M
+RowPlace: TypeAlias = tuple[Problem, str, int, int]  # a problem, a target, compute units, and the least M
 
 
 def place_of(record: Record) -> RowPlace:
@@ -26,15 +24,7 @@ def place_of(record: Record) -> RowPlace:
 
 
 class HeldRows:
-    """The rows of a results file, locked against other programs; each is on the disk when it has been replaced.
-
-    Args:
-        path: the file, in the format of our results.
-
-    Raises:
-        InputError: it is of another format, or a row is damaged or no result.
-        OutputError: it can't be written, or a run holds it.
-    """
+    """The rows of a results file, locked against other programs; each is on the disk when it has been replaced."""
 
     def __init__(self, path: Path) -> None:
         self._files, ours = RunFiles(path), results_format()
@@ -57,11 +47,7 @@ class HeldRows:
         return record in self._records
 
     def replace(self, before: Record, after: Record) -> Support:
-        """Put a result in the place of another one.
-
-        Raises:
-            OutputError: it can't be written; what was there still is.
-        """
+        """Put a result in the place of another one."""
         changed = [after if place_of(record) == place_of(before) else record for record in self._records]
         files.atomic_write(self._files.results, results_format().write(()) + "".join(map(self._line, changed)))
         self._records = changed
@@ -79,11 +65,7 @@ class HeldRows:
 
 
 def read_trials(path: Path, problems: Collection[Problem]) -> dict[Problem, list[Trial]]:
-    """Return the trials in the journal of a results file for some problems; none where there is no journal.
-
-    Raises:
-        OutputError: it can't be read, or is another program's.
-    """
+    """Return the trials in the journal of a results file for some problems; none where there is no journal."""
     found: dict[Problem, list[Trial]] = {}
     for line in journal.read(RunFiles(path).journal).lines.values():
         if line.kind != "trial" or line.value[0] not in problems:

@@ -4,8 +4,6 @@ Beside the results are their journal, the one before it, a lock and the number o
 in a folder of their own, which has a lock and the name of its output, so that two outputs never share one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -27,11 +25,7 @@ _OWNER = ".output"  # the file of a folder of modules that names their output
 
 
 def check_output_name(path: Path) -> None:
-    """Refuse a name that is one of another kind of file.
-
-    Raises:
-        OutputError: says what to write instead.
-    """
+    """Refuse a name that is one of another kind of file."""
     ours = results_format()
     others = {suffix for f in registry.every(Format) for suffix in f.suffixes} - set(ours.suffixes)
     suffix = path.suffix.lower()
@@ -51,9 +45,6 @@ class RunFiles:
 
     Attributes:
         results, journal, old_journal, lock_file, pid: the files; `old_journal` is what --no-resume sets aside.
-
-    Raises:
-        OutputError: the output's folder can't be found out.
     """
 
     def __init__(self, output: Path) -> None:
@@ -97,11 +88,7 @@ class RunFiles:
             files.atomic_write(self.pid, str(os.getpid()))
 
     def set_aside(self) -> None:
-        """Rename the results and their journal as old ones, so that a run begins anew; `hold` is around it.
-
-        Raises:
-            OutputError: they can't be renamed.
-        """
+        """Rename the results and their journal as old ones, so that a run begins anew; `hold` is around it."""
         old_results = self.results.with_name(f"{self.results.name}.old")
         for path, old in ((self.results, old_results), (self.journal, self.old_journal)):
             try:
@@ -153,10 +140,6 @@ def module_folder(output: Path) -> Path:
 @contextmanager
 def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
     """Lock a folder of modules, so that a compile finds the text that was written for it.
-
-    Args:
-        folder: made where it is missing; what a killed run left half-written in it is swept.
-        output: whose modules it holds; another output's are refused.
 
     Raises:
         OutputError: another run writes there, it holds another output's modules, or it can't be written.

@@ -4,8 +4,6 @@ A journal begins with its header, whose key ``schema`` is the number of the form
 is not JSON, or has an unknown key or an impossible value, is damaged; a journal of a newer schema is refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,11 +85,6 @@ class UnreadTrial:
 def read_line(path: Path, line: bytes, problems: dict[bytes, Problem]) -> Line:
     """Parse a line; of a trial only its problem.
 
-    Args:
-        path: of the journal, for messages.
-        line: JSON, without the checksum.
-        problems: those of the trials before, by their JSON; that of this trial is added.
-
     Raises:
         NewerFileError: it is the header of a newer version.
         InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
@@ -131,11 +124,7 @@ def _require_map(data: Any, field: str) -> Mapping[str, Any]:
 
 
 def read_problem(data: Mapping[str, Any]) -> Problem:
-    """Return the problem of a line.
-
-    Raises:
-        InputError, TypeError: a key is unknown, or a value is of another kind or out of range.
-    """
+    """Return the problem of a line."""
     require(_require_map(data, "problem"), _PROBLEM_KINDS)
     for side in ("scale_a", "scale_b"):
         require(data.get(side) or {}, _SCALING_KINDS)
@@ -147,9 +136,5 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
 
 
 def read_record(data: Mapping[str, Any]) -> Record:
-    """Return the record of a line.
-
-    Raises:
-        InputError, KeyError, TypeError: a key is unknown, or a value is of another kind or out of range.
-    """
+    """Return the record of a line."""
     return Record.from_json(_require_map(data, "record"), read_problem(data["problem"]))

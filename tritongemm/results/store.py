@@ -33,11 +33,7 @@ from tritongemm.system import files
 
 
 class KnownTrials:
-    """The trials of a run and of those before it. It has no lock: one thread uses it at a time.
-
-    Args:
-        journal: where they are from, for messages.
-    """
+    """The trials of a run and of those before it. It has no lock: one thread uses it at a time."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
@@ -139,11 +135,7 @@ class Store:
             raise InputError(f"{self.path} can't be read: {error.strerror}") from error
 
     def _rows_of_results(self, problems: Collection[Problem] | None) -> dict[Problem, list[Record]]:
-        """Return the rows of the results file by their problem.
-
-        Args:
-            problems: as in `open`.
-        """
+        """Return the rows of the results file by their problem."""
         kept: dict[Problem, list[Record]] = {}
         results = results_format().read_results(self.path, read_text(self._file))
         if not results.rows:
@@ -221,11 +213,7 @@ class Store:
         self._lines.append(entries)
 
     def add_trials(self, problem: Problem, trials: Sequence[Trial], record: Record | None = None) -> None:
-        """Append trials of one problem and, if given, the result they decide; all are on disk when this returns.
-
-        Raises:
-            OutputError: they are not, e.g. because the disk is full.
-        """
+        """Append trials of one problem and, if given, the result they decide; all are on disk when this returns."""
         size = problem.to_json()
         lines: list[dict[str, Any]] = [{"problem": size, "trial": t.to_json()} for t in trials]
         lines += [{"record": record.to_json()}] if record else []

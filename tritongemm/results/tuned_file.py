@@ -27,15 +27,7 @@ _ADVICE = "choose another file with -o"
 
 
 def output_format(path: Path, name: str = "") -> WritableFormat:
-    """Return the format in which results are written in a file.
-
-    Args:
-        path: the file, there or not; or a folder.
-        name: the format's, where the user says it.
-
-    Raises:
-        InputError: none, or several, can be meant; lists those there are.
-    """
+    """Return the format in which results are written in a file."""
     translating = registry.every(WritableFormat)
     if name:
         named = registry.get(Format, name)
@@ -57,14 +49,7 @@ def _names(formats: Iterable[Format]) -> str:
 
 
 def held(path: Path) -> AbstractContextManager[None]:
-    """Lock a file, or the files of a folder, against other processes of this package, so that no results are lost.
-
-    Args:
-        path: the file or folder, there or not.
-
-    Raises:
-        OutputError: it can't be written, or another process holds it for a minute.
-    """
+    """Lock a file, or the files of a folder, against other processes of this package, so that no results are lost."""
     return locks.held(path, _ADVICE)
 
 
@@ -85,10 +70,6 @@ def write(
         base: what stands in the file; None for what does now.
         rows: those that asked for the results.
         family: what files compute that do not say it, as the user says; "" where nothing is said.
-
-    Raises:
-        InputError: what is there is not in the format.
-        OutputError: a file can't be written.
     """
     before = dict(_texts(path, format_)) if base is None else {"": base}
     asked, others = list(records), []
@@ -122,10 +103,6 @@ def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
 class TunedFile:
     """The file of another tool's format to which a tuning run writes.
 
-    Args:
-        path: as the user names it.
-        format_: in which it is written.
-
     Attributes:
         place: what is written: the file, or its folder where the format keeps one.
         results: our own results, in the YAML file beside it.
@@ -139,10 +116,6 @@ class TunedFile:
     @classmethod
     def find(cls, path: Path, name: str = "") -> TunedFile | None:
         """Return the file at a path; None where neither its name nor its beginning is another tool's file of results.
-
-        Args:
-            path: as the user names it; never one of our own results.
-            name: of its format, where the user says it whatever the file is called.
 
         Raises:
             InputError: a file that is there can't be read or is not in that format, or no format of that name holds
@@ -166,11 +139,7 @@ class TunedFile:
         return cls(path, claimed) if claimed else None
 
     def check(self) -> None:
-        """Refuse a path that can't be written, before hours are spent.
-
-        Raises:
-            OutputError: says why.
-        """
+        """Refuse a path that can't be written, before hours are spent."""
         files.check_place(self.path, lambda start: True, "results", _ADVICE)
 
     def wanted(
@@ -184,9 +153,6 @@ class TunedFile:
             target: the run's device.
             again: tune also what the file has already.
             family: of the file, where it does not say; "" where the user does not either.
-
-        Raises:
-            InputError: the file can't be read.
         """
         if source is not None and os.path.realpath(source) == os.path.realpath(self.path):
             here = (target.name, target.compute_units)
@@ -203,12 +169,7 @@ class TunedFile:
         return [r for r in rows if (r.number in asked if r.subject else r.problem not in known)], there.damaged
 
     def arrange(self) -> None:
-        """Sort the rows as the other tool does.
-
-        Raises:
-            InputError: the file can't be read.
-            OutputError: it can't be written.
-        """
+        """Sort the rows as the other tool does."""
         with held(self.place):
             text = read_exactly(self.path)
             arranged = self._format.arrange(text) if text and isinstance(self._format, TunerFormat) else text
@@ -218,17 +179,7 @@ class TunedFile:
     def write(
         self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = (), family: str = ""
     ) -> Translation:
-        """Write the results of some problems.
-
-        Args:
-            store: has them.
-            problems: whose results are written.
-            rows: those that asked for them.
-            family: as of `write`.
-
-        Raises:
-            InputError, OutputError: as of `write`.
-        """
+        """Write the results of some problems."""
         records = [record for problem in problems for record in _records_of(store, problem, self._format)]
         with held(self.place):
             return write(self.place, self._format, records, rows=rows, family=family)

@@ -5,8 +5,6 @@ tools it started too; the parent sees an exception and goes on with a new proces
 kernel kills them all: each process holds a pipe whose other end only the parent has open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib
@@ -105,11 +103,7 @@ class WorkerProcess:
                 self._requests.send(opening)
 
     def _begin(self) -> None:
-        """Start the process, tied to this one.
-
-        Raises:
-            OSError: it can't be started.
-        """
+        """Start the process, tied to this one."""
         answers, their_answers = Pipe(duplex=False)
         their_requests, requests = Pipe(duplex=False)
         their_lifeline, lifeline = Pipe(duplex=False)
@@ -229,10 +223,6 @@ def kill_at_end_of(lifeline: int, group: int) -> None:
     """Make the operating system kill a group of processes once no process can write into a pipe any more.
 
     No process has to notice: one that computes in C dies as well, and so do the tools that it started.
-
-    Args:
-        lifeline: end of the pipe to read from, which a process of the group keeps open.
-        group: its number.
     """
     with contextlib.suppress(OSError):  # a sandbox may lack it; there they end when their request is done
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
@@ -241,13 +231,7 @@ def kill_at_end_of(lifeline: int, group: int) -> None:
 
 
 def serve(role: str, requests: Connection, answers: Connection) -> None:
-    """Answer requests in this process until the parent is gone.
-
-    Args:
-        role: as of `WorkerProcess`.
-        requests: where requests come from.
-        answers: where answers go, as pairs of a kind and a value.
-    """
+    """Answer requests in this process until the parent is gone."""
     module, name = role.split(":")
     handler: Callable[[Any], Iterator[Any]] = getattr(importlib.import_module(module), name)()
     answers.send(("ready", None))

@@ -81,16 +81,7 @@ def is_member(uid: int, gid: int) -> bool:
 
 
 def owners(folder: Path, status: os.stat_result, names: Iterable[str]) -> Owners:
-    """Return the users whose files in a folder are used: this one, root, those named, and its owner if it is private.
-
-    Args:
-        folder: exists.
-        status: of the folder.
-        names: of trusted users, or their numbers, or ``group``.
-
-    Raises:
-        InputError: there is no such user.
-    """
+    """Return the users whose files in a folder are used: this one, root, those named, the owner if it is private."""
     wanted = list(names)
     uids = {ROOT, os.geteuid(), *(_uid(name) for name in wanted if name != GROUP)}
     if not others_write(status) and _put_by(folder, uids | {status.st_uid}):
@@ -146,11 +137,7 @@ class _Places:
 
 
 class CompiledFiles:
-    """Cache entries by key, each a folder of files that is written once.
-
-    Args:
-        folder: created when an entry is stored.
-    """
+    """Cache entries by key, each a folder of files that is written once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -345,11 +332,7 @@ def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
 
 
 def _read_file(folder: int, name: str, trusted: Owners) -> bytes:
-    """Return a file of an entry.
-
-    Raises:
-        OSError: it can't be read, is a link or no file, or is of another program.
-    """
+    """Return a file of an entry."""
     handle = os.open(name, _NO_LINKS, dir_fd=folder)
     try:
         if not _is_trusted_file(handle, trusted):

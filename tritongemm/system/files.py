@@ -4,8 +4,6 @@ A reader of a file that is being replaced sees the old text or the new, never a 
 (a link, a device, a pipe, a folder) is neither replaced nor opened.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -64,11 +62,7 @@ def _create(path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file and return its descriptor, without following a link or waiting for another process.
-
-    Raises:
-        OSError: it can't be opened, or is no regular file.
-    """
+    """Open a regular file and return its descriptor, without following a link or waiting for another process."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -77,11 +71,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, size: int = -1) -> bytes:
-    """Return the first bytes of a regular file, or all of them if no size is given.
-
-    Raises:
-        OSError: it can't be read, or is no regular file.
-    """
+    """Return the first bytes of a regular file, or all of them if no size is given."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read(size)
 
@@ -94,9 +84,6 @@ def check_place(path: Path, is_kind: Callable[[bytes], bool], what: str, advice:
         is_kind: whether a file with this beginning is of the kind to be written.
         what: that kind in words, e.g. ``a journal of tritongemm``.
         advice: the advice in an error's message.
-
-    Raises:
-        OutputError: says why.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,11 +106,6 @@ def check_place(path: Path, is_kind: Callable[[bytes], bool], what: str, advice:
 
 def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     """Replace a file's text at once and wait until the disk has it; the file's mode is kept.
-
-    Args:
-        path: the file; its folder is made where it is missing.
-        text: written as UTF-8, or bytes as they are.
-        advice: what an error advises.
 
     Raises:
         OutputError: the file can't be written, e.g. because the disk is full or it is a link or read-only; what was
@@ -156,14 +138,7 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
 
 
 def keep_edited(path: Path, text: bytes) -> Path:
-    """Write a file's text to a new file beside it, named with ``.edited``, and a number if that name is taken.
-
-    Returns:
-        The new file.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Write a file's text to a new file beside it, named with ``.edited``, and a number if that name is taken."""
     name = path.name + ".edited"
     kept, number = path.with_name(name), 1
     while True:

@@ -1,7 +1,5 @@
 """Holds child processes on a host of a Ray cluster, and returns their answers and faults as values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -17,12 +15,7 @@ _KEY_DIGITS = 40
 
 
 class HostProcesses:
-    """An actor's processes of one role on its host, as many as requests are answered at a time.
-
-    Args:
-        role: as of `WorkerProcess`.
-        count: number of processes.
-    """
+    """An actor's processes of one role on its host, as many as requests are answered at a time."""
 
     def __init__(self, role: str, count: int) -> None:
         self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()

@@ -4,8 +4,6 @@
 would be taken for Triton. Folders that the user names, in PYTHONPATH or by a script's place, are trusted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Locks files by the operating system, so that a lock ends with its process however it dies."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
@@ -20,10 +18,6 @@ def held(path: Path, advice: str) -> AbstractContextManager[None]:
     """Lock a file or folder, which need not exist yet, against other processes of this package.
 
     Links to one place, and names such as ``.``, share a lock, which is a file beside it.
-
-    Args:
-        path: the file or folder.
-        advice: the advice in an error's message.
 
     Raises:
         OutputError: it can't be written, or another process holds it for a minute.
@@ -47,9 +41,6 @@ def locked(lock: Path, refusal: str, advice: str, seconds: float = 0.0) -> Itera
         refusal: the message of the error if another process holds it.
         advice: the advice in the message of any other error.
         seconds: time that another process may take to give it back.
-
-    Raises:
-        OutputError: another process holds it, or it can't be opened or locked.
     """
     try:
         file = os.fdopen(open_regular(lock, os.O_RDWR | os.O_CREAT), "rb")

@@ -1,7 +1,5 @@
 """Makes text from files, options and devices safe to print, and shortens it to a readable length."""
 
-from __future__ import annotations
-
 import re
 
 WORD_CHARACTERS = 300  # The longest config names and usual paths stay complete.
@@ -16,10 +14,6 @@ def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
     Control characters, escape sequences, line ends and marks that turn the direction of writing are written as Python
     writes them, e.g. ``\x1b``. Of a word of more than `WORD_CHARACTERS`, and of a complete text of more than `limit`
     characters, the middle is left out.
-
-    Args:
-        text: anything, e.g. a value of a file.
-        limit: most characters of what is returned.
     """
     if len(text) > 4 * limit:  # so that the work is bounded too
         text = _shortened(text, 4 * limit)

@@ -4,8 +4,6 @@ An actor on a host holds child processes of one role, so that a crash or a hang 
 the actor or its host is lost, the request ends as if its process had died, killed from outside.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -54,12 +52,6 @@ class RayNode:
 
 class RemoteHost:
     """An actor with processes on a host.
-
-    Args:
-        ray: the module.
-        actor: Ray's handle of a `HostProcesses`.
-        name: of the host.
-        node: Ray's name of it; "" where Ray has chosen one.
 
     Attributes:
         lost: it answers no more.
@@ -259,11 +251,7 @@ def _in_own_folder() -> Iterator[None]:
 
 
 def _check(address: str) -> None:
-    """Check within seconds whether a cluster can be used.
-
-    Raises:
-        InputError: it can't, or the address is none.
-    """
+    """Check within seconds whether a cluster can be used."""
     if "://" in address:
         raise InputError(
             f"--ray {address}: this command must run on a host of the cluster itself (ray start --address=HEAD:PORT "

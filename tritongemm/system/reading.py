@@ -3,8 +3,6 @@
 Objects of JSON files must not repeat a key.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import stat
@@ -39,14 +37,7 @@ class RepeatedKeyError(ValueError):
 
 
 def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's values by key; an ``object_pairs_hook`` of json, which would keep the last value silently.
-
-    Args:
-        pairs: the object's keys and values, in their order.
-
-    Raises:
-        RepeatedKeyError: a key is there several times.
-    """
+    """Return a JSON object's values by key, as an ``object_pairs_hook`` of json that refuses a key given twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -56,9 +47,6 @@ def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_bytes(path: Path) -> bytes:
     """Return the contents of a file or a pipe, such as ``<(command)`` or ``/dev/stdin``.
-
-    Args:
-        path: as the user wrote it.
 
     Raises:
         InputError: there is no such file, it can't be read or is a folder or a device, it has more than `MOST_BYTES`,
@@ -75,15 +63,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file of any size at its beginning; a pipe is first copied to an unnamed temporary file.
-
-    Args:
-        path: as the user wrote it.
-
-    Raises:
-        InputError: there is no such file, it can't be read or is a folder or a device, nothing comes out of the pipe,
-            or there is no room for its contents.
-    """
+    """Open a file of any size at its beginning; a pipe is first copied to an unnamed temporary file."""
     with _named_faults(path):
         mode = os.stat(path).st_mode
         descriptor = _open(path, mode)
@@ -151,16 +131,7 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:
-    """Return the next piece, or nothing at the end.
-
-    Args:
-        path: for messages.
-        descriptor: of a file, or of a pipe that does not block.
-        may_wait: whether an empty answer may mean that the pipe has no writer yet.
-
-    Raises:
-        InputError: nothing comes out of the pipe.
-    """
+    """Return the next piece, or nothing at the end."""
     started = time.monotonic()
     while True:
         try:

@@ -17,8 +17,6 @@ CK_DIR              Composable Kernel: its sources or an installation; default: 
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -48,11 +46,7 @@ UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was 
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled kernels.
-
-    Raises:
-        UnavailableError: none is named, and the user has no home; or there can be no folder of that name.
-    """
+    """Return the folder of compiled kernels."""
     named = os.environ.get("TRITONGEMM_CACHE")  # set but empty means unset, here and below
     if not named:
         return default_cache_folder()
@@ -71,11 +65,7 @@ def cache_folder() -> Path:
 
 
 def default_cache_folder() -> Path:
-    """Return the folder of compiled kernels where none is named.
-
-    Raises:
-        UnavailableError: the user has no home.
-    """
+    """Return the folder of compiled kernels where none is named."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tritongemm").expanduser()
     except RuntimeError:  # a container's user without an entry in its password file

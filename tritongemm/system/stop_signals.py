@@ -1,7 +1,5 @@
 """Handles the signals that stop a run."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ lock is the operating system's: it ends with the process however that dies, and 
 folder.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -29,12 +27,6 @@ _LOCK, _FILES = "lock", "files"  # what is in a folder
 
 class TemporaryFolder:
     """A temporary folder, which is removed when it is closed, is not used any more, or the process ends.
-
-    Args:
-        place: the folder that it is made in; None for the system's own.
-
-    Raises:
-        OutputError: it can't be made.
 
     Attributes:
         path: where files go.
@@ -69,11 +61,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def sweep(*places: str) -> None:
-    """Remove the temporary folders that dead processes of this user left.
-
-    Args:
-        places: folders that they may be in; without any, the system's own.
-    """
+    """Remove the temporary folders that dead processes of this user left."""
     with suppress(OSError):  # there is no usable place
         for place in places or {tempfile.gettempdir(), MEMORY}:
             for folder in _left_in(place):
@@ -82,11 +70,7 @@ def sweep(*places: str) -> None:
 
 
 def _make(place: str | None) -> tuple[Path, int]:
-    """Return a new folder, and the descriptor that holds its lock.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """Return a new folder, and the descriptor that holds its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -119,11 +103,7 @@ def _left_in(place: str) -> list[Path]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove a folder of this user, closed to others, whose lock is free.
-
-    Raises:
-        OSError: it is gone, has no lock, or someone holds that.
-    """
+    """Remove a folder of this user, closed to others, whose lock is free."""
     found = folder.lstat()
     if (stat.S_ISDIR(found.st_mode), found.st_uid, stat.S_IMODE(found.st_mode)) != (True, os.getuid(), 0o700):
         return

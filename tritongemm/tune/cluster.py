@@ -1,7 +1,5 @@
 """Opens the GPUs and the cores of a Ray cluster's hosts for a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,11 +37,7 @@ class Cluster:
         return self.gpus.machine
 
     def openers(self, protocol: MeasureProtocol, timeout: float) -> list[Callable[[], Evaluator]]:
-        """Return functions that start a new process on each GPU.
-
-        Raises:
-            InputError: the clock asked for works on this host alone.
-        """
+        """Return functions that start a new process on each GPU."""
         if isinstance(registry.get(Timer, protocol.timer), ExternalTimer):
             raise InputError(f"--profiler {protocol.timer} times only on this host; omit it or --ray")
         machine = self.machine

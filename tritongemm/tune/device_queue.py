@@ -1,7 +1,5 @@
 """The work queue of the devices, and the queue of all compile jobs of a run."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
@@ -40,9 +38,6 @@ class DeviceQueue(Generic[K, W]):
 
     def draw(self, device: int) -> tuple[K, list[W]] | None:
         """Wait for work that a device may do.
-
-        Args:
-            device: its number.
 
         Returns:
             A size and pieces of its work, in order; None once the queue is closed and empty for this device.

@@ -1,7 +1,5 @@
 """The levels of effort of a run, by name: what `--effort` and `tritongemm.autotune` offer beside a budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tritongemm.core.errors import InputError
@@ -32,11 +30,7 @@ EFFORTS = {
 
 
 def effort(name: str) -> Effort:
-    """Return the level of a name.
-
-    Raises:
-        InputError: there is none; lists those there are.
-    """
+    """Return the level of a name."""
     if name not in EFFORTS:
         raise InputError(f"there is no effort {name!r}; there are: {', '.join(EFFORTS)}")
     return EFFORTS[name]

@@ -1,7 +1,5 @@
 """The events that worker threads send to the main thread, which owns all tasks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

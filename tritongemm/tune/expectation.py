@@ -1,7 +1,5 @@
 """The class `Expectation`: seconds expected of kernels and algorithms at an M where they were not measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -30,10 +28,6 @@ class Expectation:
     Kernels that the cost model knows are scaled by its predicted ratio. A library's algorithms are scaled by the waves
     of their tiles, from the most similar measured algorithms: at large M the winner has the tile that fits M with the
     least waste, so it changes every few M.
-
-    Args:
-        span: the product, with its range of M.
-        target: facts of the device.
     """
 
     def __init__(self, span: MSpan, target: Target) -> None:

@@ -1,7 +1,5 @@
 """The racing stage, which turns the screened trials of one problem, or tuned kernels, into the record of the winner."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +33,6 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
     gets at most a quarter, and all of those together at most half. Libraries get additional places, each for its first
     choice and its best, up to `LIBRARY_PLACES`. Beyond a quarter of the places, only candidates that are `NEAR` the
     best of all race: verifying the others would take time for nothing.
-
-    Args:
-        trials: screened; of one library in its own order of preference.
-        count: places.
     """
     passed = [t for t in trials if t.status == "ok"]
     ranked = sorted(passed, key=lambda t: (t.seconds, t.config))
@@ -175,17 +169,7 @@ def _why_none_passed(task: Task, outcome: RaceOutcome, target: Target, options: 
 def race_again(
     evaluator: Evaluator, problem: Problem, artifacts: Sequence[Artifact], options: TuningOptions
 ) -> Record | Support:
-    """Race these kernels and the baseline, and return the result, or why there is none.
-
-    Args:
-        evaluator: the device.
-        problem: the problem that they compute.
-        artifacts: the kernels; those that could not be compiled do not race.
-        options: names the baseline, the margin and the toolchain.
-
-    Raises:
-        TritonGemmError: the device failed.
-    """
+    """Race these kernels and the baseline, and return the result, or why there is none."""
     able = list({one.config: one for one in artifacts if one.status == "ok"}.values())
     if not able:
         return Support("; ".join(dict.fromkeys(f"{one.status}: {one.reason}" for one in artifacts)))

@@ -1,7 +1,5 @@
 """Distribution of independent work over several devices, each of which takes the next item when it is free."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +25,7 @@ class _Failed:
 
 
 class _FreeDevices:
-    """Evaluators that wait for work; threads take one each.
-
-    Args:
-        evaluators: one for each device.
-        say: called with a line about each device that is given up.
-    """
+    """Evaluators that wait for work; threads take one each."""
 
     def __init__(self, evaluators: Sequence[Evaluator], say: Callable[[str], None]) -> None:
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -74,9 +67,6 @@ def work_when_free(
         things: the items.
         work: processes one item on a device, in a thread; it fails with a TritonGemmError.
         say: called with a line about each device that is given up.
-
-    Raises:
-        OutputError: raised by the work; the remaining items are not tried.
     """
     devices = _FreeDevices(evaluators, say)
 

@@ -4,8 +4,6 @@ A server launches one config for both products of a layer, so the fastest config
 configs that were fastest at one product are raced at the other too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -20,12 +18,7 @@ _FASTEST = 4  # configs of each product that race at all products of its layer
 
 
 class LayerTuning:
-    """Races configs at all products of a layer.
-
-    Args:
-        run: the run that tuned the products, whose devices, compilers and store are used.
-        can_express: whether a server's table can express a config.
-    """
+    """Races configs at all products of a layer."""
 
     def __init__(self, run: TuningRun, can_express: Callable[[Config], bool]) -> None:
         self._run, self._can_express, self._races = run, can_express, TableTuning(run)
@@ -35,9 +28,6 @@ class LayerTuning:
 
         Args:
             rows: the products, those of a layer adjacent and with the same number.
-
-        Raises:
-            OutputError: the store or the cache can't be written.
         """
         layers = [[row.problem for row in layer] for _, layer in groupby(rows, key=lambda row: row.number)]
         self._run.watcher.stage("layers", len(layers))

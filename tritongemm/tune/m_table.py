@@ -1,7 +1,5 @@
 """A table over M of one product: measurements at some M, the range of M that each result serves, and its regret."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

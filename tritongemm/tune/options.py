@@ -1,7 +1,5 @@
 """The class `TuningOptions`, which has the settings of a tuning run besides its problems."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The planning stage, which prunes and ranks the space of each task in order, and starts its strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import TypeAlias
@@ -26,16 +24,7 @@ PlannedTasks: TypeAlias = Generator[tuple[Task, PlannedSearch | None], None, Non
 def plan_tasks(
     tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart, cores: int
 ) -> PlannedTasks:
-    """Yield the tasks in their order with their plans, each as soon as it is planned; None if no backend is searched.
-
-    Args:
-        tasks: those to plan.
-        target: where they are tuned.
-        options: backends, limits, strategy and folder.
-        planner: plans them, and runs the strategies that look at no other problem.
-        warm_start: names the winners of similar problems, which are tried first.
-        cores: that compile for all of them.
-    """
+    """Yield the tasks in order with their plans, each as soon as it is planned; None if no backend is searched."""
     each = len(tasks) / cores
     searched = next(filter(roster.is_searched, options.backends), None)
     if searched is None:
@@ -70,14 +59,7 @@ def search_job(
 
 
 def begin_search(task: Task, planned: PlannedSearch | None, warm_start: WarmStart, watcher: Watcher) -> None:
-    """Start a task's strategy and store its first batch in the task.
-
-    Args:
-        task: is given its search and its first batch; tasks must come in the order of the run.
-        planned: its plan; None if no backend is searched.
-        warm_start: shares winners and compiled kernels between problems.
-        watcher: is notified of the progress.
-    """
+    """Start a task's strategy and store its first batch in the task."""
     if planned is None:
         task.search = no_search()
     else:

@@ -1,7 +1,5 @@
 """The stage that adds the time of quantising A to the race's result of a product with quantised activations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tritongemm.build import helpers, quantization_kernels

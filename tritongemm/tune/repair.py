@@ -1,7 +1,5 @@
 """Repair of stale results, each of which races again with the configs that were fast at similar sizes."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -26,13 +24,7 @@ OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own tri
 
 
 def list_neighbours(record: Record, records: Iterable[Record], trials: Iterable[Trial]) -> list[Config]:
-    """List the configs that are raced for a result: its own, then those that were fast at its and similar sizes.
-
-    Args:
-        record: the result.
-        records: of other sizes, of any kind.
-        trials: of the result's own size.
-    """
+    """List the configs that are raced for a result: its own, then those that were fast at its and similar sizes."""
     passed = sorted((t for t in trials if t.status == "ok" and t.samples), key=_stage_and_time)
     same = [r for r in records if _kind(r.problem) == _kind(record.problem) and r.target == record.target]
     nearest = sorted(same, key=lambda r: _distance(r.problem, record.problem))
@@ -82,16 +74,7 @@ class Repair:
     def repair(
         self, stale: Sequence[Record], records: Sequence[Record], trials: Mapping[Problem, Sequence[Trial]]
     ) -> Generator[tuple[Record, Record | Support], None, None]:
-        """Yield each stale result with its replacement, or why there is none, as soon as that is known.
-
-        Args:
-            stale: the results.
-            records: all known records, whose configs are raced too.
-            trials: previous trials, by problem.
-
-        Raises:
-            OutputError: a result can't be written.
-        """
+        """Yield each stale result with its replacement, or why there is none, as soon as that is known."""
         wanted = {id(r): list_neighbours(r, records, trials.get(r.problem, ())) for r in stale}
         jobs = {id(r): self._jobs(r, wanted[id(r)]) for r in stale}
         every = (job for found in jobs.values() for _, job in found if job is not None)

@@ -1,7 +1,5 @@
 """The class `TuneRequest`: a tuning run as a command line, a Python program or a campaign requests it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

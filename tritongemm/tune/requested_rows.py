@@ -1,7 +1,5 @@
 """Stage: a request → the rows that its run tunes, and its tables over M."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from tritongemm.core.errors import InputError
@@ -21,16 +19,7 @@ from tritongemm.workloads.sibling_layers import joined_spans
 
 
 def read_rows(request: TuneRequest, target: Target, say: Callable[[str], None]) -> ResultsFile:
-    """Read the sizes of a request; none may be damaged.
-
-    Args:
-        request: names the sizes.
-        target: of the run.
-        say: is called with a line on what of a model is not tuned.
-
-    Raises:
-        InputError: a file can't be read, a row is damaged, or none can be tuned.
-    """
+    """Read the sizes of a request; none may be damaged."""
     source = request.sizes
     defaults = defaults_on(target, source.defaults)
     if source.given:
@@ -61,12 +50,6 @@ def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watche
 
     Rows of a workload or a model are left out one by one, and those that only another target computes, of a file for
     several targets, in one line. Any other row must be one that the target computes.
-
-    Args:
-        rows: what is asked for.
-        target: of the run.
-        source: where the rows are from.
-        watcher: is notified of what is left out.
 
     Raises:
         InputError: a row must be computed and can't be, or none is left; names file, row and reason.

@@ -1,7 +1,5 @@
 """Runs a `TuneRequest`, from its sizes to results on disk; command lines and Python call `tune`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -76,10 +74,6 @@ class TuningOutcome:
 
 def tune(request: TuneRequest, watcher: Watcher) -> TuningOutcome:
     """Tune what a request names, and write results as they are made.
-
-    Args:
-        request: sizes, devices, search and outputs.
-        watcher: is notified of the progress.
 
     Raises:
         InputError: the sizes can't be read, or what is asked for contradicts itself.
@@ -193,11 +187,6 @@ def _write_tuned_file(
 @contextmanager
 def merging(store: Store, problems: Sequence[Problem], write_others: Callable[[], None]) -> Iterator[None]:
     """Merge what is done whatever happens.
-
-    Args:
-        store: has the results.
-        problems: in the order of the rows.
-        write_others: writes further files, but after a fault.
 
     Raises:
         TuningStopped: what is done here was interrupted.

@@ -1,7 +1,5 @@
 """Verification and timing of stored results, without tuning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
@@ -21,11 +19,7 @@ from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 
 
 def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]:
-    """Return the rows of the file at `path`, all of which must be results.
-
-    Raises:
-        InputError: a row without a config.
-    """
+    """Return the rows of the file at `path`, all of which must be results."""
     for row in rows:
         if row.config is None:
             raise InputError(f"{path}: {row.problem.key} (line {row.line}) is a size without a config; tune it first")
@@ -35,14 +29,7 @@ def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]
 def compile_rows(
     rows: Sequence[FormatRow], target: Target, pool: BuildPool, watcher: Watcher | None = None
 ) -> Iterator[tuple[FormatRow, Artifact]]:
-    """Yield each row with its config's artifact, which gives the reason if there is nothing to run.
-
-    Args:
-        rows: results; every one has a config.
-        target: facts of the device.
-        pool: compiles their kernels.
-        watcher: is notified of the progress.
-    """
+    """Yield each row with its config's artifact, which gives the reason if there is nothing to run."""
     configs = [(row.problem, row.config) for row in rows if row.config is not None]
     jobs = [_job(row, config, target) for row, (_, config) in zip(rows, configs, strict=True)]
     wanted = [job for job in jobs if isinstance(job, CompileJob)]
@@ -72,13 +59,7 @@ def _job(row: FormatRow, config: Config, target: Target) -> CompileJob | Artifac
 
 
 class Revalidation:
-    """Runs stored results again.
-
-    Args:
-        evaluator: verifies and times them.
-        pool: compiles their kernels.
-        watcher: is notified of the progress.
-    """
+    """Runs stored results again."""
 
     def __init__(self, evaluator: Evaluator, pool: BuildPool, watcher: Watcher) -> None:
         self.evaluator, self.pool, self.watcher = evaluator, pool, watcher

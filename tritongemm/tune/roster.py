@@ -5,8 +5,6 @@ strategy picks. Another `KernelBackend` lists its kernels, which are compiled wi
 on the GPU. All race against the baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -84,11 +82,7 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
 
 
 def _resolve(text: str) -> str:
-    """Return the backend that a name or an alias stands for.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the backend that a name or an alias stands for."""
     try:
         return registry.resolve(Backend, text)
     except InputError as error:
@@ -109,11 +103,7 @@ def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
 
 
 def list_candidates(backend: str, problem: Problem, target: Target, limits: SearchLimits) -> tuple[list[Config], str]:
-    """Return the candidates of a backend that lists kernels, and why there are none.
-
-    Raises:
-        TritonGemmError: it fails, e.g. because of a damaged manifest.
-    """
+    """Return the candidates of a backend that lists kernels, and why there are none."""
     plugin = registry.get(KernelBackend, backend)
     try:
         configs = list(filter(limits.allow, plugin.candidates(problem, target)))
@@ -135,11 +125,6 @@ def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -
 
     The first hint says why the searched backend has no kernel; then, for each backend that was not tried, how to select
     it and what it lacks on this machine.
-
-    Args:
-        problem: the problem without a candidate.
-        target: where.
-        tried: backends that raced.
     """
     hints: list[str] = []
     if any(_has_kernels(registry.get(Backend, name), problem, target) for name in tried):

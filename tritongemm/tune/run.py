@@ -11,8 +11,6 @@ strategy wants no more, the finalists are verified and raced as soon as a device
 run in the background: only the race waits for them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -57,13 +55,6 @@ FIRST_ALGORITHMS = 8
 class TuningRun:
     """The stages of one run, and the state that they share.
 
-    Args:
-        evaluators: one for each device.
-        pool: compiles for all of them.
-        store: receives trials and records.
-        options: strategy, limits and backends of the run.
-        watcher: is notified of the progress.
-
     Attributes:
         unstored: trials that the store does not keep, so that a resumed run tries them again.
     """
@@ -86,9 +77,6 @@ class TuningRun:
 
         Returns:
             The problems that failed, with the reason.
-
-        Raises:
-            OutputError: the store or the cache can't be written.
         """
         self._deadline = time.monotonic() + (self.options.seconds or inf)
         ordered = longest_first(problems, self._target)

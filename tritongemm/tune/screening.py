@@ -1,7 +1,5 @@
 """The thread of one device, which draws work, screens kernels, queries libraries, races, and reports the outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -36,16 +34,7 @@ Work: TypeAlias = ScreenWork | AlgorithmsWork | RaceWork
 
 
 class DeviceThread:
-    """The thread of one device.
-
-    Args:
-        device: its number in the queue.
-        evaluator: times and verifies on it.
-        queue: the source of its work.
-        options: of the run.
-        post: sends events to the owner of the tasks.
-        screened: is called after each trial, for the progress bar; from this thread.
-    """
+    """The thread of one device."""
 
     def __init__(
         self,

@@ -167,11 +167,7 @@ class WinnerModule:
     folder: Path
 
     def write(self) -> None:
-        """Write the module in this process.
-
-        Raises:
-            OutputError: it can't be written.
-        """
+        """Write the module in this process."""
         backend = registry.get(Backend, self.backend)
         assert isinstance(backend, SearchedBackend)
         backend.write_winner(self.record, self.target, self.folder)
@@ -298,11 +294,7 @@ class SearchProcess:
                 return
 
     def write(self, module: WinnerModule) -> None:
-        """Write a module in the process; if the process is lost or fails, this process writes it.
-
-        Raises:
-            OutputError: it can't be written.
-        """
+        """Write a module in the process; if the process is lost or fails, this process writes it."""
         try:
             with self._turn(for_batch=True):
                 list(self._child.ask(module, inf))  # the answer comes when it is taken
@@ -339,11 +331,7 @@ class Planner:
         return max(1, len(self._processes))
 
     def plan(self, jobs: Sequence[SearchJob]) -> Generator[PlannedSearch, None, None]:
-        """Yield the planned searches of these jobs in order; this process plans those that the children can't.
-
-        Raises:
-            OutputError: a module can't be written.
-        """
+        """Yield the planned searches of these jobs in order; this process plans those that the children can't."""
         if not self._processes:
             yield from (job.planned_here(job.plan()) for job in jobs)
             return
@@ -366,11 +354,7 @@ class Planner:
         self._modules.append(self._writers.submit(write, module))
 
     def finish_modules(self) -> None:
-        """Wait until all modules are written.
-
-        Raises:
-            OutputError: one can't be.
-        """
+        """Wait until all modules are written."""
         while self._modules:
             self._modules.pop().result()
 

@@ -1,7 +1,5 @@
 """Chooses whose kernels race for the tables of servers, and what may be tried of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,15 +15,7 @@ from tritongemm.tune.request import TuneRequest
 
 
 def server_format(server: str, groups: int = 1) -> ServerFormat:
-    """Return the format that sets a server's kernels.
-
-    Args:
-        server: its name.
-        groups: of the products; of several the kernels are those of experts.
-
-    Raises:
-        InputError: there is none; lists those there are.
-    """
+    """Return the format that sets a server's kernels."""
     kind = "grouped" if groups > 1 else "one"
     found = {f.server.lower(): f for f in registry.every(ServerFormat) if f.computes == kind}
     if server.lower() not in found:
@@ -39,13 +29,7 @@ def format_of(request: TuneRequest) -> ServerFormat:
 
 
 def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> SearchLimits:
-    """Return what may be tried within the limits of the user and of the server's kernel.
-
-    Args:
-        request: what is asked for.
-        machine: where it runs.
-        backends: those that race.
-    """
+    """Return what may be tried within the limits of the user and of the server's kernel."""
     if request.search.server is None:
         return SearchLimits(request.search.max_split)
     server = format_of(request)
@@ -56,12 +40,7 @@ def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> S
 
 
 def may_race(backend: str, server: str) -> bool:
-    """Return whether a backend's kernels fit a server's tables: the server's own, or generated ones.
-
-    Args:
-        backend: as a user names it.
-        server: its name in small letters.
-    """
+    """Return whether a backend's kernels fit a server's tables: the server's own, or generated ones."""
     if backend not in registry.names(Backend):
         return False
     return backend == server or isinstance(registry.get(Backend, backend), SearchedBackend)
@@ -70,14 +49,7 @@ def may_race(backend: str, server: str) -> bool:
 def choose_kernels(
     request: TuneRequest, rows: Sequence[FormatRow], machine: Machine, say: Callable[[str], None]
 ) -> str:
-    """Return, and report, the backend that races for a server's tables: the server's own kernels, or generated ones.
-
-    Args:
-        request: what is asked for, with a server.
-        rows: what is to be tuned.
-        machine: where.
-        say: prints a line for the user.
-    """
+    """Return, and report, the backend that races for a server's tables: the server's own kernels, or generated ones."""
     server = format_of(request)
     if request.search.libtype is not None:
         return request.search.libtype

@@ -1,7 +1,5 @@
 """Opens the tools of a request's run, and turns its options into those of the stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -78,11 +76,7 @@ def openers(
 
 @contextmanager
 def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPool]:
-    """Open compilers, closed at the end.
-
-    Raises:
-        OutputError: their cache can't be written.
-    """
+    """Open compilers, closed at the end."""
     cache = ArtifactCache(settings.cache_folder())
     cache.check()
     pool = (
@@ -95,11 +89,7 @@ def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPo
 
 
 def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
-    """Return the measuring protocol of a run.
-
-    Raises:
-        InputError: the profiler asked for can't be used here.
-    """
+    """Return the measuring protocol of a run."""
     return replace(request.protocol, timer=pick_timer(request.profiler, machine))
 
 
@@ -107,13 +97,6 @@ def make_options(
     request: TuneRequest, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
 ) -> TuningOptions:
     """Return the options of a run.
-
-    Args:
-        request: what is asked for.
-        machine: where it runs.
-        backends: those that can take part.
-        protocol: how it measures.
-        output: the results file, beside which modules are written.
 
     Raises:
         InputError: no backend can race under the profiler, or there is no such effort.
@@ -202,9 +185,6 @@ def pick_timer(profiler: str | None, machine: Machine) -> str:
 
     Events need nothing but the driver, count the gaps that users pay for as well, and cost a fifth of a profiler's
     call, so they are the default.
-
-    Raises:
-        InputError: the one asked for can't be used machine.
     """
     default = MeasureProtocol.timer
     if profiler is None:
@@ -222,11 +202,7 @@ def pick_timer(profiler: str | None, machine: Machine) -> str:
 
 
 def _racing_under(timer: str, backends: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the backends that can race under a timer.
-
-    Raises:
-        InputError: none can; says why.
-    """
+    """Return the backends that can race under a timer."""
     external = registry.get(Timer, timer) if timer != PREDICTED else None
     if not isinstance(external, ExternalTimer):
         return backends

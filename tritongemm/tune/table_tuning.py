@@ -6,8 +6,6 @@ A row serves the M below it down to the next row, which begins where tiles of an
 are measured at held-out M, which had no part in this; if a row is too slow there, its range is split.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import threading
@@ -68,11 +66,7 @@ class RacingDevice:
 
 
 class TableTuning:
-    """Makes tables over M from the results of a run.
-
-    Args:
-        run: the run, whose devices, compilers and store are used.
-    """
+    """Makes tables over M from the results of a run."""
 
     def __init__(self, run: TuningRun) -> None:
         self._run = run
@@ -80,11 +74,7 @@ class TableTuning:
         self._deadline = time.monotonic() + run.options.seconds if run.options.seconds else inf
 
     def tune(self, spans: Sequence[MSpan]) -> dict[MSpan, MTable]:
-        """Make the tables of spans whose searched M are tuned; their records go to the store.
-
-        Raises:
-            OutputError: the store or the cache can't be written.
-        """
+        """Make the tables of spans whose searched M are tuned; their records go to the store."""
         self._run.watcher.stage("table", len(spans))
         devices = self.devices()
 
@@ -194,13 +184,7 @@ class TableTuning:
 
 
 class _SpanTuning:
-    """The work on one table.
-
-    Args:
-        tables: what all tables share.
-        span: the product and its M.
-        device: where it races.
-    """
+    """The work on one table."""
 
     def __init__(self, tables: TableTuning, span: MSpan, device: RacingDevice) -> None:
         self._tables, self._span, self._device = tables, span, device

@@ -1,7 +1,5 @@
 """The class `Task`, which is the state of one size in the pipeline. The main thread owns all tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -139,17 +137,7 @@ def make_record(
     verified: str,
     built: Iterable[Artifact] = (),
 ) -> Record:
-    """Return the record of a final race.
-
-    Args:
-        problem: the problem that was tuned.
-        race: trials and samples; at least one candidate raced.
-        target: facts of the device.
-        options: names the baseline, the margin and the toolchain.
-        libraries: backends whose kernels are a library's own.
-        verified: how results are verified, in words.
-        built: the compiled artifacts of the race.
-    """
+    """Return the record of a final race."""
     library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
     choice = choose.choose(race.samples, options.margin, library_entries)
     best = next(t for t in race.trials if t.config.name == choice.name)

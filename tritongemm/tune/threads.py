@@ -1,7 +1,5 @@
 """The thread functions of planners, builders and strategies, which send their results to the owner of the tasks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future

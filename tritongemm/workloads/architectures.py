@@ -3,8 +3,6 @@
 Keys are those of a model's config.json. `known_weights` lists the weights that follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

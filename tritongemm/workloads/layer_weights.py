@@ -5,8 +5,6 @@ of the first product of a pair (qkv, gate_up) and rows of the second (o, down) a
 least one head of k and v, so where there are fewer of them than GPUs, several hold the same one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Stage: rows with problems → spans of M: for each product of equal N, K and all else, which M a table shall have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -63,9 +61,6 @@ def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem
     """Return the rows of products that take a share of a workload's time worth tuning, and the shares of the others.
 
     The least time of a product is estimated from its bytes and operations, whatever the device.
-
-    Args:
-        rows: sizes, with how often each is called.
 
     Returns:
         The rows that are kept, and by product, with an M of 1, the share that each other takes.

@@ -3,8 +3,6 @@
 The file's values choose among transformers' own classes. Nothing is downloaded, and no code beside the file is run.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import warnings

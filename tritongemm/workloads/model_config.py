@@ -102,14 +102,7 @@ class ModelConfig:
         return [f"the {part} part of the model is not listed" for part in parts]
 
     def experts(self, some: bool) -> int:
-        """Return how many experts a layer has, by any of the names of that number; 0 for none.
-
-        Args:
-            some: whether the architecture has experts.
-
-        Raises:
-            InputError: it has, and the file does not say how many.
-        """
+        """Return how many experts a layer has, by any of the names of that number; 0 for none."""
         found = {self.count(key) for key in _EXPERTS if self.has(key)} if some else {0}
         if len(found) != 1:
             said = "says in several ways" if found else "does not say"
@@ -117,14 +110,7 @@ class ModelConfig:
         return found.pop()
 
     def require_used(self, known: set[str]) -> None:
-        """Refuse a file with a key that changes shapes and was not read.
-
-        Args:
-            known: keys that are used besides those read here.
-
-        Raises:
-            InputError: there is one.
-        """
+        """Refuse a file with a key that changes shapes and was not read."""
         for key, value in {**self.top_level, **self.values}.items():
             if key in known or key in self.read or not _CHANGES_SHAPES.fullmatch(key):
                 continue
@@ -144,35 +130,19 @@ class ModelConfig:
         return self._find(key) is not None
 
     def integer(self, key: str) -> int:
-        """Return a number that is at least 1.
-
-        Raises:
-            InputError: it is missing, or no such number.
-        """
+        """Return a number that is at least 1."""
         return int(self._typed(_POSITIVE, key))
 
     def count(self, key: str) -> int:
-        """Return a number that may be 0, as it is where the key is missing.
-
-        Raises:
-            InputError: it is no such number.
-        """
+        """Return a number that may be 0, as it is where the key is missing."""
         return int(self._typed(_COUNT, key)) if self.has(key) else 0
 
     def flag(self, key: str) -> bool:
-        """Return a flag, false where the key is missing.
-
-        Raises:
-            InputError: it is neither.
-        """
+        """Return a flag, false where the key is missing."""
         return bool(self._typed(FLAG, key)) if self.has(key) else False
 
     def counts(self, key: str) -> list[int]:
-        """Return a list of numbers, empty where the key is missing.
-
-        Raises:
-            InputError: it is no such list.
-        """
+        """Return a list of numbers, empty where the key is missing."""
         return list(self._typed(_COUNTS, key)) if self.has(key) else []
 
     @property
@@ -200,11 +170,7 @@ class ModelConfig:
         return ", ".join(self.architectures)
 
     def require(self, kind: FieldKind, key: str, value: Any) -> Any:
-        """Return the value, if it is of a kind.
-
-        Raises:
-            InputError: it is not.
-        """
+        """Return the value, if it is of a kind."""
         try:
             kinds.require({key: value}, {key: kind})
         except InputError as error:
@@ -232,11 +198,7 @@ def read_config(place: Path) -> ModelConfig:
 
 
 def _find_downloaded(name: str) -> Path:
-    """Return the config.json of a model by the hub's name, in the revision last downloaded as its main one.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the config.json of a model by the hub's name, in the revision last downloaded as its main one."""
     folder = settings.hub_folder()
     if _HUB_NAME.fullmatch(name):
         model = folder / f"models--{name.replace('/', '--')}"

@@ -1,7 +1,5 @@
 """Lists what a language model multiplies: its linear layers and experts, as servers run them on one of `tp` GPUs."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -147,11 +145,6 @@ class ModelLayers:
 
 def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) -> ModelLayers:
     """Return the linear layers of a model on one of `tp` GPUs.
-
-    Args:
-        config: of the model.
-        tp: GPUs that share each layer.
-        is_kept: whether the weight of a module, by its path in the language model, is not quantised.
 
     Raises:
         InputError: its architecture is not known, a value is missing or wrong, or `tp` GPUs can't share it.

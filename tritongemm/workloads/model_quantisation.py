@@ -1,7 +1,5 @@
 """Reads how a model's weights are quantised: the family of products of its config.json's quantization_config."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Mapping
@@ -53,11 +51,7 @@ class Quantisation:
 
 
 def read_quantisation(config: ModelConfig) -> Quantisation:
-    """Return how a model's weights are quantised.
-
-    Raises:
-        InputError: a value is no text, map or list of names where it must be.
-    """
+    """Return how a model's weights are quantised."""
     found = config.quantisation
     if not found:
         return Quantisation()

@@ -1,7 +1,5 @@
 """Stage: a model's config.json → rows with their problems, weighted by how often a token passes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

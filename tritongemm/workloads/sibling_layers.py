@@ -4,8 +4,6 @@ Servers pack the weights of such layers when they load a model. Tuning lists the
 and `tritongemm.patch` computes them where the tuned tables say that this is faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -63,9 +61,6 @@ def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
 
     A row that several layers called counts in equal shares for each. A layer of several sizes is left out, as nothing
     says which of them are one module's.
-
-    Args:
-        rows: sizes with their callers, as a capture writes them.
     """
     callers: dict[Problem, dict[str, list[FormatRow]]] = {}
     for row in rows:
@@ -86,12 +81,7 @@ def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
 
 
 def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = None) -> dict[MSpan, tuple[str, ...]]:
-    """Return the spans of M of a workload's joined products for which a table is worth tuning, and the layers of each.
-
-    Args:
-        rows: sizes with their callers.
-        m_range: as `group_spans` takes it.
-    """
+    """Return the spans of M of joined products for which a table is worth tuning, and the layers of each."""
     tables = {row.problem.at(1) for row in rows}
     layers: dict[Problem, tuple[str, ...]] = {}
     worth = []

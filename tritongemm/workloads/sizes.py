@@ -3,8 +3,6 @@
 Each plug-in of formats/ reads one format and says which files are its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +20,7 @@ __all__ = ["Defaults", "FormatRow", "from_file", "from_options", "from_results",
 
 
 def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
-    """Return the one size of the command line.
-
-    Raises:
-        InputError: a size or dtype that can't be.
-    """
+    """Return the one size of the command line."""
     return [FormatRow(make_problem(defaults, m, n, k))]
 
 

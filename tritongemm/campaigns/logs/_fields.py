@@ -1,7 +1,5 @@
 """Holds what lines of several logs share: the fields of a call, named as hipBLASLt and rocBLAS name them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +31,6 @@ _OF_A_PRODUCT = {
 class Fields(Mapping[str, str]):
     """The values of one line, as text.
 
-    Args:
-        values: by name.
-
     Attributes:
         pairs: names and values, by which equal lines are found.
     """
@@ -54,11 +49,7 @@ class Fields(Mapping[str, str]):
         return len(self._values)
 
     def integer(self, name: str, default: int | None = None, least: int = 0) -> int:
-        """Return a whole number.
-
-        Raises:
-            InputError: it is none, is too small, or is not there and has no default.
-        """
+        """Return a whole number."""
         text = self._required(name, default)
         if text is None:
             assert default is not None
@@ -69,11 +60,7 @@ class Fields(Mapping[str, str]):
         return int(text)
 
     def real(self, name: str, default: float) -> float:
-        """Return a number; NaN where the log could not read it from the device.
-
-        Raises:
-            InputError: it is none.
-        """
+        """Return a number; NaN where the log could not read it from the device."""
         text = self.get(name)
         if text is None:
             return default
@@ -84,11 +71,7 @@ class Fields(Mapping[str, str]):
         return float(text)
 
     def word(self, name: str, is_one: Callable[[str], object], what: str) -> str:
-        """Return a text of a kind.
-
-        Raises:
-            InputError: it is not of the kind, or not there.
-        """
+        """Return a text of a kind."""
         text = self._required(name, None)
         if text is None or not is_one(text):
             raise InputError(f"{name} must be {what}, not {printable(text or '', 60)!r}")
@@ -115,9 +98,6 @@ def split_groups(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]] | str
     """Return the fields of each product of a line, which most often has one; or what is wrong with the line.
 
     A product of a group that has no rows, or no columns, takes no time and is left out.
-
-    Args:
-        pairs: names and values in the order of the line.
     """
     values: dict[str, str] = {}
     of_groups: dict[str, list[str]] = {}
@@ -146,11 +126,7 @@ def write_into_c(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_call(fields: Fields) -> LoggedCall:
-    """Return the call whose fields have the names of hipBLASLt's profile.
-
-    Raises:
-        InputError: a field lacks, or can't be.
-    """
+    """Return the call whose fields have the names of hipBLASLt's profile."""
     c, d = fields.get("c_type"), fields.get("d_type")
     types = [
         fields.word(name, is_type, "the name of a type")

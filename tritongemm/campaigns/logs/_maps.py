@@ -5,8 +5,6 @@ Lines of several processes may be mixed, so that a map begins in the middle of a
 where its end should be.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,13 +19,7 @@ _END = re.compile(r"call_count\s*:\s*[0-9]+\s*\}", re.ASCII)
 
 
 def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[tuple[int, Fields, int]]:
-    """Yield the maps of a profile, each with the number of its line and how often it was called.
-
-    Args:
-        text: of a log.
-        first_key: the key that such a map begins with; its value is the function's name.
-        contents: takes a fault for each map that can't be read.
-    """
+    """Yield the maps of a profile, each with the number of its line and how often it was called."""
     for line, fields in read_maps(text, first_key):
         if isinstance(fields, str):
             contents.faults.append(LogFault(line, fields))
@@ -44,12 +36,7 @@ def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[t
 
 
 def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
-    """Yield the maps that begin with a key, each with its line number; instead of one that can't be read, the reason.
-
-    Args:
-        text: of a log.
-        first_key: the key that such a map begins with.
-    """
+    """Yield the maps that begin with a key, each with its line number; the reason in place of one that can't be read."""
     start = re.compile(rf"\{{\s*['\"]?{first_key}['\"]?\s*:")
     for number, line in enumerate(text.splitlines(), start=1):
         if "{" not in line and "}" not in line:

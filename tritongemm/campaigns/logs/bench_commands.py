@@ -8,8 +8,6 @@ is cut could be taken for another call, so a command counts only where its line 
 stands without an option.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import ClassVar

@@ -5,8 +5,6 @@
 The extended one names the solution and the kernel as well. With both bits set the library writes both.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import add_row

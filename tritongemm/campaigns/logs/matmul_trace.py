@@ -7,8 +7,6 @@ on one line. What is at its default is not written: no transa is OP_N, no epilog
 alpha, which is taken for 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

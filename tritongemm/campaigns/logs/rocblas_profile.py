@@ -3,8 +3,6 @@
 - { rocblas_function: "rocblas_gemm_ex", a_type: "bf16_r", …, transA: 'T', M: 12288, …, call_count: 136 }
 """
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

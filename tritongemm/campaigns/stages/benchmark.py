@@ -1,7 +1,5 @@
 """Stage: merged results → times of reference and tuned kernels, in new processes that take turns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -31,11 +29,6 @@ RAW = "results/raw_results.csv"  # what was measured, in the campaign's folder
 
 def run_benchmark(folder: Path, open_tools: OpenTools, say: Callable[[str], None]) -> list[ComparedProduct]:
     """Measure a campaign's results beside the library, and write `RAW`.
-
-    Args:
-        folder: the campaign's.
-        open_tools: what measures.
-        say: prints what is done.
 
     Raises:
         TargetError: there is no GPU; nothing has been written.
@@ -86,11 +79,7 @@ def _is_of(record: Record, target: str, compute_units: Sequence[int]) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the results of a results file, one of each problem on each device.
-
-    Raises:
-        InputError: it is wrong, or has none.
-    """
+    """Return the results of a results file, one of each problem on each device."""
     records = [row.record for row in sizes.from_file(path, Defaults()) if row.record is not None]
     if not records:
         raise InputError(f"{path} has no results, only sizes; run --only tune first")
@@ -115,11 +104,7 @@ def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) ->
 
 
 def read_counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
-    """Return how often the log calls each product, by its key, with the further columns of the list of products.
-
-    Raises:
-        InputError: the list is wrong; names row, line and column.
-    """
+    """Return how often the log calls each product, by its key, with the further columns of the list of products."""
     counts: dict[str, tuple[float, tuple[tuple[str, str], ...]]] = {}
     for where, row in read_rows(folder / GEMMS, ("problem", "call_count")):
         count = read_number(where, row, "call_count")
@@ -145,15 +130,7 @@ class UncomparedTime:
 
 
 def read_uncompared(folder: Path, products: Iterable[ComparedProduct]) -> UncomparedTime:
-    """Return the time of what was not compared, from the campaign's summary; none without a summary.
-
-    Args:
-        folder: the campaign's.
-        products: those that were to be compared.
-
-    Raises:
-        InputError: the summary is wrong.
-    """
+    """Return the time of what was not compared, from the campaign's summary; none without a summary."""
     path, compared = folder / SUMMARY, {p.problem for p in products if p.reference_seconds is not None}
     if not path.exists():
         return UncomparedTime()

@@ -1,7 +1,5 @@
 """Stage: a log → what takes most of its time: `summary.csv`, `gemms.csv`, a config a GEMM and a script to run it."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -33,12 +31,7 @@ cd "$(dirname "$0")" && exec "${{PYTHON:-python3}}" -m tritongemm.tune \\
 
 
 def run(campaign: Campaign) -> None:
-    """Write tables, configs and scripts for a log.
-
-    Raises:
-        InputError: there is no log, it can't be read, or nothing in it takes enough time.
-        OutputError: a file can't be written.
-    """
+    """Write tables, configs and scripts for a log."""
     if campaign.log_file.size > _LARGE_BYTES:
         campaign.say(f"{campaign.log}: reading {campaign.log_file.size >> 20} MiB")
     workload = read_workload(campaign.log_file, campaign.target)

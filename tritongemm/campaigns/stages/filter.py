@@ -1,7 +1,5 @@
 """Stage: measured times → what truly gained, and by how much."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,16 +21,7 @@ KEPT, DROPPED = "results/final_results.csv", "results/dropped_results.csv"
 
 
 def run_filter(folder: Path, say: Callable[[str], None]) -> CampaignUplift:
-    """Keep what truly gained: `KEPT`, `DROPPED` with a reason for each, the kept results as `FINAL`, and their library.
-
-    Args:
-        folder: the campaign's.
-        say: prints the uplift.
-
-    Raises:
-        InputError: a file is wrong, or the benchmark is of other kernels than the results.
-        OutputError: the results can't be written.
-    """
+    """Keep what truly gained: `KEPT`, `DROPPED` with the reasons, the kept results as `FINAL`, and their library."""
     products = raw_results.read_products(folder / RAW)
     records = _measured_records(folder, products)
     reasons = {product.problem: drop_reason(product) for product in products}

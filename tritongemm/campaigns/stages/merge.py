@@ -1,7 +1,5 @@
 """Stage: results of the campaign, and of configs that were tuned alone → one results file."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +23,6 @@ def run(campaign: Campaign) -> None:
 
     Of two results of one GEMM on one kind of device a measured one goes before a predicted one, and the faster before
     the slower; which lost is said. Results of other campaigns that disagree with these are raced again.
-
-    Raises:
-        InputError: a file of results can't be read, or there are none.
-        OutputError: the results can't be written.
     """
     others = _take_in(campaign)  # first, as a file that can't be read leaves all as it was
     order = {gemm.problem: place for place, gemm in enumerate(tables.read_gemms(campaign.folder))}

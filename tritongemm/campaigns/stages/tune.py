@@ -1,7 +1,5 @@
 """Stage: the configs → tuned results, on all devices at once; a free device takes the next work of any GEMM."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,12 +17,7 @@ from tritongemm.workloads import sizes
 
 
 def run(campaign: Campaign) -> None:
-    """Tune every config that is in the folder; what the journal has is not measured again.
-
-    Raises:
-        InputError: a config can't be read, or there is none.
-        OutputError: results can't be written.
-    """
+    """Tune every config that is in the folder; what the journal has is not measured again."""
     problems = _read_configs(campaign)
     if not campaign.resume or _are_predictions(campaign):
         _set_aside(campaign)

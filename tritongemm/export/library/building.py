@@ -1,7 +1,5 @@
 """Builds entries of a library from tuned results, with their launches at every M; compiles what the cache lacks."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,14 +35,7 @@ _MOST_PIECES = 8  # which a table has where launches are regular
 
 
 def widen(table: LaunchTable, launch_at: Callable[[int], Launch | Support], block: int, most: int) -> LaunchTable:
-    """Return a table of more M, up to where launches are regular.
-
-    Args:
-        table: of the least M on.
-        launch_at: the launch at an M, or why there is none.
-        block: rows of a tile.
-        most: the largest M that is asked for.
-    """
+    """Return a table of more M, up to where launches are regular."""
     pieces = [table]
     while True:
         last = pieces[-1]
@@ -132,13 +123,7 @@ class BuiltHelpers:
 
 
 def build_helpers(problems: Sequence[Problem], target: Target, toolchain: Mapping[str, str]) -> BuiltHelpers:
-    """Return the helper kernels that calls of some products need, compiled where the cache lacks them.
-
-    Args:
-        problems: the products.
-        target: what they are compiled for.
-        toolchain: versions that compile here.
-    """
+    """Return the helper kernels that calls of some products need, compiled where the cache lacks them."""
     wanted = {helper.digest(target.name): (helper, given) for p in problems for helper, given in _wanted(p, target)}
     built = BuiltHelpers()
     if not wanted:
@@ -215,12 +200,7 @@ class Built:
 
 
 def build(records: Sequence[Record], here: Machine) -> Built:
-    """Return the entries of tuned results, of any targets.
-
-    Args:
-        records: of two for one thing both are built.
-        here: this machine, whose own GPU's facts are measured.
-    """
+    """Return the entries of tuned results, of any targets."""
     built = Built()
     groups: dict[tuple[str, int, str, bool], list[Record]] = {}
     for record in records:
@@ -289,11 +269,7 @@ def _once_each(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def target_of(record: Record, here: Machine) -> Target:
-    """Return the facts of the device that a result is for, those of this machine's own GPU where it is one of its kind.
-
-    Raises:
-        TargetError: no such architecture is known.
-    """
+    """Return the facts of the device that a result is for: of this machine's own GPU where it is of that kind."""
     if here.devices and here.target.name == record.target and record.compute_units in (0, here.target.compute_units):
         return here.target
     known = loader.load_target(record.target, record.toolchain.get("device", ""))

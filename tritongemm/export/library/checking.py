@@ -5,8 +5,6 @@ compared, and the rest compiled, on all cores. Another driver changes no code ob
 that the baseline won, hold while their library's version is the recorded one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,13 +76,7 @@ class Checked:
 
 
 def check(claims: Sequence[Claim], here: Machine, pool: BuildPool) -> list[Checked]:
-    """Return whether tuned results hold, in their order.
-
-    Args:
-        claims: the results.
-        here: this machine; with a GPU, results of others are foreign to it.
-        pool: compiles what its cache lacks.
-    """
+    """Return whether tuned results hold, in their order."""
     found: list[Checked | None] = []
     waiting: dict[int, tuple[CompileJob, Target]] = {}
     for number, claim in enumerate(claims):

@@ -1,7 +1,5 @@
 """The noun `CodeObject`: what a manifest says of a file of code in a library."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -58,16 +56,7 @@ class CodeObject:
 
 
 def require_all(what: str, data: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
-    """Refuse values that are missing or of another kind.
-
-    Args:
-        what: they belong to, for messages.
-        data: values by their names.
-        kinds: what each must be.
-
-    Raises:
-        InputError: names the field.
-    """
+    """Refuse values that are missing or of another kind."""
     if missing := sorted(kinds.keys() - data.keys()):
         raise InputError(f"{missing[0]} of {what} is missing")
     require(data, kinds)
@@ -79,11 +68,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the argument of `sealed`.
-
-    Raises:
-        InputError: it was changed.
-    """
+    """Return the argument of `sealed`."""
     values = {name: value for name, value in data.items() if name != "sha256"}
     if data.get("sha256") != _hash(values):
         raise InputError("it was changed after it was written")

@@ -19,7 +19,7 @@ from tritongemm.export.library.launch_table import LaunchTable
 from tritongemm.export.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
 
 # What a library holds one result for: a product, a target, compute units, and whether it serves a range of M.
-EntryKey: TypeAlias = "tuple[Problem, str, int, bool]"
+EntryKey: TypeAlias = tuple[Problem, str, int, bool]
 
 _KERNEL_KINDS = OBJECT_KINDS | {
     "source": FieldKind(
@@ -58,11 +58,7 @@ class LibraryKernel(CodeObject):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LibraryKernel:
-        """Return the kernel of which `to_json` wrote these values.
-
-        Raises:
-            InputError: a value is missing or wrong.
-        """
+        """Return the kernel of which `to_json` wrote these values."""
         require_all("its kernel", data, _KERNEL_KINDS)
         launches = table_from_json(data["launches"], data["object"])
         strides = places_from_json(data["strides"], launches.launch) if "strides" in data else None

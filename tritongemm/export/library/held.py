@@ -1,7 +1,5 @@
 """Replaces entries of a library one by one, each on the disk when that is done; the rest stays as it was."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,16 +12,7 @@ from tritongemm.hip_ext.machine import Machine
 
 
 class HeldLibrary:
-    """A library that no other process writes meanwhile.
-
-    Args:
-        path: its folder or archive.
-        here: this machine, which compiles.
-
-    Raises:
-        InputError: it can't be read.
-        OutputError: it can't be written, or another process holds it.
-    """
+    """A library that no other process writes meanwhile."""
 
     def __init__(self, path: Path, here: Machine) -> None:
         self._path, self._here, self._held = path, here, ExitStack()
@@ -37,11 +26,7 @@ class HeldLibrary:
         return any(entry.record == record for entry in self._contents.entries.values())
 
     def replace(self, before: Record, after: Record) -> Support:
-        """Replace a result with another, compiled where the cache lacks it; or return why it can't be held.
-
-        Raises:
-            OutputError: it can't be written; what was there still is.
-        """
+        """Replace a result with another, compiled where the cache lacks it; or return why it can't be held."""
         built = building.build([after], self._here)
         for _, reason in built.left_out:
             return Support(reason)

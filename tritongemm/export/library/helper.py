@@ -12,7 +12,7 @@ from tritongemm.core.values import MAP, TEXT, TEXTS, FieldKind
 from tritongemm.export.library.code_object import OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
 from tritongemm.export.library.launch_values import launch_from_json, launch_to_json
 
-HelperKey: TypeAlias = "tuple[str, str]"  # an architecture, and the digest of a `HelperKernel` for it
+HelperKey: TypeAlias = tuple[str, str]  # an architecture, and the digest of a `HelperKernel` for it
 
 _NAME = FieldKind("a name of at most 64 characters", lambda v: TEXT.holds(v) and 0 < len(v) <= 64)
 _KINDS = OBJECT_KINDS | {"name": _NAME, "target": _NAME, "asked": SHA256, "toolchain": TEXTS, "launch": MAP}
@@ -53,11 +53,7 @@ class LibraryHelper(CodeObject):
 
     @classmethod
     def from_json(cls, data: object) -> LibraryHelper:
-        """Return the kernel of which `to_json` wrote these values.
-
-        Raises:
-            InputError: it was changed, or a value is missing or wrong.
-        """
+        """Return the kernel of which `to_json` wrote these values."""
         if not isinstance(data, Mapping):
             raise InputError("it is no kernel")
         values = opened(data)

@@ -4,8 +4,6 @@ A number of a launch that changes with M (the grid, M itself, bytes of a workspa
 begins at a value, and rises by an amount after every few M.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,12 +84,6 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
 
     Numbers change with M itself or with how many blocks cover it, so within a block of M a few are looked at; where
     they are on no line, all of them are.
-
-    Args:
-        launch_at: the launch at an M, or why there is none.
-        low: the least M.
-        high: the largest M.
-        block: rows of a tile.
     """
     launches: dict[int, Launch] = {}
     values: list[dict[str, int]] = []

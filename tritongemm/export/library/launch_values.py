@@ -1,7 +1,5 @@
 """Reads and writes tables of launches as JSON values: whatever a file says, a launch of bounded numbers comes out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -84,15 +82,7 @@ def places_to_json(strides: StridePlaces) -> dict[str, Any]:
 
 
 def places_from_json(data: Any, launch: Launch) -> StridePlaces:
-    """Return the places of which `places_to_json` wrote these values.
-
-    Args:
-        data: JSON values from a file.
-        launch: whose parameters they are of.
-
-    Raises:
-        InputError: they are no numbers of the launch.
-    """
+    """Return the places of which `places_to_json` wrote these values."""
     if not isinstance(data, Mapping):
         raise InputError("strides must be a map")
     require_all("its strides", data, _PLACES_KINDS)
@@ -104,15 +94,7 @@ def places_from_json(data: Any, launch: Launch) -> StridePlaces:
 
 
 def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
-    """Return the table of which `table_to_json` wrote these values.
-
-    Args:
-        data: JSON values from a file.
-        sha256: of the code object.
-
-    Raises:
-        InputError: they are no launches that any GPU could start.
-    """
+    """Return the table of which `table_to_json` wrote these values."""
     require_all("its launches", data, _TABLE_KINDS)
     if data["low"] > data["high"]:
         raise InputError(f"low must be at most high, {data['high']}, not {data['low']}")

@@ -1,7 +1,5 @@
 """Publishes tuned results as a library on disk, in place of an earlier one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +35,7 @@ class Published:
 
 
 def publish(records: Sequence[Record], output: Path, here: Machine) -> Published:
-    """Compile what the cache lacks of results, and write a library of them.
-
-    Args:
-        records: of two for one thing the faster counts.
-        output: a folder, or an archive where the name ends in ``.zip``.
-        here: this machine.
-
-    Raises:
-        OutputError: it can't be written; what was there still is.
-    """
+    """Compile what the cache lacks of results, and write a library of them."""
     contents = Contents()
     with writing.held(output):
         built = building.build(records, here)
@@ -58,11 +47,7 @@ def publish(records: Sequence[Record], output: Path, here: Machine) -> Published
 
 
 def withdraw(output: Path) -> None:
-    """Remove a library's manifest, so that it is no longer served; code objects stay for processes that serve them.
-
-    Raises:
-        OutputError: what is there is no library, or it can't be written.
-    """
+    """Remove a library's manifest, so that it is no longer served; code objects stay for processes that serve them."""
     if (output / MANIFEST).exists():
         with writing.held(output):
             (output / MANIFEST).unlink(missing_ok=True)

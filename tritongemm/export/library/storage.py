@@ -4,8 +4,6 @@ Code objects are where their hash says, so that no manifest can name another pla
 refused itself. They are read one by one on use, and refused unless they are what was written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -47,11 +45,7 @@ class Members(Protocol):
         """Return the bytes of a member; None where there is none."""
 
     def read(self, name: str) -> bytes:
-        """Return a member's bytes.
-
-        Raises:
-            OSError: it can't be read.
-        """
+        """Return a member's bytes."""
 
 
 class _Folder:
@@ -75,10 +69,6 @@ class _Archive:
     """A library that is a zip archive of members that are not compressed.
 
     The file stays open, so that what replaces it later does not matter, and each member is read in place.
-
-    Raises:
-        InputError: it is damaged, or holds what no library does.
-        OSError: it can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,11 +159,7 @@ class KernelLibrary:
     targets: Mapping[str, Target] = field(default_factory=dict)
 
     def read_code(self, kernel: CodeObject) -> bytes:
-        """Return the code object of a kernel.
-
-        Raises:
-            InputError: it is not there, or not what was written.
-        """
+        """Return the code object of a kernel."""
         try:
             code = self.members.read(kernel.member)
         except (OSError, KeyError) as error:

@@ -1,7 +1,5 @@
 """Writes libraries completely or not at all, one process at a time; readers see the old one or the new."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -133,11 +131,6 @@ def _archived(manifest: str, members: Mapping[str, Callable[[], bytes]]) -> byte
 def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[str, Callable[[], bytes]]) -> list[str]:
     """Add entries; of two results of one thing the faster counts, and of equally fast ones the first.
 
-    Args:
-        contents: what is added to.
-        entries: what is added.
-        codes: their code objects by their hash, or what reads one.
-
     Returns:
         A line for each thing that two kernels claim: which is kept.
     """
@@ -153,12 +146,7 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
 
 
 def readers(library: KernelLibrary, faults: Container[str]) -> dict[str, Callable[[], bytes]]:
-    """Return what reads each code object of a complete library, by its hash.
-
-    Args:
-        library: open.
-        faults: names of its parts that are damaged.
-    """
+    """Return what reads each code object of a complete library, by its hash."""
     kernels = [(entry.name, entry.kernel) for entry in library.entries if entry.kernel is not None]
     named = [*kernels, *((helper.name, helper) for helper in library.helpers.values())]
     return {code.sha256: partial(library.read_code, code) for name, code in named if name not in faults}
@@ -170,14 +158,7 @@ def add_beside(
     targets: Mapping[str, Target],
     codes: Mapping[str, Callable[[], bytes]],
 ) -> None:
-    """Add kernels beside the products and facts of architectures; of two for one thing the first counts.
-
-    Args:
-        contents: what is added to.
-        helpers: the kernels.
-        targets: the facts.
-        codes: as of `merge`.
-    """
+    """Add kernels beside the products and facts of architectures; of two for one thing the first counts."""
     for helper in helpers:
         if contents.helpers.setdefault(helper.key, helper) is helper:
             contents.codes.setdefault(helper.sha256, codes[helper.sha256])

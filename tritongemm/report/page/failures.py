@@ -1,7 +1,5 @@
 """Figure and table: the outcome of candidates that have no time, and why."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass

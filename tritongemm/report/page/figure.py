@@ -5,8 +5,6 @@ figure names those. Plotly reads a few tags of HTML and ``%{…}`` in texts; `pl
 it is shown as it is.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Figure: how much slower rows of tables over M are than the best known, at M that had no part in choosing them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tritongemm.report.page.figure import SHARES, WORSE, Figure, log_axis, number, plain

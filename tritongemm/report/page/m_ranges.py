@@ -1,7 +1,5 @@
 """Figure: which kernel serves which M of each table over M."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 

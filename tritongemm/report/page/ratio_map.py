@@ -1,7 +1,5 @@
 """Figure: the library's time over ours by M and by N x K, as a heat map."""
 
-from __future__ import annotations
-
 from math import log2
 
 from tritongemm.report.page.figure import LIBRARY, OURS, Figure, number, plain

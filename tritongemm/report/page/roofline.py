@@ -1,7 +1,5 @@
 """Figure: the rate of every size over its operations per byte, with the library's, the floor and the roof."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

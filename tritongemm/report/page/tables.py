@@ -1,7 +1,5 @@
 """The page's tables: every size, why candidates failed, and the environment."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

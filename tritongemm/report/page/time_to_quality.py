@@ -1,7 +1,5 @@
 """Figure: how near the best so far was to the best at the end, over the seconds of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figure: where the time of the library's calls goes when tuned kernels serve them, product by product."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 from tritongemm.report.page.figure import FLOOR, OURS, WORSE, Figure, number, plain

@@ -1,7 +1,5 @@
 """Figure: whose kernels serve how many of the sizes, by backend and template."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tritongemm.core.record import Record

@@ -4,8 +4,6 @@ The page says in a policy which scripts may run, by their hashes, and that nothi
 nothing that a file of results brought along, wherever in the page it would stand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from base64 import b64encode
@@ -66,15 +64,7 @@ def draw_all(data: ReportData) -> tuple[Figure, ...]:
 
 
 def compose(data: ReportData, title: str) -> str:
-    """Return the page.
-
-    Args:
-        data: what it shows.
-        title: its heading.
-
-    Raises:
-        UnavailableError: plotly is not installed.
-    """
+    """Return the page."""
     figures = draw_all(data)
     plotly, script = _plotly(), (_HERE / "page.js").read_text(encoding="utf-8")
     loader = jinja2.FileSystemLoader(_HERE)
@@ -99,11 +89,7 @@ def compose(data: ReportData, title: str) -> str:
 
 
 def _plotly() -> str:
-    """Return the script of plotly.
-
-    Raises:
-        UnavailableError: it is not installed.
-    """
+    """Return the script of plotly."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

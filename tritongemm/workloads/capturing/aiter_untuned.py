@@ -21,14 +21,7 @@ _MULTIPLIED = ("fp16", "bf16", "fp32")
 
 
 class AiterUntuned:
-    """A file of AITER's that rows are added to; those that are there stay as they are, byte for byte.
-
-    Args:
-        path: there or not.
-
-    Raises:
-        OutputError: no such file can be written there, or the one that is there has other columns.
-    """
+    """A file of AITER's that rows are added to; those that are there stay as they are, byte for byte."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,15 +33,7 @@ class AiterUntuned:
             raise OutputError(f"{path} has columns {lines[0].rstrip()[:80]}, not {_HEADER}; {ADVICE}")
 
     def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
-        """Add the rows that the file lacks: layers of 16 and 32 bits, and of 8 bits with one scale factor a tensor.
-
-        Args:
-            counted: what was called.
-            with_gradient: of no meaning here.
-
-        Raises:
-            OutputError: it can't be written; what was there still is.
-        """
+        """Add the rows that the file lacks: layers of 16 and 32 bits, and of 8 bits with one scale factor a tensor."""
         with held(self.path, ADVICE):
             lines = read_lines(self.path) or [_HEADER + "\n"]
             there = {line.strip() for line in lines}

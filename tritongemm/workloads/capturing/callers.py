@@ -1,7 +1,5 @@
 """Who called: the path of a module in its model, or the function where no module is under way."""
 
-from __future__ import annotations
-
 import re
 import sys
 from types import FrameType

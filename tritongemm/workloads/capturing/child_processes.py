@@ -7,8 +7,6 @@ as ``subprocess.run([python, "other.py"])``, capture where they import tritongem
 A process that ends without a word to Python, by ``os._exit`` or by becoming another program, writes what is left first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

@@ -5,8 +5,6 @@ read: the weight has them. `session` forgets all weights every few seconds, so t
 read again.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sysconfig
@@ -30,11 +28,7 @@ _COMPILE_SECONDS = 30.0  # of a file that takes a third of one
 
 
 class Counter(Protocol):
-    """Counts calls by their weight and the size of x.
-
-    Attributes:
-        function: what stands in the layer's place.
-    """
+    """Counts calls by their weight and the size of x."""
 
     function: Callable[..., Tensor]
 
@@ -62,12 +56,7 @@ class Counter(Protocol):
 
 
 def make_counter(layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> Counter:
-    """Return a counter of a layer's calls: in C, or in Python without a compiler or Python's headers.
-
-    Args:
-        layer: PyTorch's function.
-        first: is called in its place where a call is not known.
-    """
+    """Return a counter of a layer's calls: in C, or in Python without a compiler or Python's headers."""
     native = _compiled()
     if native is None:
         return PythonCounter(layer, first)
@@ -95,12 +84,7 @@ def _compiled() -> ModuleType | None:
 
 
 class PythonCounter:
-    """A counter where there is no compiler; a call costs what a function of Python does.
-
-    Args:
-        layer: PyTorch's function.
-        first: is called in its place where a call is not known.
-    """
+    """A counter where there is no compiler; a call costs what a function of Python does."""
 
     def __init__(self, layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> None:
         self._counts: list[list[int]] = []

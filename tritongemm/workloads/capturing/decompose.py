@@ -1,7 +1,5 @@
 """Which products a call of PyTorch becomes: it is run once more on tensors without memory, and watched."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,12 +38,6 @@ class _Watching(TorchDispatchMode):  # type: ignore[misc]
 
 def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Product]:
     """Return the products that a call becomes.
-
-    Args:
-        operation: what the called function is named.
-        function: PyTorch's own, in whose place no hook stands.
-        args: its arguments.
-        kwargs: those that were given by name; ``out`` plays no part.
 
     Returns:
         One or more; none where an operand is empty, or nothing but numbers are multiplied one by one.

@@ -1,7 +1,5 @@
 """Graphs of CUDA and HIP: what is called while one is captured runs again at each launch, without Python."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +11,7 @@ from tritongemm.workloads.capturing.recorder import Recorder, Tally
 
 
 class GraphReplays:
-    """Adds the products of a graph again each time it is launched.
-
-    Args:
-        recorder: has the tallies.
-    """
+    """Adds the products of a graph again each time it is launched."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

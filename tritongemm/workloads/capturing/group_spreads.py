@@ -65,14 +65,7 @@ class GroupSpreads:
         return [samples.memory for samples in self._samples.values()]
 
     def note(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: Range) -> None:
-        """Have one call's ends of groups copied, unless enough of its range wait to be read.
-
-        Args:
-            operation: whose arguments these are.
-            args: as they were given.
-            kwargs: those given by name.
-            where: its range.
-        """
+        """Have one call's ends of groups copied, unless enough of its range wait to be read."""
         if torch._C._len_torch_dispatch_stack():  # someone watches what is run, and this is none of the program's
             return
         # The program's call succeeded, whatever happens here.
@@ -121,12 +114,7 @@ class GroupSpreads:
 
 
 class _Samples:
-    """Ends of groups of the newest calls, by ranges of M.
-
-    Args:
-        groups: how many.
-        on_gpu: whether they come from a GPU.
-    """
+    """Ends of groups of the newest calls, by ranges of M."""
 
     def __init__(self, groups: int, on_gpu: bool) -> None:
         with torch.inference_mode(False):

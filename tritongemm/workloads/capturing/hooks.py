@@ -5,8 +5,6 @@ operator @, and what the code calls that Inductor writes. A program that took on
 keeps PyTorch's own, and is not seen.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys
@@ -46,11 +44,7 @@ class _Inside(threading.local):
 
 
 class Hooks:
-    """The functions that stand in PyTorch's place, from `install` to `remove`.
-
-    Args:
-        recorder: counts what they see.
-    """
+    """The functions that stand in PyTorch's place, from `install` to `remove`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -4,8 +4,6 @@ Such a class finds what it computes in a table whose keys are PyTorch's function
 stood has the hooks as its keys, an older one PyTorch's own functions, and each is asked for what it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any

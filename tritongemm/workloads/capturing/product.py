@@ -1,7 +1,5 @@
 """The noun `Product`: one product of matrices as a program asked for it; and those of PyTorch's own operations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -104,26 +102,13 @@ def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: 
 
 
 def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """Return the product of one of PyTorch's basic operations; None where an operand is empty.
-
-    Args:
-        operation: the function that the program called.
-        name: the basic operation, a key of `BASIC`.
-        args: its arguments.
-        kwargs: those that were given by name.
-    """
+    """Return the product of one of PyTorch's basic operations; None where an operand is empty."""
     same = operation in (name, name.replace("::", "."))
     return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
 def of_own(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Product]:
-    """Return the products of one of our own calls, by its arguments.
-
-    Args:
-        call: the function, such as ``tritongemm.mm``.
-        args: its arguments.
-        kwargs: those that were given by name.
-    """
+    """Return the products of one of our own calls, by its arguments."""
     operation, given = bind(call.partition(".")[2], args, kwargs)
     if any(isinstance(one, Tensor) and not one.numel() for one in given):
         return []
@@ -141,13 +126,7 @@ def without_memory(t: Tensor, cast: bool = True) -> Tensor:
 
 
 def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
-    """Return the product that checked operands are read as, or why there is none that can be tuned.
-
-    Args:
-        call: the function that the program called.
-        operation: what reads its operands.
-        checked: the operands.
-    """
+    """Return the product that checked operands are read as, or why there is none that can be tuned."""
     reading = operation.read(checked)
     if isinstance(reading, Support):
         return of_nothing(call, reading.reason)

@@ -1,7 +1,5 @@
 """An unmodified program, run as ``python app.py args …`` or ``python -m module args …`` would."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess
@@ -15,12 +13,7 @@ _SCRIPT, _MODULE = "script", "module"
 
 
 def command(program: Sequence[str], is_module: bool) -> list[str]:
-    """Return the command that starts capturing, then runs a program in the same process.
-
-    Args:
-        program: name of a script or a module, and its arguments.
-        is_module: whether it is a module.
-    """
+    """Return the command that starts capturing, then runs a program in the same process."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # multiprocessing uses it too
     kind = _MODULE if is_module else _SCRIPT
     return [sys.executable, *flags, "-c", start_text() + _RUN, kind, *program]

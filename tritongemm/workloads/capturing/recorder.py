@@ -1,7 +1,5 @@
 """Counts of the products that a program asked for, with its callers."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A capture, from its start to its end: `Capture` for programs, `start_if_asked` for what starts with a process."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import threading
@@ -93,15 +91,7 @@ class _Captures:
         return self._session is not None
 
     def start(self, paths: Sequence[Path]) -> None:
-        """Start a capture.
-
-        Args:
-            paths: files that it writes.
-
-        Raises:
-            InputError: another capture is under way.
-            OutputError: a file can't be written.
-        """
+        """Start a capture."""
         if self._session:
             paths_there = ", ".join(str(file.path) for file in self._session.files)
             raise InputError(f"a capture into {paths_there} is under way in this process; end it first")
@@ -122,14 +112,7 @@ class _Captures:
 
 
 class OpenCapture:
-    """One capture.
-
-    Args:
-        paths: files to write.
-
-    Raises:
-        OutputError: one of them can't be written.
-    """
+    """One capture."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         # Those without counts first: where one fails, all of it is written once more.

@@ -57,14 +57,7 @@ class Counted:
 
 
 class WorkloadFile:
-    """A file of sizes that counts are added to.
-
-    Args:
-        path: there or not.
-
-    Raises:
-        OutputError: no such file can be written there.
-    """
+    """A file of sizes that counts are added to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,9 +71,6 @@ class WorkloadFile:
         Args:
             counted: what was called.
             with_gradient: whether the program made products in backward passes too.
-
-        Raises:
-            OutputError: it can't be written; what was there still is.
         """
         with held(self.path, ADVICE):
             lines = read_lines(self.path) or [_HEAD]
@@ -90,11 +80,7 @@ class WorkloadFile:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file with their ends, the last one's too; none where there is no file.
-
-    Raises:
-        OutputError: it can't be read.
-    """
+    """Return the lines of a file with their ends, the last one's too; none where there is no file."""
     try:
         text = read_regular(path).decode("utf-8")
     except FileNotFoundError:

@@ -36,7 +36,7 @@ def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[t
 
 
 def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
-    """Yield the maps that begin with a key, each with its line number; the reason in place of one that can't be read."""
+    """Yield the maps that begin with a key, each with its line number; instead of one that can't be read, why."""
     start = re.compile(rf"\{{\s*['\"]?{first_key}['\"]?\s*:")
     for number, line in enumerate(text.splitlines(), start=1):
         if "{" not in line and "}" not in line:

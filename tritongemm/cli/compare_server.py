@@ -76,20 +76,15 @@ def parser() -> arguments.Parser:
     p.add_argument("--table", type=arguments.path, required=True, metavar="FILE",
                    help="the results that B serves, as in TRITONGEMM_CONFIG; A serves none")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output_file, metavar="FILE",
-                   help="write all values as JSON")  # fmt: skip
+                   help="write all values as JSON, for tritongemm report --server")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
                    help="sizes with call counts, which weigh the rows' gain (default: each product once)")  # fmt: skip
     g = p.add_argument_group("requests")
     g.add_argument("--batches", type=_sizes, default=_sizes("1,16,64"), metavar="N,…",
                    help="requests at once, a load each; 0 for none (1,16,64)")  # fmt: skip
     g.add_argument("--prompt", type=arguments.size, default=128, metavar="N", help="tokens of a prompt (%(default)s)")
-    g.add_argument(
-        "--answer",
-        type=arguments.integer(2, arguments.LARGEST_SIZE),
-        default=128,
-        metavar="N",
-        help="tokens of an answer (%(default)s)",
-    )
+    g.add_argument("--answer", type=arguments.integer(2, arguments.LARGEST_SIZE), default=128, metavar="N",
+                   help="tokens of an answer (%(default)s)")  # fmt: skip
     g.add_argument("--prefill", type=_sizes, default=_sizes("512,2048"), metavar="N,…",
                    help="tokens of long prompts, sent one by one, a load each; 0 for none (512,2048)")  # fmt: skip
     g.add_argument("--passes", type=arguments.integer(1, 100), default=3, metavar="N",

@@ -1,15 +1,17 @@
 """The command line of `tritongemm report`: results as one page to look at."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tritongemm.cli import arguments, options, result_files, shell
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
-from tritongemm.report.page import time_to_quality, writing
+from tritongemm.formats import Defaults, read_text
+from tritongemm.report.page import older, time_to_quality, writing
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.results import history
+from tritongemm.results.server_comparison import read_comparison
 from tritongemm.system import files
 
 _ADVICE = "choose another file with -o"
@@ -28,6 +30,15 @@ def main(argv: Sequence[str]) -> int:
     if not found.records:
         raise InputError(f"{', '.join(args.results)}: no result with a time; name results of tritongemm tune")
     data = result_files.gathered(found, args.results, result_files.calls_of(args.workload, defaults, found))
+    if args.server:
+        data = replace(data, server=read_comparison(Path(args.server), read_text(Path(args.server))))
+    if args.against:
+        before = result_files.ReadFiles()
+        for name in args.against:
+            result_files.read(Path(name), defaults, before)
+        found.damaged |= before.damaged
+        data = replace(data, older=tuple(before.records.values()), notes=(*data.notes, *before.notes))
+        print(f"against {', '.join(args.against)}: {older.describe(older.changes(data, data.older or ()))}")
     text = _write(output, data, args.title)
     shell.report_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
@@ -66,6 +77,10 @@ def parser() -> arguments.Parser:
                    help="the page; a report at this path is replaced")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
                    help="sizes with call counts, weights of the uplift (default: a campaign's, or 1 each)")  # fmt: skip
+    p.add_argument("--against", nargs="+", type=arguments.path, metavar="RESULTS",
+                   help="older results: what became faster, slower, new or gone, and the sum of all calls")  # fmt: skip
+    p.add_argument("--server", type=arguments.path, metavar="FILE",
+                   help="what tritongemm compare-server -o wrote: the gain in the server")  # fmt: skip
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
     options.add_family(p)
     arguments.add_verbose(p)

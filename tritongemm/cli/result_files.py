@@ -15,13 +15,15 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
-from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
+from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of, name_product
 from tritongemm.results import history, journal
 from tritongemm.results.history import History
 from tritongemm.results.run_files import RunFiles
 from tritongemm.search_spaces import loader
 from tritongemm.system import files
 from tritongemm.workloads import sizes
+
+_MOST_LAYERS = 3  # in the name of a product
 
 
 @dataclass
@@ -32,6 +34,7 @@ class ReadFiles:
         records: results, by problem and device; of several the fastest.
         histories: how the runs went, by the name of the journal.
         calls: of each product in the logs of campaigns, by its key.
+        layers: the modules that call a product, by its name, as a workload says them.
         notes: what was left out, or could not be read.
         damaged: whether any of it could not.
     """
@@ -39,6 +42,7 @@ class ReadFiles:
     records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
+    layers: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     damaged: bool = False
 
@@ -116,6 +120,8 @@ def calls_of(workload: str | None, defaults: Defaults, found: ReadFiles) -> dict
     calls: dict[Problem, float] = {}
     for row in sizes.from_file(Path(workload), defaults):
         calls[row.problem] = calls.get(row.problem, 0.0) + row.count
+        names = dict.fromkeys(caller.rpartition(".")[2] for caller in row.callers)
+        found.layers[name_product(row)] = "/".join(list(names)[:_MOST_LAYERS])
     absent = ReportData(tuple(found.records.values()), calls=calls).unserved
     if absent:
         share = sum(calls[p] * p.flops for p in absent) / sum(calls[p] * p.flops for p in calls)
@@ -137,7 +143,7 @@ def gathered(found: ReadFiles, sources: Sequence[str], calls: dict[Problem, floa
         found.notes.append(f"The times of {predicted} of {len(records)} results are predicted, not measured.")
     if len(records) > MOST_RECORDS:
         found.notes.append(f"Of {len(records)} results the {MOST_RECORDS} that take most time are shown.")
-    data = ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
+    data = ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes), found.layers)
     return data if len(records) <= MOST_RECORDS else replace(data, records=data.longest(MOST_RECORDS))
 
 

@@ -12,6 +12,7 @@ from tests.support import DATA, libraries
 from tests.support.reports import problem, result, table, write_results, write_run
 from tritongemm.cli import report, result_files
 from tritongemm.formats import results_format
+from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
 
 drawn = pytest.mark.skipif(
     find_spec("plotly") is None, reason="plotly is not installed: pip install 'tritongemm[report]'"
@@ -50,6 +51,24 @@ def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     workload.write_text(row % (48, 9), encoding="utf-8")
     assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 2
     assert "none of its sizes has a result" in capsys.readouterr().err
+
+
+@drawn
+def test_older_results_and_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = write_results(tmp_path / "new.yaml", [result(problem(16), 1e-6)])
+    old = write_results(tmp_path / "old.yaml", [result(problem(16), 2e-6)])
+    words, server = [str(new), "-o", str(tmp_path / "report.html"), "--against", str(old)], tmp_path / "server.json"
+    assert report.main(words) == 0
+    assert "1 faster, 0 slower, 0 alike, 0 new, 0 gone; all calls of sizes in both" in capsys.readouterr().out
+    server.write_text("{}", encoding="utf-8")
+    assert report.main([*words, "--server", str(server)]) == 2
+    assert "server.json: it is not JSON that tritongemm compare-server -o wrote" in capsys.readouterr().err
+    quantities = tuple(Quantity(name, [2.0], [1.0]) for name in QUANTITIES)
+    compared = ServerComparison([], "new.yaml", "model", (ComparedLoad("batch 1", 1, quantities),))
+    server.write_text(compared.to_json(), encoding="utf-8")
+    assert report.main([*words, "--server", str(server)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<b>2.000</b> step, batch 1" in page and "Against older results" in page
 
 
 @drawn

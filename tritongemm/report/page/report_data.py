@@ -9,10 +9,12 @@ from functools import cached_property
 from math import exp, log
 from typing import NamedTuple
 
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.results.history import History
+from tritongemm.results.server_comparison import ServerComparison
 
 # More rows would make the page slow in a browser.
 MOST_RECORDS = 5000
@@ -44,9 +46,9 @@ def device_of(record: Record) -> MeasuredDevice:
     return MeasuredDevice(record.target, record.compute_units, record.toolchain.get("device", ""))
 
 
-def name_product(record: Record) -> str:
+def name_product(result: Record | FormatRow) -> str:
     """Return a result's size without its M, which names a row of a figure."""
-    return record.problem.key.split("x", 1)[1]
+    return result.problem.key.split("x", 1)[1]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class ReportData:
         calls: how often a workload calls each problem; empty where no workload was named.
         sources: the files that were read.
         notes: what was left out and why, in full sentences.
+        layers: the modules of a model that call a product, by its name, where the workload says them.
+        server: a server without and with these results; None where none was compared.
+        older: results that these are compared with; None for none.
     """
 
     records: tuple[Record, ...]
@@ -68,6 +73,9 @@ class ReportData:
     calls: Mapping[Problem, float] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    layers: Mapping[str, str] = field(default_factory=dict)
+    server: ServerComparison | None = None
+    older: tuple[Record, ...] | None = None
 
     @cached_property
     def devices(self) -> tuple[MeasuredDevice, ...]:
@@ -78,6 +86,11 @@ class ReportData:
     def raced(self) -> tuple[Record, ...]:
         """The results that have a time of the library, in their order."""
         return tuple(record for record in self.records if record.library_seconds is not None)
+
+    def label(self, product: str) -> str:
+        """Return the name of a product with the layers that call it, behind its N and K."""
+        layers = self.layers.get(product)
+        return product.replace("_", f"_{layers} ", 1) if layers else product
 
     def by_device(self) -> Iterator[tuple[MeasuredDevice, ReportData]]:
         """Yield each device with the data of its own results alone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from tritongemm.core.record import Record
+from tritongemm.report.page import older
 from tritongemm.report.page.failures import MOST_REASONS, reasons_of
 from tritongemm.report.page.report_data import ReportData, device_of
 from tritongemm.system.printable import printable
@@ -79,6 +80,23 @@ def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
     yield _word(record.timer)
     yield _word(device_of(record).label)
     yield _word(record.config.short_name)
+
+
+def tabulate_changes(data: ReportData) -> HtmlTable | None:
+    """Return the sizes of old and new results, those first whose time changed most; None where none are compared."""
+    if data.older is None:
+        return None
+    found = older.changes(data, data.older)
+    rows = tuple(
+        (_word(one.record.problem.key), _word(one.change), _number(one.calls, ".6g"),
+         *(_number(r.served_seconds * 1e6 if r else None, ".2f") for r in (one.old, one.new)),
+         _number(one.old.served_seconds / one.new.served_seconds if one.old and one.new else None, ".3f"),
+         _number(one.saved_seconds * 1e3, ".4g"), *(_word(r.winner if r else "") for r in (one.old, one.new)))
+        for one in found
+    )  # fmt: skip
+    columns = ("size", "change", "calls", "old us", "new us", "ratio", "ms saved", "old winner", "winner")
+    caption = f"{older.describe(found)}. Times are of what serves; sizes within 2 % or their noise are alike."
+    return HtmlTable("older", "Against older results", caption, columns, rows, sortable=True)
 
 
 def tabulate_reasons(data: ReportData) -> HtmlTable | None:

@@ -18,6 +18,8 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.report.page import (
     failures,
     held_out,
+    in_server,
+    left_to_floor,
     m_ranges,
     ratio_map,
     roofline,
@@ -29,6 +31,7 @@ from tritongemm.report.page import (
 from tritongemm.report.page.figure import Figure
 from tritongemm.report.page.report_data import ReportData, uplift_of
 from tritongemm.report.quality import GOAL
+from tritongemm.results.server_comparison import ServerComparison
 from tritongemm.system.printable import printable
 from tritongemm.system.version import VERSION
 
@@ -39,6 +42,7 @@ _OF_A_DEVICE: tuple[Callable[[ReportData], Figure], ...] = (
     roofline.draw,
     ratio_map.draw,
     uplift.draw,
+    left_to_floor.draw,
     winners.draw,
     m_ranges.draw,
     held_out.draw,
@@ -52,7 +56,7 @@ def is_page(start: bytes) -> bool:
 
 def draw_all(data: ReportData) -> tuple[Figure, ...]:
     """Draw every figure, in the order of the page; of several devices each has those of its own that show something."""
-    figures: list[Figure] = []
+    figures: list[Figure] = [in_server.draw(data.server)] if data.server else []
     parts = list(data.by_device())
     for place, (device, part) in enumerate(parts, start=1):
         drawn = [draw(part) for draw in _OF_A_DEVICE]
@@ -79,6 +83,7 @@ def compose(data: ReportData, title: str) -> str:
         reasons=tables.tabulate_reasons(data),
         environment=tables.tabulate_environment(data),
         sizes=tables.tabulate_sizes(data),
+        older=tables.tabulate_changes(data),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         drawn=embed(drawn),
         plotly=plotly,
@@ -111,6 +116,8 @@ def _hash(script: str) -> str:
 
 def tile_groups(data: ReportData) -> Iterable[tuple[str, list[tuple[str, str]]]]:
     """Yield the page's first numbers: a few of each device, which is named where there are several, and of runs."""
+    if data.server:
+        yield "How many times faster the server is", list(_server_tiles(data.server))
     for device, part in data.by_device():
         yield printable(device.label, _TITLE_CHARACTERS) if len(data.devices) > 1 else "", list(_tiles(part))
     yield "", list(_run_tiles(data))
@@ -132,6 +139,13 @@ def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
     shares = [(data.floor_seconds(r) or 0.0) / r.served_seconds for r in data.records]
     if shares and all(shares):
         yield f"{sum(shares) / len(shares):.2f}", "of the floor on average"
+
+
+def _server_tiles(comparison: ServerComparison) -> Iterable[tuple[str, str]]:
+    """Yield how many times faster a step is, or the first token of a long prompt."""
+    for load in comparison.loads:
+        name, words = ("ttft_ms", "first token") if load.name.startswith("prompt") else ("step_ms", "step")
+        yield f"{next(one.gain.ratio for one in load.quantities if one.name == name):.3f}", f"{words}, {load.name}"
 
 
 def _run_tiles(data: ReportData) -> Iterable[tuple[str, str]]:

@@ -15,7 +15,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install 'trit
 pytestmark = pytest.mark.heavy
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FIGURES = ("roofline", "ratios", "uplift", "winners", "ranges", "regret", "quality", "failures")
+FIGURES = ("roofline", "ratios", "uplift", "left", "winners", "ranges", "regret", "quality", "failures")
 # What plotly draws the traces of some figure as.
 MARKS = ".scatterlayer .trace, .heatmaplayer image, .barlayer .trace, .waterfalllayer .trace"
 WAIT_MS = 20_000

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tritongemm.report.page import tables, writing
 from tritongemm.report.page.figure import Figure, plain
 from tritongemm.report.page.report_data import MeasuredDevice, ReportData, device_of, uplift_of
 from tritongemm.results import history
+from tritongemm.results.server_comparison import QUANTITIES, Agreement, ComparedLoad, Quantity, ServerComparison
 from tritongemm.search_spaces import loader
 from tritongemm.system.printable import printable
 
@@ -82,6 +84,60 @@ def test_the_uplift_is_weighed_by_calls() -> None:
     assert steps["x"][0] == pytest.approx(6e-3) and steps["x"][-1] == pytest.approx(5e-3)
     assert steps["x"][0] + sum(steps["x"][1:-1]) == pytest.approx(steps["x"][-1])
     assert uplift_of(ReportData((fast,), calls={same.problem: 1.0})) is None
+
+
+def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
+    """One product is twice as fast, and called three times where the other one, which the library serves, is once."""
+    fast = result(problem(64), 1e-6, library_seconds=2e-6, m_from=17)
+    same = result(problem(16, 512), 2e-6, library_seconds=1e-6, winner="torch", m_from=1)
+    other = result(problem(16, 1024), 1e-6)
+    data = ReportData((fast, same, other), layers={"4096x4096_bf16_TN": "up_proj"})
+    assert data.predicted_gain(20) == pytest.approx(2) and data.predicted_gain(65) is None
+    weighed = replace(data, calls={problem(2): 3.0, problem(300, 512): 1.0, problem(64): 0.0})
+    assert replace(weighed, records=(replace(fast, m_from=1), same)).predicted_gain(16) == pytest.approx(7 / 4)
+    (cells,) = drawn(data)["ratios"].traces
+    assert cells["y"][-1] == "all of them" and "4096x4096_up_proj bf16_TN" in cells["y"]
+    assert cells["text"][-1] == ["1.12", "2.00"]
+
+
+def test_what_is_left_to_the_floor() -> None:
+    data = ReportData((result(problem(16), 20e-6), result(problem(16, 512), 1e-9)), targets=H200_FACTS)
+    figure = drawn(data)["left"]
+    floor, above = figure.traces
+    assert floor["x"][-1] + above["x"][-1] == pytest.approx(20e-3, 1e-4) and above["x"][0] == 0, "faster than the floor"
+    assert floor["x"][-1] * 1e-3 == pytest.approx(data.floor_seconds(data.records[0]), 1e-4)
+
+
+def test_what_changed_against_older_results() -> None:
+    new = (result(problem(16), 1e-6), result(problem(32), 1e-6), result(problem(64), 1e-6), result(problem(8), 1e-6))
+    old = [result(problem(m), seconds) for m, seconds in ((16, 2e-6), (32, 0.9e-6), (64, 1.015e-6), (128, 1e-6))]
+    table = tables.tabulate_changes(ReportData(new, calls={r.problem: 10.0 for r in new}, older=tuple(old)))
+    assert table and {row[0].text.split("x")[0]: (row[1].text, row[6].text) for row in table.rows} == {
+        "16": ("faster", "0.01"), "32": ("slower", "-0.001"), "64": ("alike", "0.00015"), "8": ("new", "0"),
+        "128": ("gone", "0"),
+    }  # fmt: skip
+    assert "1 faster, 1 slower, 1 alike, 1 new, 1 gone; " in table.caption
+    assert "all calls of sizes in both take 0.03 ms instead of 0.03915 ms, -23.4%" in table.caption
+    assert tables.tabulate_changes(ReportData(new)) is None
+    assert "no size that is called is in both" in (tables.tabulate_changes(ReportData(new, older=())) or table).caption
+
+
+def test_a_server_before_and_after() -> None:
+    times = {"step_ms": ([2.0, 2.01], [1.9, 1.92])}
+    quantities = tuple(Quantity(name, *times.get(name, ([1.0], [1.0]))) for name in QUANTITIES)
+    loads = (ComparedLoad("batch 1", 1, quantities, 1.2), ComparedLoad("prompt 512", 512, quantities))
+    compared = ServerComparison([HOSTILE], HOSTILE, HOSTILE, loads, {HOSTILE: Agreement(2, 1, 0.5, 0.1)}, [HOSTILE])
+    data = ReportData((result(problem(16), 1e-6),), server=compared)
+    figure = drawn(data)["server"]
+    step, predicted = figure.traces[0], figure.traces[-1]
+    gain, _, most = quantities[0].gain
+    assert step["x"] == pytest.approx([gain - 1] * 2, 1e-3)
+    assert step["error_x"]["array"] == pytest.approx([most - gain] * 2, 1e-3)
+    assert (predicted["x"], predicted["y"]) == ([1.2], ["batch 1"]) and "up to 0.5% apart" in figure.caption
+    name, numbers = next(iter(writing.tile_groups(data)))
+    assert name and numbers == [("1.050", "step, batch 1"), ("1.000", "first token, prompt 512")]
+    if find_spec("plotly"):
+        assert HOSTILE not in writing.compose(data, "server")
 
 
 def test_a_library_that_won_loses_nothing() -> None:

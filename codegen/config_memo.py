@@ -21,11 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class RecordingConfig(Config):
-    """A config that records which of its axes and options are read.
-
-    Attributes:
-        read: names of the axes and options that have been read.
-    """
+    """A config that notes, in `read`, the names of its axes and options that are read."""
 
     read: set[str]
 
@@ -92,9 +88,7 @@ class ConfigMemo:
     def map(self, function: Callable[..., Answer], *columns: Sequence[Hashable]) -> list[Answer]:
         """Return the function's answer for each config, in their order.
 
-        Args:
-            function: takes a config, then an entry of each of `columns`; its answer depends on nothing else.
-            columns: further arguments, one entry for each config.
+        The function takes a config, then an entry of each of `columns`; its answer depends on nothing else.
         """
         # Answers by layout of the row, then by the places in it that a call read, then by the values found there.
         answers: dict[tuple[str, ...], dict[tuple[int, ...], dict[Hashable, Answer]]] = {}

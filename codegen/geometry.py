@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
 from tritongemm.codegen.template_facts import (
@@ -219,8 +219,3 @@ def split_piece(config: Config, problem: Problem) -> str | None:
     return (
         f"a B in the order {problem.b.order} is read in blocks of {wanted}, not {config.block_n} and {config.block_k}"
     )
-
-
-def programs(config: Config, problem: Problem, compute_units: int) -> int:
-    """Return the number of programs that one launch starts."""
-    return prod(geometry(config, problem, compute_units).grid)

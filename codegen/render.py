@@ -176,12 +176,7 @@ def _environment() -> Environment:
 
 
 def render_cpp(template: str, **values: Any) -> str:
-    """Return the C++ text of a template.
-
-    Args:
-        template: path below templates/, e.g. ``ck/xdl.j2``.
-        values: values of the names in the template.
-    """
+    """Return the C++ text of a template, by its path below templates/, e.g. ``ck/xdl.j2``."""
     lines = _environment().overlay(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False)
     text: str = lines.get_template(template).render(**values)
     return text
@@ -258,14 +253,8 @@ def module(
 ) -> str:
     """Return a module with all candidates of one problem, which verifies and times them when run by itself.
 
-    Args:
-        problem: the problem they compute.
-        configs: the candidates, Triton's only.
-        target: the GPU's architecture.
-        tolerance: largest error that passes, as the family measures it.
-        input_deviation: standard deviation of the random operands.
-        typical_scale: median of the random scale factors.
-        library: PyTorch's function for the problem, or "" if it has none.
+    `tolerance` is the largest error that passes, as the family measures it. Random operands have the standard deviation
+    `input_deviation`, scale factors the median `typical_scale`. `library` is PyTorch's function for the problem, or "".
     """
     more = {
         "tolerance": tolerance,

@@ -23,11 +23,8 @@ from tritongemm.codegen.wrapped_lines import WIDTH, wrap
 def specialise(text: str, root: str, constants: Mapping[str, Any]) -> str:
     """Return the text of a module with the constants of one config.
 
-    Args:
-        text: the module, whose kernels take constants as parameters.
-        root: the function that a caller of the module calls; what it does not reach is left out.
-        constants: values of the names that `root` hands to kernels. Names that kernels still need become constants of
-            the module, behind its own.
+    What `root`, the function that a caller calls, does not reach is left out. `constants` are values of the names that
+    it hands to kernels; those that kernels still need become constants of the module, behind its own.
     """
     return _Specialiser(text, root, dict(constants)).write()
 

@@ -329,9 +329,7 @@ def odd_block(config: Config) -> str | None:
 def fault(config: Config, known: Collection[str] = ()) -> str | None:
     """Return why no problem can be computed with a config's numbers, or None.
 
-    Args:
-        config: of a template here.
-        known: names of the options that the target's compiler takes.
+    `known` are the names of the options that the target's compiler takes.
     """
     template = kernel_template(config.template)
     if odd := odd_block(config):

@@ -84,15 +84,8 @@ def rank_configs(
     """Return the configs to try, the predicted fastest first.
 
     Each instance takes a compiler a large part of a minute. So unless `everything` is set, only as many are returned as
-    the space allows (``limit``), with few that have the same blocks (``alike``); run-time options do not count.
-
-    Args:
-        backend: names the section of the target's file.
-        problem: the problem to compute.
-        target: the GPU's architecture.
-        checks: its own rules, which are never skipped.
-        preference: orders configs with equal predictions; the smallest first.
-        everything: no limit.
+    the space allows (``limit``), with few that have the same blocks (``alike``); run-time options do not count. The
+    library's own rules, `checks`, are never skipped; `preference` orders configs with equal predictions.
     """
     section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
     if not section:
@@ -137,10 +130,8 @@ def signature(parameters: Sequence[tuple[str, str]]) -> str:
 def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") -> HostLaunch:
     """Return the call of the entry function.
 
-    Args:
-        artifact: the shared library, with the parameters (name, kind) in order, as it was compiled with.
-        numbers: values of the parameters that are no pointers; ``workspace_bytes`` sizes the workspace.
-        runtime: library to load first.
+    The artifact has the parameters (name, kind) in order; `numbers` are the values of those that are no pointers, of
+    which ``workspace_bytes`` sizes the workspace. The library `runtime` is loaded first.
     """
     parameters = [(str(name), str(kind)) for name, kind in artifact.launch["parameters"]]
     params = tuple(Param(kind, name if kind == "pointer" else numbers[name]) for name, kind in parameters)

@@ -49,11 +49,8 @@ _MOST = {"group_m": 1 << 20, "num_stages": 16}
 class ServerBackend(LibraryBackend, abstract=True):
     """A server's own Triton kernels for fp8 in blocks of 128 x 128: for one product, and for experts.
 
-    A config has the fields of a row of the server's tables, and is named after our template with such tiles.
-
-    Attributes:
-        top: name of the server's package.
-        dtypes: of A and B.
+    A config has the fields of a row of the server's tables, and is named after our template with such tiles. `top` is
+    the name of the server's package.
     """
 
     named_only = True
@@ -149,10 +146,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     ) -> Callable[[], object] | None:
         """Return a call that computes C, whose kernel is compiled; None if Triton can't compile or launch it.
 
-        Args:
-            problem: one that `supports` allows.
-            operands: on the device.
-            config: a row of the server's tables; without one, what the server runs today.
+        Without a config it is what the server runs today.
 
         Raises:
             UnavailableError: the package does not load, or has another interface than expected.

@@ -42,11 +42,7 @@ class RemoteCompiler:
 class ClusterBuildPool(BuildPool):
     """Compiler processes here and on other hosts, and the cache they fill.
 
-    Args:
-        cache: where artefacts go.
-        jobs: processes at a time here; 0 for one for each core that this process may use.
-        timeout: seconds one compile may take.
-        must_keep: as of `BuildPool`.
+    Arguments are those of `BuildPool`; `jobs` counts processes here.
     """
 
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:

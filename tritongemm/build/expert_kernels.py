@@ -44,14 +44,8 @@ def choose_sort(ids: str, count: int, experts: int) -> Chosen:
 def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stride: int, topk: int) -> Chosen:
     """Return the kernel that writes the token of each sorted row.
 
-    Args:
-        dtype_x: name of the tokens' type.
-        dtype_q: name of the type that is written.
-        mode: ``row``, ``block`` or one of `MX_MODES` where it is quantised, what shares a factor; else "".
-        rows: how many are written.
-        k: elements of a row.
-        stride: elements from one token to the next.
-        topk: experts of a token.
+    Types are our names; `mode` is ``row``, ``block`` or one of `MX_MODES` where rows are quantised, what shares a
+    factor; else "". Rows have `k` elements, tokens begin `stride` elements apart, and each has `topk` experts.
     """
     pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q, mode)}
     numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk}
@@ -63,13 +57,7 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
 def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
     """Return the kernel that writes the activation of the left half of each row times its right half.
 
-    Args:
-        dtype_h: name of the type of what is activated.
-        dtype_q: name of the type that is written.
-        mode: as of `choose_gather`.
-        rows: how many are written.
-        k: elements of half a row.
-        activation: one of `ACTIVATIONS`.
+    Arguments are as of `choose_gather`, but `k` counts half a row; the activation is one of `ACTIVATIONS`.
     """
     pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode)}
     constants = {"GELU": int(activation == "gelu"), **_row_constants(dtype_q, mode, k)}
@@ -79,13 +67,7 @@ def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, ac
 def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
     """Return the kernel that adds up each token's rows with its weights.
 
-    Args:
-        dtype_y: name of the rows' type, which is the result's too.
-        weights: one of `WEIGHT_TYPES`.
-        tokens: how many there are.
-        k: elements of a row.
-        experts: how many there are.
-        topk: experts of a token.
+    `dtype_y` is the type of the rows and of the result, `weights` one of `WEIGHT_TYPES`.
     """
     y = _pointer(dtype_y)
     pointers = {"y_ptr": y, "place_ptr": "*i32", "weights_ptr": _pointer(weights), "ends_ptr": "*i32", "out_ptr": y}

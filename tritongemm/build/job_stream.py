@@ -18,12 +18,8 @@ MOST_BUILDERS = 512  # threads
 class JobStream:
     """A queue of jobs for builders, each a thread with one job at a time.
 
-    Args:
-        cache: is asked for each job before a builder is.
-        build: builds one job.
-        builders: threads.
-        until: no build begins after this, by time.monotonic.
-        turn: a number for each digest; of the jobs that wait the one with the lowest number is built next.
+    No build begins after `until`, by time.monotonic; of the jobs that wait the one whose digest has the lowest turn is
+    built next.
     """
 
     def __init__(

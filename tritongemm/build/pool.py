@@ -47,13 +47,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class BuiltCode:
-    """A compiled kernel that is in no cache yet.
-
-    Attributes:
-        built: what was compiled.
-        code: its code object; empty where compiling failed.
-        name: plain name of the file for it.
-    """
+    """A compiled kernel that is in no cache yet; its code is empty where compiling failed, and `name` is its file's."""
 
     built: Artifact
     code: bytes
@@ -146,10 +140,7 @@ class BuildPool:
     def start(self, backends: Sequence[str], target: Target, most: int) -> None:
         """Start the processes where the cache is empty, so that they are ready when the first jobs come.
 
-        Args:
-            backends: those whose kernels will be compiled.
-            target: for which they will be compiled.
-            most: how many to start; others start when there is a job for them.
+        At most `most` are started; others start when there is a job for them.
 
         Raises:
             UnavailableError: no process can be started.
@@ -231,12 +222,8 @@ class BuildPool:
     ) -> Generator[Artifact, None, None]:
         """Yield artifacts as they are built, while `jobs` are still being made; cached ones come at once.
 
-        Equal jobs under way are built once, and yielded once, with the config of the first.
-
-        Args:
-            jobs: what to build; they are made in a thread of their own.
-            until: no compile begins after this, by time.monotonic.
-            turn: a number for each digest; of the jobs that wait the one with the lowest number is built next.
+        Equal jobs under way are built once, and yielded once, with the config of the first. No compile begins after
+        `until`, by time.monotonic; of the jobs that wait the one whose digest has the lowest turn is built next.
         """
         return JobStream(self.cache, self.build, self.width, until, turn).artifacts(jobs)
 

@@ -52,14 +52,7 @@ def brings_kernels(config: Config) -> bool:
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """A record's kernel, compiled for the target of the live device.
-
-    Attributes:
-        record: the result that chose it.
-        artifact: the compiled kernel.
-        target: facts of the device; its compute units size persistent grids.
-        launch: its launch on the record's problem.
-    """
+    """A record's kernel, compiled for the live device, whose compute units size persistent grids, and its launch."""
 
     record: Record
     artifact: Artifact

@@ -124,12 +124,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Merged:
-    """Files of one format as one file.
-
-    Attributes:
-        text: the file; what was kept is in it byte for byte.
-        notes: what was decided, a line for each file that lost rows or sizes.
-    """
+    """Files of one format as one text, what was kept byte for byte, and notes on those that lost something."""
 
     text: str
     notes: tuple[str, ...] = ()

@@ -61,12 +61,7 @@ class HelperKernel:
 
 @dataclass(frozen=True)
 class HelperArguments:
-    """The arguments of one launch of a helper kernel.
-
-    Attributes:
-        grid: programs along x, y, z.
-        numbers: values of the parameters that are no pointers.
-    """
+    """The grid of one launch of a helper kernel, programs along x, y, z, and the values of parameters but pointers."""
 
     grid: tuple[int, int, int]
     numbers: Mapping[str, int] = field(hash=False)

@@ -225,9 +225,7 @@ class StridePlaces:
     def move(self, launch: Launch, strides: Mapping[str, tuple[int, int]]) -> Launch | Support:
         """Return the launch on operands with other strides, or why its binary can't read them.
 
-        Args:
-            launch: on dense operands.
-            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        `strides` are elements from one stored row to the next and from one product to the next.
         """
         params = list(launch.params)
         for operand, (lead, apart) in strides.items():

@@ -108,11 +108,7 @@ def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
 
 
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
-    """Return the pair of this name.
-
-    Args:
-        name: as of `granularity`; "" for the first pair.
-        pairs: those to choose from.
+    """Return the pair of this name, as of `granularity`; the first one for "".
 
     Raises:
         InputError: none of them is called so; lists their names.

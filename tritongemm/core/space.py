@@ -64,12 +64,7 @@ class TemplateSpace:
 
 @dataclass(frozen=True)
 class Space:
-    """All configs of one problem on one target, before pruning.
-
-    Attributes:
-        target, problem: where and what.
-        axes: the axes of each template that fits the problem.
-    """
+    """All configs of one problem on one target, before pruning: the axes of each template that fits the problem."""
 
     target: Target
     problem: Problem

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Support:
-    """Whether something can be done here: true without a reason, false with one.
-
-    Attributes:
-        reason: why it can't, with the numbers that decide it; "" where it can.
-    """
+    """Whether something can be done here: true without a reason, false with one and the numbers that decide."""
 
     reason: str = ""
 

@@ -20,12 +20,7 @@ _LONGEST_CONFIG_NAME = 4096  # characters
 
 @dataclass(frozen=True)
 class FieldKind:
-    """What a field may hold.
-
-    Attributes:
-        words: the kind as a message says it, e.g. ``a positive number``.
-        holds: whether a value is of the kind.
-    """
+    """What a field may hold, with `words` for messages, e.g. ``a positive number``."""
 
     words: str
     holds: Callable[[Any], bool]

@@ -33,12 +33,7 @@ _ALIKE = ("tritongemm", "triton", "torch")  # packages of which all hosts have o
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The facts that a host reports about the GPU that an actor is pinned to.
-
-    Attributes:
-        machine: the host as if it had that GPU alone.
-        versions: of the packages that a result depends on.
-    """
+    """What a host reports: itself as if it had one GPU alone, and versions of the packages that a result depends on."""
 
     machine: Machine
     versions: tuple[str, ...]
@@ -81,15 +76,9 @@ class _Gpu:
 class ClusterGpus:
     """The GPUs of a cluster that a run tunes on, which are of one kind.
 
-    Args:
-        hosts: the cluster.
-        arch: architecture of the GPUs to use; None if all are of one.
-        most: maximum number of GPUs; 0 for all.
-        say: receives remarks, one line each.
-        roles: the request handlers of a GPU's process and of a host's survey.
-
-    Attributes:
-        machine: the machine that the run tunes for.
+    `arch` is the architecture of the GPUs to use; None if all are of one. `most` is their maximum number; 0 for all.
+    `say` receives remarks, one line each; `roles` are the request handlers of a GPU's process and of a host's survey.
+    The run tunes for `machine`.
 
     Raises:
         InputError: there is no such GPU, they are of several kinds, or a host has other versions.

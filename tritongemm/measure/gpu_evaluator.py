@@ -142,13 +142,8 @@ class _SecondChances:
 class GpuEvaluator(Evaluator):
     """One device and the process that works on it.
 
-    Args:
-        target: its facts.
-        vendor: whose driver is used.
-        device: ordinal.
-        protocol: how times are taken.
-        timeout_s: seconds that one candidate may take, at most.
-        process: works on the device; None for a process on this host.
+    `device` is the GPU's ordinal; one candidate may take `timeout_s` seconds; without a process it starts one on this
+    host.
     """
 
     verification = "on the GPU, two launches of each, all of C against float64"
@@ -175,11 +170,6 @@ class GpuEvaluator(Evaluator):
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """Yield a quick time of each candidate, as they come.
-
-        Args:
-            problem: the problem they compute.
-            artifacts: compiled candidates.
-            best_s: seconds of the best so far.
 
         Raises:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
@@ -212,12 +202,6 @@ class GpuEvaluator(Evaluator):
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates and race those that pass with a baseline backend ("" for none).
-
-        Args:
-            problem: the problem they compute.
-            artifacts: compiled candidates.
-            baseline: the backend whose own choice races with them.
-            brief: end after the fewest rounds, decided or not.
 
         Raises:
             TritonGemmError: the race itself can't be finished.
@@ -259,9 +243,7 @@ class GpuEvaluator(Evaluator):
     def time_quantization(self, problem: Problem, launches: tuple[Launch, ...]) -> float | None:
         """Return seconds of the kernels that quantise A, by the races' timer; None if that timer can't measure them.
 
-        Args:
-            problem: the problem whose A they write.
-            launches: of the kernels in order, on addresses named x, part, q and scale.
+        The launches are of the kernels in order, on addresses named x, part, q and scale.
         """
         key = problem.m, problem.k, problem.a.dtype, problem.a.scaling
         if key not in self._quantization:

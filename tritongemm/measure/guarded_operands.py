@@ -32,9 +32,7 @@ def guarded(tensor: Tensor) -> Tensor:
 def copy_to(tensor: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
     """Return a copy of a tensor, of the same strides, in just as many bytes as these take.
 
-    Args:
-        tensor: what is copied; one without elements is returned as it is.
-        allocate: returns that many bytes of memory, as uint8.
+    One without elements is returned as it is; `allocate` returns that many bytes of memory, as uint8.
     """
     if not tensor.numel():
         return tensor
@@ -60,10 +58,7 @@ MOST_OF_FREE = 0.25  # of the device's free memory, which references and librari
 
 
 class GuardedOperands:
-    """The operands of one product, and the buffers of the launch that was prepared last.
-
-    Attributes:
-        tensors: the copies by name.
+    """Copies of the operands of one product, and the buffers of the launch that was prepared last.
 
     Raises:
         DriverError: there is too little memory, or the device maps none by pages.

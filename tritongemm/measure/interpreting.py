@@ -86,13 +86,7 @@ def count_launches(config: Config, problem: Problem) -> int:
 
 @dataclass(frozen=True)
 class InterpreterJob:
-    """A request to check a kernel in the interpreter.
-
-    Attributes:
-        problem: the problem to compute.
-        config: the config whose kernel runs.
-        text: of the generated module that contains the kernel.
-    """
+    """A request to check a config's kernel in the interpreter, from the text of a generated module."""
 
     problem: Problem
     config: Config

@@ -21,15 +21,7 @@ QUANTIZATION = "quantize"  # the name of the samples of a `QuantizeJob`
 
 @dataclass(frozen=True)
 class MeasureSetup:
-    """The problem, device and protocol of a job.
-
-    Attributes:
-        problem: the problem whose operands are created.
-        target: facts of the device.
-        protocol: how times are taken.
-        vendor: whose driver is used.
-        device: ordinal of the device.
-    """
+    """The problem, device and protocol of a job; the device is an ordinal of a vendor's driver."""
 
     problem: Problem
     target: Target
@@ -40,12 +32,7 @@ class MeasureSetup:
 
 @dataclass(frozen=True)
 class LaunchCandidate:
-    """A candidate as it is sent to the device.
-
-    Attributes:
-        config: the candidate.
-        launch: its kernel's launch; None if a library launches its algorithm itself.
-    """
+    """A candidate as it is sent to the device; without a launch if a library launches its algorithm itself."""
 
     config: Config
     launch: Launch | HostLaunch | None
@@ -55,10 +42,7 @@ class LaunchCandidate:
 class ScreenJob:
     """A request for a quick time of each candidate.
 
-    Attributes:
-        setup: problem, device and protocol.
-        candidates: in the order they are timed.
-        best_s: seconds of the best screened so far; a candidate twice as slow is not measured further.
+    `best_s` is seconds of the best screened so far; a candidate twice as slow is not measured further.
     """
 
     setup: MeasureSetup
@@ -68,13 +52,7 @@ class ScreenJob:
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """A request to compare the result of each candidate with the reference.
-
-    Attributes:
-        setup: problem and device.
-        candidates: in the order they are verified.
-        baseline: backend whose own choice is compared as well; "" for none.
-    """
+    """A request to compare the results of candidates, and of a baseline ("" for none), with the reference."""
 
     setup: MeasureSetup
     candidates: tuple[LaunchCandidate, ...]
@@ -85,12 +63,9 @@ class VerifyJob:
 class RaceJob:
     """A request to verify each candidate, then race those that pass.
 
-    Attributes:
-        setup: problem, device and protocol.
-        candidates: in the order they are verified.
-        baseline: backend whose own choice races with them, if its result is right; "" for none.
-        names_runners: `NowRacing` precedes each sample of the rounds, not only each warm-up.
-        brief: the race ends after the fewest rounds, decided or not, and clearly slower candidates leave it after two.
+    The baseline's own choice races with them if its result is right; "" for none. With `names_runners` `NowRacing`
+    precedes each sample of the rounds, not only each warm-up. A brief race ends after the fewest rounds, decided or
+    not, and clearly slower candidates leave it after two.
     """
 
     setup: MeasureSetup
@@ -102,13 +77,7 @@ class RaceJob:
 
 @dataclass(frozen=True)
 class AlgorithmsJob:
-    """A request to list the algorithms of a library.
-
-    Attributes:
-        setup: problem and device.
-        backend: the library's backend.
-        limit: maximum number of algorithms; 0 for all.
-    """
+    """A request to list the algorithms of a library, at most `limit` unless that is 0."""
 
     setup: MeasureSetup
     backend: str
@@ -119,10 +88,8 @@ class AlgorithmsJob:
 class QuantizeJob:
     """A request to time the kernels that quantise A, on separate activations, as a race with one entry.
 
-    Attributes:
-        setup: problem, device and protocol.
-        launches: of the kernels in order, which read ``x`` of bf16 and write ``q`` and ``scale``; ``part`` is
-            intermediate.
+    The launches are of the kernels in order, which read ``x`` of bf16 and write ``q`` and ``scale``; ``part`` is
+    intermediate.
     """
 
     setup: MeasureSetup
@@ -134,12 +101,7 @@ MeasureJob: TypeAlias = "ScreenJob | VerifyJob | RaceJob | AlgorithmsJob | Quant
 
 @dataclass(frozen=True)
 class OperandsReady:
-    """The operands are on the device.
-
-    Attributes:
-        copies: number of sets of operands.
-        cold: all sets together are larger than the last-level cache.
-    """
+    """The operands are on the device; they are cold if all copies together are larger than the last-level cache."""
 
     copies: int
     cold: bool
@@ -147,44 +109,28 @@ class OperandsReady:
 
 @dataclass(frozen=True)
 class WrongBaseline:
-    """A notice that the baseline does not race, because its result is wrong.
-
-    Attributes:
-        reason: its error and the tolerance.
-    """
+    """A notice that the baseline does not race, because its result is wrong: its error and the tolerance."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class NowRacing:
-    """A notice that an entry of the race runs from now on.
-
-    Attributes:
-        name: of its config, or `core.trial.BASELINE_ENTRY`; "" if the entries alternate without notices.
-    """
+    """A notice that the entry of a config's name, or of the baseline's, runs from now on; "" for entries in turns."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class RaceSamples:
-    """The samples of a race.
-
-    Attributes:
-        samples: seconds of one launch, by the name of the config or `core.trial.BASELINE_ENTRY`.
-    """
+    """The samples of a race: seconds of one launch, by the name of the config or `core.trial.BASELINE_ENTRY`."""
 
     samples: Mapping[str, Sequence[float]] = field(hash=False)
 
 
 @dataclass(frozen=True)
 class Algorithms:
-    """The algorithms of a library.
-
-    Attributes:
-        configs: an algorithm each, in the order of the library's heuristic.
-    """
+    """The algorithms of a library as configs, in the order of its heuristic."""
 
     configs: tuple[Config, ...]
 

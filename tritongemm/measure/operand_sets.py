@@ -318,9 +318,7 @@ class OperandSets:
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
         """Return the number of launches in one graph: enough to fill `seconds` and to pass through the copies.
 
-        Args:
-            seconds: duration of a replay if each launch takes its shortest time.
-            most: maximum number of launches.
-            spared: copies that the graph need not pass through.
+        The seconds are those of a replay if each launch takes its shortest time; `spared` copies need not be passed
+        through.
         """
         return max(1, min(max(int(seconds / self._least_s), min(self.copies - spared, most)), most))

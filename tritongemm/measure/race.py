@@ -26,15 +26,7 @@ MOST_TIMES_AS_MANY_ROUNDS = 4  # how many times the protocol's rounds an undecid
 
 @dataclass
 class RaceEntry:
-    """A participant of a race.
-
-    Attributes:
-        config: the candidate; None for the baseline.
-        graph: its captured launches.
-        launches: number of launches in the graph.
-        prepared: the candidate that was captured.
-        samples: seconds of one launch, one for each round that it took part in.
-    """
+    """A participant of a race, the baseline without a config; samples are seconds of one launch, one for each round."""
 
     config: Config | None
     graph: driver.Graph
@@ -78,13 +70,9 @@ def run_race(
     """Warm the entries up, sample them in rounds until the race is decided, and yield the samples last.
 
     The rounds' orders are random, so that drift of clocks and temperature affects all entries alike. Each entry is
-    named when it warms up, so that one that hangs is identified.
-
-    Args:
-        operands: of the entries; their clock and protocol are used.
-        entries: the baseline, if there is one, is the last.
-        names_runners: name each entry before each sample as well.
-        brief: end after the fewest rounds, decided or not; clearly slower entries then leave after two.
+    named when it warms up, so that one that hangs is identified. The baseline, if there is one, is the last. With
+    `names_runners` entries are named before each sample as well. A brief race ends after the fewest rounds, decided or
+    not; clearly slower entries then leave after two.
 
     Raises:
         EntryFailed: an entry can't be launched any more.

@@ -34,8 +34,7 @@ def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:
 def scale_places(layout: str) -> tuple[str, str]:
     """Return what a factor's row and its group along K add to its index in memory, as kernels write them.
 
-    Args:
-        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
+    The layout ``groups``, which no such kernel writes, has "" for both.
     """
     if layout in ("rows", "groups"):
         return ("r * groups", "g") if layout == "rows" else ("", "")
@@ -46,9 +45,7 @@ def scale_places(layout: str) -> tuple[str, str]:
 def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
     """Return factors that change along K as [..., rows, groups along K], still padded.
 
-    Args:
-        scaling: their layout.
-        factors: as stored, those of a batch or of groups with a dimension for it in front.
+    Those of a batch or of groups have a dimension for it in front.
     """
     import torch
 
@@ -65,12 +62,7 @@ def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | None = None) -> Tensor:
     """Return the factors as [..., rows, K], one for each element of A, or of B by its columns.
 
-    Args:
-        scaling: what they cover, and their layout.
-        factors: as stored, those of a batch with a dimension for it in front.
-        rows: rows of A, or columns of B.
-        k: elements along K.
-        type_: of the result; float64 where it is None.
+    Those of a batch have a dimension for it in front. They are in float64 where no type is named.
     """
     import torch
 

@@ -101,13 +101,8 @@ def verify(
 ) -> VerifyResult:
     """Run a candidate twice on a poisoned C and compare.
 
-    Args:
-        problem: what it computes.
-        family: gives the tolerance.
-        run: launches the candidate and waits for it.
-        c: where it writes [M, N].
-        reference: C in float64 [M, N].
-        ratio: largest share of elements beyond the tolerance that passes.
+    `run` launches the candidate, which writes C [M, N], and waits for it; the reference is in float64. `ratio` is the
+    largest share of elements beyond the tolerance that passes.
     """
     import torch
 

@@ -70,11 +70,7 @@ def wants_gradient(*operands: Tensor | None) -> bool:
 
 
 def read_integers(numbers: Tensor) -> list[int]:
-    """Return the values of a vector of integers; a GPU is waited for.
-
-    Args:
-        numbers: the vector, which transforms of ``torch.func`` other than ``vmap`` may have wrapped.
-    """
+    """Return the values of a vector of integers, for which a GPU is waited, out of any wrapper but that of ``vmap``."""
     while is_wrapped(numbers):
         if torch._is_functional_tensor(numbers):
             torch._sync(numbers)  # what was written to it may not be there yet
@@ -124,11 +120,7 @@ def require_tensors(operands: Mapping[str, object]) -> None:
 
 
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
-    """Refuse operands that are no dense tensors, or not on one device.
-
-    Args:
-        operands: by their names, whose first device is that of all.
-        together: whether they must be on one device.
+    """Refuse operands that are no dense tensors or, where they belong together, not on the device of the first.
 
     Raises:
         TypeError: one is no tensor.

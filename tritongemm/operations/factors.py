@@ -55,11 +55,8 @@ def readings(
 ) -> tuple[Problem, ...]:
     """Return the problems that a product with scale factors can be taken for, of all families.
 
-    Args:
-        problem: the product without its factors.
-        of_a: the ways in which the factors of A can be read; None is that of an operand without any.
-        of_b: those of B.
-        target: the GPU that computes it; None for any.
+    `of_a` and `of_b` are the ways in which the factors can be read, None that of an operand without any. Without a
+    target they are problems for any GPU.
     """
     return tuple(made for made, possible in _candidates(problem, of_a, of_b, target) if possible)
 
@@ -158,12 +155,7 @@ def quantised_by(scale: Tensor, ways: Ways) -> str:
 
 
 def of_layer(scale: Tensor, sizes: tuple[int, int, int]) -> tuple[Ways, Ways]:
-    """Return the ways to read the factors of a layer's quantised activations, and of its weight.
-
-    Args:
-        scale: factors of the weight [N, K], as of `find_scalings`.
-        sizes: M, N and K.
-    """
+    """Return the ways to read the factors of quantised activations and of a weight [N, K]; `sizes` are M, N and K."""
     m, n, k = sizes
     ways = find_scalings(scale, n, k)
     if not ways:
@@ -247,12 +239,8 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
 def describe_known(rows: int, k: int, name: str, transposed: bool = False, layout: str = "") -> str:
     """Return the shapes that factors of an operand may have, for messages.
 
-    Args:
-        rows: of the operand.
-        k: its elements along K.
-        name: what its rows are called.
-        transposed: whether K comes first in the factors, as it does in the operand.
-        layout: "" for those that strides show, or the name of a plug-in of numerics/scale_layouts.
+    `name` is what the operand's rows are called. Of a transposed operand K comes first in the factors too. `layout` is
+    as of `find_scalings`.
     """
     if layout:
         extents = powers(layout).shape(rows, k)[:: -1 if transposed else 1]

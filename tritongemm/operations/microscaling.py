@@ -46,13 +46,7 @@ def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: 
 
 
 def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
-    """Return activations in a type and their powers, by PyTorch's own operations.
-
-    Args:
-        x: [..., K].
-        dtype: one of `FORMATS`.
-        layout: one of `layouts`.
-    """
+    """Return activations [..., K] in a type of `FORMATS` and powers in one of `layouts`, by PyTorch's operations."""
     k, rounding = x.shape[-1], Rounding.of(FORMATS[dtype])
     rows = x.detach().reshape(-1, k).float()
     high, wide = powers(layout).shape(rows.shape[0], k)

@@ -106,9 +106,6 @@ class TorchScaled:
     """PyTorch's product of operands with scales: its own scaled one where it takes them, else one of plain numbers.
 
     PyTorch is asked for its own at the first call, and not again once it refused.
-
-    Args:
-        product: what the operands mean, at every call alike.
     """
 
     def __init__(self, product: ScaledProduct) -> None:

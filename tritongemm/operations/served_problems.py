@@ -13,10 +13,7 @@ _OF_GROUPS = ("", "row", "block", "mx", "mx_shuffled")
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
     """Return the problem of a linear layer: x [M, K] row-major, w [N, K] row-major, a bias along N or none.
 
-    Args:
-        sizes: M, N, K.
-        dtypes: of x, of w and of the result.
-        bias: ``n`` or ``none``.
+    `sizes` are M, N and K, `dtypes` those of x, of w and of the result.
     """
     return Problem(*sizes, *matrices(*dtypes, layout="TN"), bias=bias)
 

@@ -34,9 +34,7 @@ def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
 def get(kind: type[P], name: str) -> P:
     """Return the plug-in called `name`, imported on first use.
 
-    Args:
-        kind: the contract's class in `plugins.contracts` that names the kind, e.g. `Backend`.
-        name: its file's name.
+    `kind` is the contract's class in `plugins.contracts` that names the kind, e.g. `Backend`, `name` that of its file.
 
     Raises:
         InputError: no such plug-in; lists those there are. Or its file holds none.

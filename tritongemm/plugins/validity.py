@@ -14,12 +14,7 @@ def check_config(
 ) -> Support:
     """Return whether a config can compute a problem on a target, as its family and its backend say; else the reason.
 
-    Args:
-        config: of any backend.
-        problem: what it should compute.
-        target: the GPU that it should run on.
-        tuned_for: name of the target that the config is a result for; "" where that is not said.
-        inputs: files that kernels are listed in.
+    `tuned_for` is the name of the target that the config is a result for; "" where that is not said.
     """
     if tuned_for not in ("", target.name):
         return Support(f"it is a result for {tuned_for}, not for {target.name}")

@@ -18,15 +18,7 @@ NO_LIMITS = SearchLimits()
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """The search space of one problem, pruned and ranked.
-
-    Attributes:
-        problem: the problem that is tuned.
-        space: before pruning.
-        order: kept configs with their predictions, the best first.
-        pruned: what each rule removed, with the kept configs.
-        module: path of the generated module with all of them.
-    """
+    """The search space of one problem, before and after pruning, ranked, and the generated module with all of it."""
 
     problem: Problem
     space: Space

@@ -55,10 +55,8 @@ class CallsByLayout:
     """The ready calls of one size by the memory layout of its operands; belongs to one thread.
 
     A size has this in the table where rows are of other layouts than a linear layer's, or where its first operands
-    were. Every other size is spared the question.
-
-    Args:
-        prepare: gives the ready call of operands, and whether equal operands will have the same.
+    were. Every other size is spared the question. `prepare` gives the ready call of operands, and whether equal
+    operands will have the same.
     """
 
     __slots__ = ("_calls", "_prepare")

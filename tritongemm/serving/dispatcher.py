@@ -186,10 +186,7 @@ class Dispatcher:
     def resolve_layer(self, key: CallKey, operands: DenseOperands, frequent: bool = False) -> ReadyCall:
         """Return what serves calls of `mm` of a key, kept in the table for the next one.
 
-        Args:
-            key: of the call. Its precision counts, as another thread may have changed PyTorch's meanwhile.
-            operands: the first call's.
-            frequent: whether the size is called frequently.
+        The key's precision counts, as another thread may have changed PyTorch's meanwhile.
         """
         ready_calls, x, w = self.calls, operands.x, operands.w
         strided, lasting = x.layout == w.layout == torch.strided, True
@@ -252,11 +249,7 @@ class Dispatcher:
     ) -> CallAnswers:
         """Return the answers of the kernel sources, up to the first that serves a call.
 
-        Args:
-            operation: what is called.
-            checked: its operands.
-            precision: how float32 is multiplied, ``fp32`` or ``tf32``; None for as PyTorch is set.
-            frequent: whether the size is called frequently.
+        float32 is multiplied as `precision` says, ``fp32`` or ``tf32``; where it is None as PyTorch is set.
 
         Raises:
             InputError: an fp8 encoding that the GPU does not compute.

@@ -25,13 +25,7 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 
 @dataclass
 class HelperKernels:
-    """The kernels beside the products that one GPU can launch.
-
-    Attributes:
-        device: the GPU.
-        libraries: those that were loaded, the latest last.
-        loaded: code on the GPU.
-    """
+    """The kernels beside the products that one GPU can launch; of its libraries the latest is the last."""
 
     device: ServingDevice
     libraries: Sequence[KernelLibrary] = ()

@@ -179,9 +179,7 @@ class JoinedPart:
 def find_joinable(model: nn.Module, layers: Mapping[str, nn.Linear]) -> list[tuple[str, ...]]:
     """Return the groups of a model's layers that tuned tables say are faster as one product, at some M at least.
 
-    Args:
-        model: whose layers these are; what shares memory with anything else in it is left.
-        layers: those that are served, by their paths.
+    What shares memory with anything else in the model is left.
     """
     tensors = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     owners = Counter(_memory(tensor) for _, tensor in tensors)

@@ -80,10 +80,7 @@ def load_kernels(
 ) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
     """Return each record's kernel on a GPU, or why it can't be launched; and what gives it at the M it also serves.
 
-    Args:
-        device: PyTorch's current device.
-        records: one for each problem.
-        padded: problems of those that serve other M too, though they name no range.
+    `padded` has the problems of those that serve other M too, though they name no range.
     """
     compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
     kernels, binders = _load_compiled(device, compiled, padded)

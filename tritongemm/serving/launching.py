@@ -28,14 +28,7 @@ MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes
 
 
 class PatchedCall:
-    """A launch whose addresses are patched; belongs to one thread.
-
-    Args:
-        kernel: the loaded kernel.
-        device: the GPU that it is loaded on.
-        shape: of the result.
-        dtype: of the result.
-    """
+    """A launch whose addresses are patched; belongs to one thread."""
 
     __slots__ = (
         "_alone",
@@ -183,10 +176,8 @@ class FastCall(PatchedCall):
 class TransposedCall:
     """A launch for operands of `tritongemm.mm` of which one or both are transposed views of row-major matrices.
 
-    Args:
-        prepare: prepares the launch for these matrices, given what computes the calls that it can't take.
-        transposed: whether x and w are such views.
-        otherwise: computes these calls with x and w as they were given.
+    `prepare` makes the launch for these matrices, given what computes the calls that it can't take: `otherwise`, of x
+    and w as they were given.
     """
 
     __slots__ = ("_call", "_w", "_x")

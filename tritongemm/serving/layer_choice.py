@@ -41,11 +41,8 @@ class BlockOperands(NamedTuple):
 def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
-    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`.
-
-    Args:
-        operands: the call's.
-        near: whether a row of another M holds too, where `serves_other_m` says so and none has this M.
+    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`. With `near` a row
+    of another M holds too, where `serves_other_m` says so and none has this M.
     """
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     dispatcher = default_dispatcher()
@@ -113,10 +110,8 @@ TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a 
 class LayerChoice(NamedTuple):
     """The decision on a call by loaded rows.
 
-    Attributes:
-        unquantized: whether the product in the activations' own type is the faster one.
-        text: the times, or why there is nothing to compare.
-        lasting: whether the decision holds for equal calls until other records are loaded.
+    It is whether the product in the activations' own type is the faster one, with the times, or why there is nothing to
+    compare; a lasting one holds for equal calls until other records are loaded.
     """
 
     unquantized: bool
@@ -127,10 +122,8 @@ class LayerChoice(NamedTuple):
 def choose(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOperands]) -> LayerChoice:
     """Return which of both ways is faster, by the loaded rows.
 
-    Args:
-        operands: the layer's.
-        scaled: gives the quantised product, of whose activations only shapes, strides and types count. It is called
-            once for calls of one kind.
+    `scaled` gives the quantised product, of whose activations only shapes, strides and types count. It is called once
+    for calls of one kind.
 
     Raises:
         InputError: operands that do not belong together.

@@ -39,24 +39,14 @@ MakeRace = Callable[[Problem, LibraryBackend, LibraryBackend, torch.device], Alg
 
 @dataclass(frozen=True)
 class OnlineKernel:
-    """An algorithm that was found while a program ran.
-
-    Attributes:
-        record: how it was found.
-        kernel: loaded on the device.
-    """
+    """An algorithm that was found while a program ran, loaded on the device, and the record of how."""
 
     record: Record
     kernel: LoadedKernel
 
 
 class OnlineBudget:
-    """Seconds that may be spent on trying algorithms.
-
-    Args:
-        size_seconds: on one size, beside what it takes to ask the library.
-        process_seconds: on all sizes of a process.
-    """
+    """Seconds that may be spent on algorithms: of a size, beside asking the library, and of all sizes of a process."""
 
     def __init__(self, size_seconds: float, process_seconds: float) -> None:
         self.process_seconds, self._size_seconds, self._spent = process_seconds, size_seconds, 0.0

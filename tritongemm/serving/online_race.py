@@ -49,13 +49,7 @@ class StreamClock:
 
 @dataclass
 class TimedAlgorithm:
-    """The baseline, or an algorithm whose result is right.
-
-    Attributes:
-        config: which it is; None for the baseline.
-        run: launches it.
-        samples: seconds of launches.
-    """
+    """The baseline, whose config is None, or an algorithm whose result is right, and the seconds of its launches."""
 
     config: Config | None
     run: Run
@@ -89,13 +83,8 @@ class OnlineOutcome:
 class AlgorithmRace:
     """A library's algorithms for one problem, on random operands of their own and the thread's current stream.
 
-    Args:
-        problem: what they compute.
-        library: whose they are.
-        baseline: what serves calls otherwise. Where it has no function for the problem, the library's own first choice
-            stands for it.
-        device: PyTorch's name of the GPU, which is its current one.
-        clock: times launches; None for a `StreamClock`.
+    Where the baseline has no function for the problem, the library's own first choice stands for it. The device is
+    PyTorch's current one; without a clock a `StreamClock` times launches.
 
     Raises:
         LookupError: neither has anything for the problem.
@@ -151,8 +140,8 @@ class AlgorithmRace:
     def hold(self, seconds: float) -> OnlineOutcome:
         """Try algorithms, the library's best guesses first, until time is up, and race the best of them.
 
-        Args:
-            seconds: wall-clock time for it once the library has listed them; launches under way then are waited for.
+        The seconds count once the library has listed them, by the wall clock; launches under way at the end are waited
+        for.
 
         Raises:
             TritonGemmError: the library can't be asked, or the baseline can't be run.

@@ -51,12 +51,7 @@ def _require_regular(path: str) -> None:
 def _read_rows(path: Path, family: str) -> list[SourceRow]:
     """Return the rows of a file of any known format that hold a tuned result. A warning names damaged rows.
 
-    Args:
-        path: of the file.
-        family: what another tool calls what its file is of; "" where only the file says.
-
-    Raises:
-        InputError: the file can't be read, or holds no tuned result.
+    `family` is what another tool calls what its file is of; "" where only the file says.
     """
     from tritongemm.formats import Defaults, format_of, read_text
     from tritongemm.plugins.contracts import TunerFormat

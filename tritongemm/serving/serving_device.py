@@ -10,16 +10,7 @@ from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 
 @dataclass
 class ServingDevice:
-    """One GPU.
-
-    Attributes:
-        index: its number, as PyTorch counts.
-        torch_device: its name in PyTorch.
-        driver_device: the driver's object for it.
-        arch: its architecture.
-        compute_units: how many it has.
-        workspaces: memory for the kernels that need a workspace or counters; None while none does.
-    """
+    """One GPU, whose index is as PyTorch counts; it has `workspaces` once a kernel needs a workspace or counters."""
 
     index: int
     torch_device: torch.device

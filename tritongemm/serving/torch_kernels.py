@@ -25,11 +25,7 @@ class TorchKernels:
         self._lock = threading.Lock()
 
     def find(self, problem: Problem, precision: str) -> LoadedKernel | None:
-        """Return the kernel that PyTorch launches for a problem.
-
-        Args:
-            problem: x [M, K], w [N, K], a bias along N or none.
-            precision: how float32 is multiplied, ``fp32`` or ``tf32``.
+        """Return the kernel that PyTorch launches for a problem, float32 multiplied as ``fp32`` or ``tf32``.
 
         Returns:
             None where it isn't known which kernel that is, as of every product with scales, or where it is looked for

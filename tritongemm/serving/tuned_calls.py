@@ -27,10 +27,8 @@ _forward = torch.autograd.forward_ad
 class TunedCalls:
     """The calls of one linear function, served by tuned kernels where a row of a table holds for them.
 
-    Args:
-        dispatcher: has the records and the loaded kernels.
-        otherwise: the function itself, given x [..., K], w [N, K] and a bias [N] or None. It computes every call that
-            no row holds for, and is given the very operands that the caller gave.
+    `otherwise` is the function itself, given x [..., K], w [N, K] and a bias [N] or None. It computes every call that
+    no row holds for, and is given the very operands that the caller gave.
     """
 
     def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:

@@ -141,11 +141,7 @@ def survey(
 ) -> tuple[list[Config], dict[str, str]]:
     """Return the kernels that can compute a problem, each with its splits; and why the others can't, by symbol.
 
-    Args:
-        problem: the problem to compute.
-        target: the GPU's architecture.
-        manifests: files to read; none for those of the environment.
-        symbol: only the kernels of this name; "" for all.
+    Without manifests those of the environment are read; a symbol selects the kernels of this name.
 
     Raises:
         InputError: a manifest is wrong.

@@ -182,10 +182,8 @@ def _template(name: str) -> str:
 def config_of_solution(name: str, index: int, version: int = 0) -> Config:
     """Return the config of one of hipBLASLt's solutions, whose name contains its tile and its split.
 
-    Args:
-        name: the library's name of it.
-        index: its number in that version of the library.
-        version: 0 if it isn't known: the solution is then found again by its name.
+    `index` is its number in that version of the library; where the version is 0, not known, it is found again by its
+    name.
     """
     template = _template(name)
     found, split = _MACRO_TILE.search(template), _SPLIT.search(template)
@@ -211,10 +209,7 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
 def list_configs(problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:
     """List the library's algorithms for the problem as configs, in the order of its heuristic, in the GPU's process.
 
-    Args:
-        problem: dtypes, layouts and bias.
-        operands: as for `prepare_call`.
-        limit: how many at most, or two thirds as many of each of two ways to accumulate; 0 for all.
+    `limit` is how many at most, or two thirds as many of each of two ways to accumulate; 0 for all.
     """
     import torch
 
@@ -260,12 +255,8 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
 def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
     """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it.
 
-    After its first call on a stream, it can be captured there, as memory has been allocated.
-
-    Args:
-        problem: dtypes, layouts and bias.
-        operands: on the device; C is written.
-        config: of `list_configs`; None for the library's first choice.
+    After its first call on a stream, it can be captured there, as memory has been allocated. Without a config it is the
+    library's first choice.
     """
     a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
     with _device_of(a):
@@ -313,13 +304,7 @@ def resolve(config: Config, problem: Problem, version: int, found: Sequence[Conf
     """Return a stored config in terms of the current library, or None, with a line in the log, if the library has none.
 
     An index is valid while the version agrees (`prepare_call` compares the name); else the algorithm is found by name
-    or attributes.
-
-    Args:
-        config: as stored.
-        problem: the problem that it computes.
-        version: of the current library (`version()`).
-        found: the result of `list_configs` here; computed if not given.
+    or attributes. `found` is what `list_configs` returns here, computed if not given.
     """
     if config.option("version") == version:
         return config

@@ -31,12 +31,8 @@ _ALIGNMENT_BYTES = 16  # what the addresses of operands are multiples of
 class LoadedAlgorithm:
     """An algorithm of the library on a device.
 
-    If the kernels that it launches can be captured, they are launched without the library.
-
-    Args:
-        problem: x [M, K] and w [N, K] contiguous, a bias along N or none.
-        device: the current one.
-        plan: prepares the product, and picks the algorithm.
+    If the kernels that it launches can be captured, they are launched without the library. x [M, K] and w [N, K] are
+    contiguous; `plan` prepares the product and picks the algorithm.
 
     Raises:
         LookupError: from `plan`.
@@ -125,12 +121,7 @@ def load_first_choice(
 ) -> LoadedAlgorithm:
     """Load the algorithm that the library itself proposes first.
 
-    Args:
-        problem: as `LoadedAlgorithm` takes it.
-        precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-        workspace_bytes: maximum size of its workspace.
-        device_index: PyTorch's index of the current device.
-        device: the same, in the driver.
+    float32 is multiplied as `precision` says, ``fp32`` or ``tf32``; its workspace has at most `workspace_bytes`.
 
     Raises:
         LookupError: the library proposes none.

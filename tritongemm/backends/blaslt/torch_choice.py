@@ -31,11 +31,7 @@ def load_torch_default(
 ) -> tuple[LoadedAlgorithm, int] | None:
     """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
 
-    Args:
-        problem: x [M, K], w [N, K], a bias along N or none.
-        precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-        device_index: PyTorch's index of the current device.
-        device: the same, in the driver.
+    The problem is of x [M, K] and w [N, K]; float32 is multiplied as `precision` says, ``fp32`` or ``tf32``.
 
     Returns:
         None if that kernel isn't known, or the library can't be queried.

@@ -70,11 +70,9 @@ class DeepGemmBackend(LibraryBackend):
     ) -> Callable[[], object] | None:
         """Return a call that computes C, whose kernel is compiled; None if the package refuses the problem.
 
-        Args:
-            problem: one that `supports` allows.
-            operands: on the device; factors in another layout are copied here.
-            config: whether consecutive kernels may overlap; without one they may not, and a grouped product whose rows
-                are padded for the package is returned in the package's layout, as a user gets it.
+        Factors in another layout are copied here. The config says whether consecutive kernels may overlap; without one
+        they may not, and a grouped product whose rows are padded for the package is returned in the package's layout,
+        as a user gets it.
         """
         overlap = bool(config and config.option("overlap"))
         try:

@@ -38,12 +38,7 @@ def load(record: Record, device_index: int, device: driver.Device) -> LoadedProd
 
 
 class LoadedProduct:
-    """A product of the package on a device.
-
-    Args:
-        record: of a problem whose factors the package reads without a copy.
-        device_index: the current device, as PyTorch counts.
-        device: the same, as the driver knows it.
+    """A product on a device, whose factors the package reads without a copy.
 
     Raises:
         LookupError: the package refuses the problem.

@@ -57,10 +57,8 @@ class TorchBackend(LibraryBackend):
     ) -> Callable[[], object] | None:
         """Return a call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
-        Args:
-            problem: dtypes, layouts and bias.
-            operands: C is written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
-            config: says whether sums of fp8 may be faster; for the rest PyTorch chooses for itself.
+        Without a config the fp8 and int8 paths allocate C, as they do for a user; one says whether sums of fp8 may be
+        faster.
         """
         import torch
 

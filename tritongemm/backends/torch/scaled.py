@@ -38,11 +38,8 @@ def function(problem: Problem) -> str:
 def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Call | None:
     """Return a call that computes C, or None where PyTorch refuses it here.
 
-    Args:
-        problem: `function` has one for it.
-        operands: on the device.
-        own_c: C is written, rather than a tensor that the call makes, as it does for a user.
-        fast: sums of fp8 need not be promoted on the way.
+    With `own_c` C is written, rather than a tensor that the call makes as it does for a user. With `fast` sums of fp8
+    need not be promoted on the way.
     """
     if problem.a.dtype == "int8":
         return _integers(problem, operands)

@@ -47,12 +47,8 @@ def make_launch(
 ) -> Launch:
     """Return the launch of a kernel that `compile_job` compiled.
 
-    Args:
-        built: the compiled kernel.
-        grid: programs along x, y, z.
-        params: its parameters, but for the two pointers to Triton's own scratch memory, which is not used.
-        buffers: memory that its programs share.
-        overlap: it may start before the kernel before it ends.
+    `params` are its parameters but the two pointers to Triton's own scratch memory, which is not used. With `overlap`
+    it may start before the kernel before it ends.
 
     Raises:
         InputError: the binary takes another number of parameters.

@@ -74,12 +74,8 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
 class ListedTemplate:
     """A template's axes and options in the search spaces.
 
-    Attributes:
-        name: of the template.
-        sections: of the files that list it, the asking target's first.
-        listed_here: whether the asking target's file does.
-        blocks: the smallest block along M, N and K.
-        options: the least and the greatest value of each option.
+    `sections` are of the files that list it, the asking target's first; `blocks` are the smallest along M, N and K,
+    `options` the least and the greatest value of each.
     """
 
     name: str

@@ -26,13 +26,9 @@ class TracedClock:
         """Return seconds of one launch.
 
         The graph is replayed twice and the second replay is timed: profilers are slow to register a graph that they
-        have not seen, and the device is then busy while the timed replay is queued.
-
-        Args:
-            graph: the graph to replay.
-            launches: number of launches in it.
-            symbol: kernel that each of them dispatches once; "" for a library's operation, which may be several
-                dispatches: their names are read from the graph's first replays and must stay the same.
+        have not seen, and the device is then busy while the timed replay is queued. `symbol` is the kernel that each
+        launch dispatches once; "" for a library's operation, which may be several dispatches: their names are read from
+        the graph's first replays and must stay the same.
 
         Raises:
             TraceError: records are missing, late, dropped or of other kernels, in every attempt.

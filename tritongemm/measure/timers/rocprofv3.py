@@ -122,8 +122,7 @@ def tool() -> str:
 def read_trace(folder: Path) -> list[KernelRecord]:
     """Return the dispatches in the order of launching, from the one process whose trace has marks.
 
-    Args:
-        folder: the tool's output folder; its files are there or below, ``<pid>_kernel_trace.csv``.
+    Its files are in the tool's output folder or below, ``<pid>_kernel_trace.csv``.
 
     Raises:
         TraceError: no such file, several, or one that is not a kernel trace.
@@ -152,10 +151,7 @@ def _rows(path: Path) -> list[KernelRecord]:
 def launch_seconds(records: Iterable[KernelRecord], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """Return seconds of each launch by name, from the rows between marks.
 
-    Args:
-        records: in the order of launching.
-        names: launched in turn; `BASELINE_ENTRY` for an operation of unknown kernels.
-        rounds: number of launches of each.
+    The names are launched in turn, `rounds` times each; `BASELINE_ENTRY` is an operation of unknown kernels.
 
     Raises:
         TraceError: marks or rows are missing, too many, incomplete or of other kernels.

@@ -134,11 +134,7 @@ class LaunchColumns:
     ) -> LaunchColumns:
         """Return launches for problems whose M, N, K and batch are columns of `sizes`, [4, 1] for one that all compute.
 
-        Args:
-            programs: one for each problem.
-            sizes: of the problems.
-            target: the GPU's architecture.
-            persistent: waves of each program's launch, for one whose grid does not grow with the problem.
+        `persistent` has the waves of each program's launch, for one whose grid does not grow with the problem.
         """
         (m, n, k, batch), axis = sizes, programs.axis
         rows, columns = np.ceil(m / axis("block_m")), np.ceil(n / axis("block_n"))

@@ -49,13 +49,9 @@ def rank(
 ) -> Predictions:
     """Return predictions for `configs`, fastest first; of equal times the larger tile first, then the taller.
 
-    Args:
-        configs: candidates, each once.
-        problem: the problem they compute.
-        target: the GPU's architecture.
-        built: compiled configs, whose registers, spills and LDS replace the estimates.
-        warm: launches follow each other on the same operands, which stay in the caches that hold them; our own timers
-            never do that, some foreign tuners always do.
+    `built` has compiled configs, whose registers, spills and LDS replace the estimates. Warm launches follow each other
+    on the same operands, which stay in the caches that hold them; our own timers never do that, some foreign tuners
+    always do.
     """
     given, problem = tuple(configs), typical(problem)
     if not given:
@@ -79,13 +75,8 @@ def best_seconds(
     """Return the predicted seconds of the fastest of a few configs for each of many problems, [problems].
 
     They are those of `rank`, in a small part of its time: problems whose programs are the same, as they differ in sizes
-    alone, are computed together.
-
-    Args:
-        configs: which launch a program for each tile.
-        problems: what they compute, in any order.
-        target: the GPU's architecture.
-        report: called with the number of problems that are done, many times a second.
+    alone, are computed together. Each config launches a program for each tile. `report` is called with the number of
+    problems that are done, many times a second.
     """
     found, usual = np.empty(len(problems)), [typical(problem) for problem in problems]
     depths = {c.block_k for c in configs}

@@ -125,15 +125,8 @@ def combine_seconds(
 
     Each partial sum except the owner's goes out to memory and becomes visible to the entire device, which costs as much
     as the end of a kernel, unless the partial sums themselves show that they have arrived; then one program reads them,
-    waiting for each.
-
-    Args:
-        tiles: of C.
-        split: programs that share a tile by the config.
-        tile_seconds: in which one compute unit draws a tile's partial sums.
-        polled: 1 where partial sums show that they have arrived, else 0.
-        last: the last waves.
-        target: the GPU's architecture.
+    waiting for each. A tile's partial sums are drawn in `tile_seconds`; `polled` is 1 where they show that they have
+    arrived, else 0.
     """
     each = target.memory_ns * 1e-9 + tile_seconds
     owned = np.where(split > 1, np.ceil(tiles / target.compute_units), 1.0)

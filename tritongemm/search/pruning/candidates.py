@@ -105,12 +105,7 @@ PLACES_AT_ONCE = 4096  # places that are looked up in an array; most are settled
 
 @dataclass(frozen=True)
 class ProductCandidates:
-    """Candidates of one template, as a product of independent parts.
-
-    Attributes:
-        space: the template's axes.
-        parts: each axis is in one of them.
-    """
+    """Candidates of one template, as a product of independent parts; each axis of its space is in one of them."""
 
     space: TemplateSpace
     parts: tuple[_Part, ...]

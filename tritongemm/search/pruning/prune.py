@@ -21,12 +21,8 @@ def prune(
 ) -> Pruned:
     """Apply `rules` one after the other.
 
-    Args:
-        configs: candidates; a `Space` is pruned without making its configs one by one.
-        problem: what they compute.
-        target: where they run.
-        rules: in the order they apply.
-        never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
+    A `Space` is pruned without making its configs one by one. A rule that would leave nothing is skipped, unless
+    `never_zero` is False, to show what the rules would do by themselves.
     """
     problem = typical(problem)
     candidates: list[ListedCandidates | ProductCandidates]

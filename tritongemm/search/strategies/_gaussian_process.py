@@ -84,12 +84,8 @@ class Surrogate:
     def choose(self, wanted: Ints, count: int, exploration: float) -> list[int]:
         """Select the `count` most promising of `wanted`, one after the other.
 
-        Each choice reduces the uncertainty of its neighbours for the next, so a batch does not cluster.
-
-        Args:
-            wanted: candidates.
-            count: how many of them.
-            exploration: standard deviations by which an uncertain candidate is favoured.
+        Each choice reduces the uncertainty of its neighbours for the next, so a batch does not cluster. `exploration`
+        is the standard deviations by which an uncertain candidate is favoured.
         """
         mean, deviation = self.predict(wanted)
         best = np.argsort(mean - exploration * deviation, kind="stable")[: max(400, 8 * count)]

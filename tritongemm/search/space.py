@@ -45,17 +45,21 @@ def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
     return bool(low <= problem.m <= high)
 
 
-def space(problem: Problem, target: Target, templates: tuple[str, ...] = (), backend: str = "") -> Space:
+def space(
+    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = ""
+) -> Space:
     """Return the space of one problem.
 
-    `templates` are the only ones to take; empty for all that the target can run. `backend` names the file's section of
+    `templates` are the only ones to take; empty for all that the target can run. `file` is the stem of
+    another file of search_spaces/ than the target's own. `backend` names the file's section of
     that backend's templates; "" for our own.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
     """
-    data = target_files.space_file(target.name)
-    where = f"search_spaces/{target.name}.yaml: {f'{backend}.' if backend else ''}templates"
+    name = file or target.name
+    data = target_files.space_file(name)
+    where = f"search_spaces/{name}.yaml: {f'{backend}.' if backend else ''}templates"
     sections = ((data.get(backend) or {}) if backend else data).get("templates", {})
     usable = []
     for template, section in sections.items():

@@ -30,9 +30,9 @@ class ServedCalls:
     def prepare(self, kernel: Any, device: Any, shape: tuple[int, ...], dtype: torch.dtype, otherwise: Any) -> Any:
         self.otherwise.append(otherwise)
 
-        def call(x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:
+        def call(x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None, out: Tensor | None = None) -> Tensor:
             self.shapes.append((tuple(x.shape), tuple(w.shape)))
-            return x.new_empty(shape, dtype=dtype)
+            return x.new_empty(shape, dtype=dtype) if out is None else out
 
         return call
 

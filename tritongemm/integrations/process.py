@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +19,12 @@ from tritongemm.system import settings
 LOG = logging.getLogger("tritongemm")
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
 
 
 def start_serving() -> str:
     """Read the tables that TRITONGEMM_CONFIG names, without starting the GPU, which this process may never use.
 
-    Kernels are loaded by the first call on a GPU; a line that says what they serve is logged then. A file that can't
+    Kernels are loaded when the model is there; a line that says what they serve is logged then. A file that can't
     be read is logged as an error, and the server computes as it did without us.
 
     Returns:
@@ -38,45 +37,99 @@ def start_serving() -> str:
         return ""
 
 
+class Refusal(Exception):
+    """Why a server is left as it is."""
+
+
+def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
+    """Install hooks into a server. One whose place is not there is left out, and an error says what is not served.
+
+    Args:
+        server: its name.
+        hooks: what installs them, by what they serve. The others need the first one.
+    """
+    first = next(iter(hooks))
+    for served, hook in hooks.items():
+        try:
+            hook()
+        except Refusal as reason:
+            LOG.warning("%s; nothing is served by tuned kernels", reason)
+            return
+        except (AttributeError, ImportError, LookupError) as error:
+            LOG.error("this %s is not as the plug-in knows it (%s); tuned kernels serve no %s", server, error, served)
+            if served == first:
+                return
+
+
+def captures() -> bool:
+    """Return whether this process writes what the server multiplies to a file."""
+    return bool(settings.capture_files())
+
+
+def serves_scales() -> bool:
+    """Return whether products with scales are looked at: by rows, or by a capture."""
+    return captures() or bool(default_dispatcher().scaled_weights)
+
+
+def serves_experts() -> bool:
+    """Return whether mixtures of experts are looked at: by rows, or by a capture."""
+    return captures() or bool(default_dispatcher().expert_weights)
+
+
 def serves_weight(w: Tensor) -> bool:
     """Return whether a record of a linear layer has a weight's N and K."""
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights
 
 
 def serves_blocks(w: Tensor, scale: Tensor) -> bool:
-    """Return whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
-    if w.dim() != 2 or (w.shape[0], w.shape[1]) not in default_dispatcher().scaled_weights:
+    """Return whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it.
+
+    A capture counts the products of every such weight.
+    """
+    if w.dim() != 2 or not (captures() or (w.shape[0], w.shape[1]) in default_dispatcher().scaled_weights):
         return False
-    blocks = (cdiv(w.shape[0], SCALED_BLOCK), cdiv(w.shape[1], SCALED_BLOCK))
+    return is_in_blocks(w, scale)
+
+
+def is_in_blocks(w: Tensor, scale: Tensor) -> bool:
+    """Return whether weights [..., N, K] are fp8 with float32 factors for 128 x 128 of them."""
+    blocks = (*w.shape[:-2], cdiv(w.shape[-2], SCALED_BLOCK), cdiv(w.shape[-1], SCALED_BLOCK))
     return w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == blocks
 
 
-class OpaqueOperation:
-    """The operation ``tritongemm::name``, opaque to torch.compile: M is looked up in its body, when it runs.
+_libraries: dict[str, torch.library.Library] = {}  # of each operation, which exists as long
 
-    Attributes:
-        call: the operation, of x [..., K], w [N, K] and a bias [N] or None. It exists as long as this object.
+
+def define_opaque(name: str, schema: str, compute: Callable[..., Tensor], infer: Callable[..., Tensor]) -> Any:
+    """Return the operation ``tritongemm::name``, in the place of a former one. torch.compile does not look inside.
 
     Args:
         name: of the operation.
-        calls: computes it.
+        schema: its arguments and result, as torch.library writes them.
+        compute: what it does with tensors of a GPU or a CPU.
+        infer: its result for tensors without contents.
     """
+    if name in _libraries:
+        _libraries.pop(name)._destroy()
+    exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    library = _libraries[name] = torch.library.Library("tritongemm", "FRAGMENT")
+    library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, exact))
+    for key in ("CUDA", "CPU"):
+        library.impl(name, compute, key)
+    torch.library.register_fake(f"tritongemm::{name}", infer, lib=library)
+    return getattr(torch.ops.tritongemm, name)
 
-    def __init__(self, name: str, calls: TunedCalls) -> None:
-        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-        self._library = torch.library.Library("tritongemm", "FRAGMENT")
-        self._library.define(f"{name}{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, exact))
 
-        def compute(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-            return calls(x, w, bias).contiguous()
+def define_linear(name: str, calls: TunedCalls) -> Any:
+    """Return an operation of x [..., K], w [N, K] and a bias [N] or None, which looks M up in its body."""
 
-        def infer(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-            return x.new_empty((*x.shape[:-1], w.shape[0]))
+    def compute(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        return calls(x, w, bias).contiguous()
 
-        for key in ("CUDA", "CPU"):
-            self._library.impl(name, compute, key)
-        torch.library.register_fake(f"tritongemm::{name}", infer, lib=self._library)
-        self.call: Callable[..., Any] = getattr(torch.ops.tritongemm, name)
+    def infer(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+    return define_opaque(name, "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor", compute, infer)
 
 
 def speak_through(server: str) -> None:

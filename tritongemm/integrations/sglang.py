@@ -1,42 +1,67 @@
-"""SGLang's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks."""
+"""SGLang's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks, its output
+layer and its mixtures of experts.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations import sglang_fp8
-from tritongemm.integrations.process import OpaqueOperation, serves_weight, speak_through, start_serving
+from tritongemm.integrations import loaded_model, process, sglang_fp8, sglang_moe
+from tritongemm.integrations.process import define_linear, serves_weight
+from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.tuned_calls import TunedCalls
+from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
 
-TARGET = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+_PLAIN = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
+_OPTIONAL = ("apply_with_addend", "apply_into")  # methods that some versions lack
+_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
+_LOADING = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_OWN = "tritongemm."
+
+Hook = Callable[..., Any]  # SGLang calls it around its own function: hook(function, its arguments)
 
 
 def register() -> None:
-    """Make SGLang ask us before it applies its linear layers; the entry point. A second call does nothing.
+    """Make SGLang ask us before it computes its layers, or count what they multiply; the entry point.
 
-    SGLang applies the hook when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG nothing is imported or
-    changed.
+    SGLang applies the hooks when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG and TRITONGEMM_CAPTURE
+    nothing is imported or changed. A second call does nothing.
     """
-    if not start_serving():
+    serves = bool(process.start_serving())
+    if not (serves or process.captures()):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    speak_through("sglang")
-    if any(hook.__module__ == __name__ for _, hook, *_ in HookRegistry._hooks.get(TARGET, ())):
-        return
-    HookRegistry.register(TARGET, make_hook(), HookType.AROUND)
-    if default_dispatcher().scaled_weights:
-        HookRegistry.register(sglang_fp8.TARGET, sglang_fp8.make_hook(), HookType.AROUND)
+    process.speak_through("sglang")
+    hooks: tuple[tuple[str, str, Callable[[], Hook], bool], ...] = (
+        ("plain linear layers", f"{_PLAIN}.apply", make_hook, serves),
+        ("plain linear layers with an addend", f"{_PLAIN}.apply_with_addend", make_hook_of_addend, serves),
+        ("plain linear layers that write to given memory", f"{_PLAIN}.apply_into", make_hook_into, serves),
+        ("output layer", _OUTPUT, make_hook_of_output, serves),
+        ("fp8 layers", sglang_fp8.TARGET, sglang_fp8.make_hook, process.serves_scales()),
+        ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
+        ("compiled layers", _LOADING, lambda: _prepare_loaded, serves),
+    )
+
+    def install(target: str, make: Callable[[], Hook]) -> None:
+        if not any(hook.__module__.startswith(_OWN) for _, hook, *_ in HookRegistry._hooks.get(target, ())):
+            owner, _, name = target.rpartition(".")
+            if hasattr(pkgutil.resolve_name(owner), name) or name not in _OPTIONAL:
+                pkgutil.resolve_name(target)
+                HookRegistry.register(target, make(), HookType.AROUND)
+
+    process.install("SGLang", {name: partial(install, target, make) for name, target, make, wanted in hooks if wanted})
 
 
-def make_hook() -> Callable[..., Tensor]:
-    """Return the function that SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+def make_hook() -> Hook:
+    """Return the hook of linear layers: ``hook(original, method, layer, x, bias)``.
 
     A layer that no row holds for is given to the method itself; so is everything while SGLang computes in a way that
     must not depend on the batch.
@@ -44,21 +69,93 @@ def make_hook() -> Callable[..., Tensor]:
     from sglang.srt import batch_invariant_ops
 
     calls = TunedCalls(default_dispatcher(), _apply_method)
-    operation = OpaqueOperation("sglang_linear", calls)
+    operation = define_linear("sglang_linear", calls)
 
-    def serve_apply(
-        original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def serve_apply(original: Hook, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
         weight = layer.weight
         if not serves_weight(weight) or not x.is_cuda or batch_invariant_ops.is_batch_invariant_mode_enabled():
             return original(method, layer, x, bias)
         if torch.compiler.is_compiling():
-            result: Tensor = operation.call(x, weight, bias)
-            return result
+            return operation(x, weight, bias)
         call = calls.find(x, weight, bias)
         return original(method, layer, x, bias) if call is None else call(x, weight, bias, None)
 
     return serve_apply
+
+
+def make_hook_of_addend() -> Hook:
+    """Return the hook of layers that add a matrix: ``hook(original, method, layer, x, addend, bias)``."""
+    from sglang.srt import batch_invariant_ops
+
+    calls = TunedCalls(default_dispatcher(), torch_linear)
+
+    def serve_addend(
+        original: Hook, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None
+    ) -> Any:
+        passed_by = torch.compiler.is_compiling() or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        call = None if passed_by else calls.find(x, layer.weight, bias)
+        if call is None:
+            return original(method, layer, x, addend, bias)
+        return call(x, layer.weight, bias, None).add_(addend)
+
+    return serve_addend
+
+
+def make_hook_into() -> Hook:
+    """Return the hook of layers that write to given memory: ``hook(original, method, layer, x, output, bias)``."""
+    from sglang.srt import batch_invariant_ops
+
+    calls = WrittenCalls(default_dispatcher(), torch_linear)
+
+    def serve_into(
+        original: Hook, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None
+    ) -> Any:
+        passed_by = (
+            torch.compiler.is_compiling() or x.dim() != 2 or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        )
+        if passed_by or not calls.write(x, layer.weight.t(), bias, output):
+            return original(method, layer, x, output, bias)
+        return output
+
+    return serve_into
+
+
+def make_hook_of_output() -> Hook:
+    """Return the hook of the output layer: ``hook(original, processor, hidden_states, lm_head, bias)``."""
+    from sglang.srt import batch_invariant_ops
+    from sglang.srt.layers import logits_processor
+
+    calls = WrittenCalls(default_dispatcher(), torch_linear)
+
+    def serve_output(original: Hook, processor: Any, x: Tensor, lm_head: Any, *others: Any, **named: Any) -> Any:
+        weight, out = getattr(lm_head, "weight", None), named.get("out")
+        if (
+            not isinstance(weight, Tensor)
+            or not serves_weight(weight)
+            or not x.is_cuda
+            or x.dtype != weight.dtype
+            or torch.compiler.is_compiling()
+            or hasattr(lm_head, "set_lora")
+            or processor.use_fp32_lm_head
+            or getattr(processor, "use_fp32_lm_head_output", False)
+            or processor.rl_on_policy_target is not None
+            or logits_processor.should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
+            or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        ):
+            return original(processor, x, lm_head, *others, **named)
+        if out is not None and out.shape == (x.shape[0], weight.shape[0]):
+            written = calls.write(x, weight.t(), None, out)
+            return out if written else original(processor, x, lm_head, *others, **named)
+        call = calls.find(x, weight, None)
+        return original(processor, x, lm_head, *others, **named) if call is None else call(x, weight, None, None)
+
+    return serve_output
+
+
+def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
+    result = original(runner, *arguments, **named)
+    loaded_model.prepare(runner.model)
+    return result
 
 
 def _apply_method(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

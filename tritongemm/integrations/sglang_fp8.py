@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations.process import serves_blocks
-from tritongemm.serving.layer_choice import BlockOperands, compute_or
+from tritongemm.serving import server_calls
+from tritongemm.serving.layer_choice import BlockOperands
 
 TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
 
@@ -35,6 +36,6 @@ def make_hook() -> Callable[..., Tensor]:
         ):
             return original(method, layer, x, bias)
         operands = BlockOperands(x, layer.weight, layer.weight_scale_inv, None, bias, x.dtype)
-        return compute_or(operands, lambda: original(method, layer, x, bias))
+        return server_calls.product_or(operands, lambda: original(method, layer, x, bias))
 
     return serve_apply

@@ -1,102 +1,130 @@
-"""vLLM's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks.
+"""vLLM's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8, and mixtures of experts.
 
 vLLM asks `dispatch_unquantized_gemm` for a function when a layer is made, which answers with one of two functions of
 `vllm.model_executor.layers.utils`. The plug-in, which vLLM calls in each process before, puts others in their places.
+What vLLM compiles of plain layers stays as it is, and is served as `compiled` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tritongemm.integrations.process import LOG, OpaqueOperation, serves_weight, speak_through, start_serving
+from tritongemm.integrations import loaded_model, process
+from tritongemm.integrations.process import define_linear, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.tuned_calls import LinearFunction, TunedCalls
+from tritongemm.serving.tuned_calls import TunedCalls
 
 ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias
 
 
 def register() -> None:
-    """Serve vLLM's linear layers, plain or fp8 in blocks, in this process; the entry point. It may be called again.
+    """Serve vLLM's layers in this process, or capture what they multiply; the entry point. It may be called again.
 
-    Without TRITONGEMM_CONFIG nothing is imported or changed. A layer whose N and K no row has, and one with another
-    ``--linear-backend``, is computed as without us; so is everything under VLLM_BATCH_INVARIANT.
+    Without TRITONGEMM_CONFIG and TRITONGEMM_CAPTURE nothing is imported or changed. A layer whose N and K no row has,
+    and one with another ``--linear-backend``, is computed as without us; so is everything under VLLM_BATCH_INVARIANT.
     """
-    digest = start_serving()
-    if not digest:
+    digest = process.start_serving()
+    if not (digest or process.captures()):
         return
-    from vllm import envs
-    from vllm.model_executor.layers import utils
+    process.speak_through("vllm")
+    hooks: dict[str, tuple[Callable[[], None], bool]] = {
+        "layer": (partial(_tell_compile_cache, digest), True),
+        "plain linear layer": (_hook_layers, bool(digest)),
+        "fp8 layer": (_hook_scales, process.serves_scales()),
+        "mixture of experts": (_hook_mixtures, process.serves_experts()),
+        "compiled layer": (_hook_loading, bool(digest)),
+    }
+    process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
 
-    speak_through("vllm")
-    try:
-        _hook(envs, utils, digest)
-        _hook_blocks(envs)
-    except AttributeError as error:
-        LOG.error("this vLLM is not as the plug-in knows it (%s); nothing is served by tuned kernels", error)
 
-
-def _hook(envs: Any, utils: Any, digest: str) -> None:
-    """Replace vLLM's functions by ours, which call the replaced one where no row holds for a call.
+def _tell_compile_cache(digest: str) -> None:
+    """Make graphs with an operation of ours others than those without.
 
     Raises:
-        AttributeError: vLLM has not what is replaced; nothing was.
+        Refusal: results must not depend on the batch.
     """
+    from vllm import envs
+
     if envs.VLLM_BATCH_INVARIANT:
-        LOG.warning("VLLM_BATCH_INVARIANT is set: tuned kernels differ from batch to batch, so none is served")
-        return
+        raise process.Refusal("VLLM_BATCH_INVARIANT is set: tuned kernels differ from batch to batch")
+    # The key of vLLM's compile cache holds the value of each variable in this list. Variables in it are also copied to
+    # the workers that Ray starts.
+    traced = process.serves_scales() or torch.version.hip is not None
+    envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: (digest or "capture") if traced else ""
+
+
+def _hook_layers() -> None:
+    """Replace vLLM's functions by ours, which call the replaced one where no row holds for a call."""
+    from vllm.model_executor.layers import utils
+
     default, rocm, compute_rocm = (
         utils.default_unquantized_gemm,
         utils.rocm_unquantized_gemm,
         utils.rocm_unquantized_gemm_impl,
     )
-    # The key of vLLM's compile cache holds the value of each variable in this list, and a graph with our operation is
-    # another one. Variables in it are also copied to the workers that Ray starts.
-    envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: digest
     if default.__module__ != __name__:
-        utils.default_unquantized_gemm = _make_gemm(default, "vllm_linear", torch_linear)
-        utils.rocm_unquantized_gemm = _make_gemm(rocm, "vllm_rocm_linear", compute_rocm)
+        utils.default_unquantized_gemm = _make_gemm(default, TunedCalls(default_dispatcher(), torch_linear))
+        calls = TunedCalls(default_dispatcher(), compute_rocm)
+        utils.rocm_unquantized_gemm = _make_gemm(rocm, calls, define_linear("vllm_rocm_linear", calls))
 
 
-def _hook_blocks(envs: Any) -> None:
-    """Serve vLLM's fp8 layers in blocks by tuned kernels, where a row has scales.
-
-    Raises:
-        AttributeError: vLLM has not what is wrapped.
-    """
-    if envs.VLLM_BATCH_INVARIANT or not default_dispatcher().scaled_weights:
-        return
+def _hook_scales() -> None:
+    """Serve vLLM's fp8 layers by tuned kernels."""
     from vllm.model_executor.kernels import linear
 
     from tritongemm.integrations import vllm_fp8
 
-    if vllm_fp8.__name__ not in vars(linear):  # It stays there as long as vLLM's own kernels.
-        kept = vllm_fp8.hook(linear)
-        setattr(linear, vllm_fp8.__name__, kept)
+    vllm_fp8.hook(linear)
 
 
-def _make_gemm(original: ServerGemm, name: str, compute: LinearFunction) -> ServerGemm:
+def _hook_mixtures() -> None:
+    """Serve vLLM's mixtures of experts by tuned kernels."""
+    from vllm.model_executor.layers.fused_moe import modular_kernel
+
+    from tritongemm.integrations import vllm_moe
+
+    vllm_moe.hook(modular_kernel)
+
+
+def _hook_loading() -> None:
+    """Load kernels, and log which layers they serve, when vLLM has loaded a model."""
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    original = BaseModelLoader.load_model
+    if original.__module__ == __name__:
+        return
+
+    @wraps(original)
+    def load(*arguments: Any, **named: Any) -> nn.Module:
+        model: nn.Module = original(*arguments, **named)
+        loaded_model.prepare(model)
+        return model
+
+    load.__module__ = __name__
+    BaseModelLoader.load_model = load
+
+
+def _make_gemm(original: ServerGemm, calls: TunedCalls, operation: Callable[..., Tensor] | None = None) -> ServerGemm:
     """Return the replacement of one of vLLM's functions.
 
     Args:
         original: vLLM's function.
-        name: of the opaque operation.
-        compute: what vLLM's function computes by, without the layer; it computes what no row holds for in the
-            operation.
+        calls: of tuned kernels.
+        operation: what torch.compile traces; None for vLLM's function, whose product Inductor calls by name.
     """
-    calls = TunedCalls(default_dispatcher(), compute)
-    operation = OpaqueOperation(name, calls)
 
     def served_gemm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not serves_weight(weight) or not x.is_cuda:
             return original(layer, x, weight, bias)
         if torch.compiler.is_compiling():
-            result: Tensor = operation.call(x, weight, bias)
-            return result
+            traced: Tensor = operation(x, weight, bias) if operation else original(layer, x, weight, bias)
+            return traced
         call = calls.find(x, weight, bias)
         return original(layer, x, weight, bias) if call is None else call(x, weight, bias, None)
 

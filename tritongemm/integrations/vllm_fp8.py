@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import LOG, serves_blocks
-from tritongemm.serving.layer_choice import BlockOperands, compute_or
+from tritongemm.integrations.process import define_opaque, serves_blocks
+from tritongemm.serving import server_calls
+from tritongemm.serving.layer_choice import BlockOperands
 
 _METHOD = "apply_block_scaled_mm"
-_NAME = "vllm_fp8_block"
 _NUMBERS = "tritongemm_numbers"  # attribute of a kernel: its number, by the class whose method is called
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int kernel) -> Tensor"
 
@@ -34,12 +34,7 @@ class BlockKernels:
     def __init__(self) -> None:
         self._kernels: list[tuple[Any, ServerMethod]] = []
         self._numbers: dict[tuple[type, ServerMethod, torch.dtype], int] = {}
-        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-        self._library = torch.library.Library("tritongemm", "FRAGMENT")
-        self._library.define(f"{_NAME}{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, exact))
-        for key in ("CUDA", "CPU"):
-            self._library.impl(_NAME, self._compute, key)
-        torch.library.register_fake(f"tritongemm::{_NAME}", self._infer, lib=self._library)
+        self.operation = define_opaque("vllm_fp8_block", _SCHEMA, self._compute, self._infer)
 
     def hook(self, kind: Any) -> None:
         """Wrap the method of one of vLLM's classes of kernels, and enlist its objects when they are created.
@@ -60,7 +55,7 @@ class BlockKernels:
                 return original(kernel, A, B, As, Bs)
             if torch.compiler.is_compiling():
                 number = kernel.tritongemm_numbers[kind.__qualname__]
-                result: Tensor = torch.ops.tritongemm.vllm_fp8_block(A, B, As, Bs, number)
+                result: Tensor = self.operation(A, B, As, Bs, number)
                 return result
             return _serve(kernel, original, A, B, As, Bs)
 
@@ -88,21 +83,24 @@ def _serve(kernel: Any, original: ServerMethod, a: Tensor, b: Tensor, scale_a: T
     """Return the product by a tuned kernel, or by the server's own."""
     given = scale_a if a.dtype == b.dtype else None  # Others quantise bfloat16 themselves, and pass no factors.
     operands = BlockOperands(a, b, scale_b, given, None, kernel.config.out_dtype)
-    return compute_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
+    return server_calls.product_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
 
 
-def hook(linear: Any) -> BlockKernels | None:
-    """Serve vLLM's kernels by tuned ones; return what must be kept alive as long, or None where there are none.
+def hook(linear: Any) -> None:
+    """Serve vLLM's kernels by tuned ones. A second call does nothing.
 
     Args:
         linear: the module ``vllm.model_executor.kernels.linear``.
+
+    Raises:
+        AttributeError: vLLM has no such kernels.
     """
     listed = dict.fromkeys(kind for kinds in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in kinds)
     own = [kind for kind in listed if _METHOD in vars(kind)]
     if not own:
-        LOG.error("this vLLM has no fp8 kernels in blocks as the plug-in knows them; tuned ones serve none")
-        return None
+        raise AttributeError(f"no kernel of fp8 in blocks has {_METHOD}")
+    if any(vars(kind)[_METHOD].__module__ == __name__ for kind in own):
+        return
     kernels = BlockKernels()
     for kind in own:
         kernels.hook(kind)
-    return kernels

@@ -38,7 +38,7 @@ from tritongemm.serving.loaded_tables import (
     combined_digest,
     read_configured,
     read_table,
-    why_weight_is_idle,
+    why_layer_is_idle,
 )
 from tritongemm.serving.record_table import RecordTable
 
@@ -155,6 +155,11 @@ class Dispatcher:
                 self._add(*tables)
             self._records_read = True
             return combined_digest(self._tables) if self._tables else ""
+
+    def withdraw(self) -> None:
+        """Serve nothing any more, until records are added."""
+        with self._lock:
+            vars(self).update({**vars(Dispatcher()), "_lock": self._lock, "_records_read": True})
 
     def _add(self, *tables: LoadedTable) -> None:
         """Add tables' records, whose kernels a device loads at its next call."""
@@ -293,9 +298,9 @@ class Dispatcher:
         self._choices.log(call.problem.key, str(device.device.torch_device), resolution, where)
         return replace(answers, resolution=resolution)
 
-    def why_layer_is_idle(self, weight: tuple[int, int], index: int) -> str:
-        """Return why no row serves a linear layer of some N and K on a GPU; see `loaded_tables.why_weight_is_idle`."""
-        return why_weight_is_idle(self._tables, weight, self.device_kernels(index))
+    def why_layer_is_idle(self, holds: Callable[[Record], bool], index: int) -> str:
+        """Return why no row serves a layer on a GPU; see `loaded_tables.why_layer_is_idle`."""
+        return why_layer_is_idle(self._tables, holds, self.device_kernels(index))
 
     def device_kernels(self, index: int) -> DeviceKernels | None:
         """Return `device`; None for a CPU."""

@@ -148,8 +148,13 @@ class FastCall(PatchedCall):
         super().__init__(kernel, device, shape, dtype)
         self._otherwise = otherwise
 
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """Return the result in new memory, in stream order; PyTorch computes where an operand does not fit."""
+    def __call__(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the result in `out` or in new memory, in stream order; PyTorch computes where an operand does not fit.
+
+        PyTorch's result is always in new memory. `out` is dense.
+        """
         try:
             a, b = x.data_ptr(), w.data_ptr()
             d = 0 if bias is None else bias.data_ptr()
@@ -164,10 +169,13 @@ class FastCall(PatchedCall):
             return self._otherwise(x, w, bias, out_dtype)
         if not self._alone and _current() != self._index:
             with torch.cuda.device(self._index):
-                return self(x, w, bias, out_dtype)
-        c = self._empty()
+                return self(x, w, bias, out_dtype, out)
+        c = self._empty() if out is None else out
+        of_c = c.data_ptr()
+        if of_c & MISALIGNED_BITS:
+            return self._otherwise(x, w, bias, out_dtype)
         try:
-            self.start(a, b, c.data_ptr(), d)
+            self.start(a, b, of_c, d)
         except WorkspaceError:
             return self._otherwise(x, w, bias, out_dtype)
         return c

@@ -98,12 +98,6 @@ def compute(operands: BlockOperands, layout: str) -> Tensor:
     return scaled_mm(x, weight, x_scale, weight_scale, bias, out_dtype)
 
 
-def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """Return the product by a tuned kernel, or by `otherwise`, a server's own kernel, where no row has its M."""
-    layout = find_layout(operands, near=False)
-    return otherwise() if layout is None else compute(operands, layout)
-
-
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change
 
 

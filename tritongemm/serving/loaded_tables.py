@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,12 +157,14 @@ def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) 
     return f"{len(reasons) - idle.total()} of {len(reasons)} {where}{others}"
 
 
-def why_weight_is_idle(tables: Sequence[LoadedTable], weight: tuple[int, int], device: DeviceKernels | None) -> str:
-    """Return why no row of tables serves layers of a weight (N, K) on a GPU, behind their number; "" if one does."""
+def why_layer_is_idle(
+    tables: Sequence[LoadedTable], holds: Callable[[Record], bool], device: DeviceKernels | None
+) -> str:
+    """Return why no row of tables that `holds` serves layers on a GPU, behind their number; "" where one does."""
     if device is None:
         return "on no GPU, so that PyTorch computes them"
-    records = (record for table in tables for record in table.records if is_layer(record.problem))
-    reasons = Counter(why_idle(one, device) for one in records if (one.problem.n, one.problem.k) == weight)
+    records = (record for table in tables for record in table.records)
+    reasons = Counter(why_idle(record, device) for record in records if holds(record))
     return "" if "" in reasons else f"with rows that are {reasons.most_common(1)[0][0]}" if reasons else "without a row"
 
 

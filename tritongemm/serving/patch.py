@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
+from tritongemm.operations.served_problems import is_layer
 from tritongemm.serving import served_experts, served_fp8
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -197,7 +198,12 @@ def _why_idle(layer: nn.Module) -> str:
     if weight.is_cuda and not isinstance(layer, ServedLinear):
         return ""
     n, k = weight.shape[:2]
-    return default_dispatcher().why_layer_is_idle((n, k), weight.get_device())
+
+    def holds(record: Record) -> bool:
+        p = record.problem
+        return is_layer(p) and (p.n, p.k) == (n, k)
+
+    return default_dispatcher().why_layer_is_idle(holds, weight.get_device())
 
 
 def _is_served(kind: type[nn.Module]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from tritongemm.serving.dispatcher import Dispatcher
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     """The dispatcher of a process that has read nothing; its logger is as before afterwards."""
-    gc.collect()  # An operation exists until it is collected, and has the same name in each test.
     dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     parent, level = logger.parent, logger.level

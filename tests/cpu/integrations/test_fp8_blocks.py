@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes.servers import install_sglang_fp8, install_vllm, install_vllm_blocks
+from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_blocks
 from tests.support.linear_layers import record
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
@@ -45,14 +45,13 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockOperands]]:
     """Operands of the calls that a tuned kernel serves: those of M rows, on any device."""
     calls: list[BlockOperands] = []
 
-    def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
+    def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
         if operands.x.shape[0] != M:
             return otherwise()
         calls.append(operands)
         return torch.full((M, operands.weight.shape[0]), 3.0, dtype=operands.out_dtype)
 
-    for server in ("vllm_fp8", "sglang_fp8"):
-        monkeypatch.setattr(f"tritongemm.integrations.{server}.compute_or", compute_or)
+    monkeypatch.setattr("tritongemm.serving.server_calls.product_or", product_or)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
     return iter([calls])
 
@@ -98,7 +97,7 @@ def test_another_vllm_keeps_its_own_kernels(
         del kind.apply_block_scaled_mm
     with caplog.at_level(logging.ERROR, "tritongemm"):
         vllm.register()
-    assert "no fp8 kernels in blocks as the plug-in knows them" in caplog.text
+    assert "tuned kernels serve no fp8 layer" in caplog.text
 
 
 def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +111,8 @@ def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch
 def test_sglangs_method_computes_what_no_row_holds_for(
     table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hooks, method, mode = install_sglang_fp8(monkeypatch)
+    hooks, places, mode = install_sglang(monkeypatch)
+    method = places.Fp8LinearMethod
     calls = next(tuned)
     sglang.register()
     sglang.register()
@@ -147,6 +147,7 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     kinds = {kind for group in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in group}
     for kind in (kind for kind in kinds if "apply_block_scaled_mm" in vars(kind)):
         monkeypatch.setattr(kind, "apply_block_scaled_mm", vars(kind)["apply_block_scaled_mm"])
-    assert vllm_fp8.hook(linear) is not None
-    names = {kind.__name__ for kind in kinds if kind.apply_block_scaled_mm.__module__ == vllm_fp8.__name__}
+    vllm_fp8.hook(linear)
+    methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
+    names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names

@@ -23,12 +23,12 @@ def test_without_a_table_nothing_is_imported(unloaded: Dispatcher, monkeypatch: 
 
 
 def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry, method_class, mode = install_sglang(monkeypatch)
+    registry, places, mode = install_sglang(monkeypatch)
     for _ in range(3):
         sglang.register()
-    assert [len(hooks) for hooks in registry._hooks.values()] == [1]
+    assert [len(hooks) for hooks in registry._hooks.values() if hooks] == [1] * 5
     registry.apply_hooks()
-    method = method_class()
+    method = places.UnquantizedLinearMethod()
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (served, make):
         for x, w in ((make(17, 64), make(32, 64)), (make(16, 64), make(33, 64))):
             assert method.apply(layer_of(w), x).shape == (x.shape[0], w.shape[0]) and not served.shapes
@@ -39,10 +39,10 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
 
 
 def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry, method_class, _ = install_sglang(monkeypatch)
+    registry, places, _ = install_sglang(monkeypatch)
     sglang.register()
     registry.apply_hooks()
-    method, operands = method_class(), (torch.randn(3, 64), torch.randn(32, 64), torch.randn(32))
+    method, operands = places.UnquantizedLinearMethod(), (torch.randn(3, 64), torch.randn(32, 64), torch.randn(32))
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
         layer = layer_of(make(32, 64))
         graphs = compile_for_each_m(lambda x: method.apply(layer, x), make)

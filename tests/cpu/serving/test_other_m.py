@@ -30,8 +30,9 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.layer_choice import BlockOperands, compute_or, find_layout
+from tritongemm.serving.layer_choice import BlockOperands, find_layout
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.server_calls import product_or
 
 FP8 = torch.float8_e4m3fn
 SM90 = loader.load_target("sm90", compute_units=132)
@@ -165,7 +166,7 @@ def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Dispatcher) -> None
     found = {m: (find_layout(operands(m), near=True), find_layout(operands(m), near=False)) for m in (16, 20, 777)}
     assert found == {16: ("rows", "rows"), 20: ("groups", None), 777: ("groups", None)}
     theirs = empty(777, 256)
-    assert compute_or(operands(777), lambda: theirs) is theirs
+    assert product_or(operands(777), lambda: theirs) is theirs
 
 
 class Sharing(StandInKernel):

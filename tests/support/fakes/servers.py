@@ -1,6 +1,7 @@
-"""Stand-ins of the servers' modules that plug-ins change: the names and signatures of vLLM 0.33 and SGLang 0.5.23."""
+"""Stand-ins of the servers' modules that plug-ins change: the names and signatures of vLLM 0.26 and SGLang 0.5.23."""
 
 import functools
+import pkgutil
 import sys
 from collections import defaultdict
 from enum import Enum
@@ -8,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +30,27 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     envs: Any = _module(monkeypatch, "vllm.envs")
     envs.VLLM_BATCH_INVARIANT, envs.environment_variables = False, {}
     utils: Any = _module(monkeypatch, "vllm.model_executor.layers.utils", **{f.__name__: f for f in functions})
+
+    class BaseModelLoader:
+        def load_model(self, model: Any) -> Any:
+            return model
+
+    _module(monkeypatch, "vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
     return envs, utils
+
+
+def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What computes vLLM's mixtures of experts, whose answer is 9."""
+
+    class FusedMoEKernelModularImpl:
+        def __init__(self, prepare_finalize: Any, fused_experts: Any) -> None:
+            self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
+
+        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
+            return hidden_states.new_full(hidden_states.shape, 9.0)
+
+    name = "vllm.model_executor.layers.fused_moe.modular_kernel"
+    return _module(monkeypatch, name, FusedMoEKernelModularImpl=FusedMoEKernelModularImpl)
 
 
 def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -72,8 +94,8 @@ class HookRegistry:
 
     def apply_hooks(self) -> None:
         for target, hooks in self._hooks.items():
-            module, owner, name = target.rsplit(".", 2)
-            kind = getattr(sys.modules[module], owner)
+            owner, _, name = target.rpartition(".")
+            kind = pkgutil.resolve_name(owner)
             for _, hook, _ in hooks:
                 original = getattr(kind, name)
                 setattr(kind, name, functools.wraps(original)(_around(hook, original)))
@@ -84,23 +106,21 @@ def _around(hook: Any, original: Any) -> Any:
 
 
 def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, Any]:
-    """(the registry of hooks, the class of linear layers, the module of its deterministic mode)."""
+    """(the registry of hooks, a class with SGLang's functions as methods, the module of its deterministic mode).
+
+    Linear layers give what PyTorch does, an fp8 layer 7 and a mixture of experts 8.
+    """
 
     class UnquantizedLinearMethod:
         def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
             return functional.linear(x, layer.weight, bias)
 
-    registry = HookRegistry()
-    _module(monkeypatch, "sglang.srt.plugins.hook_registry", HookRegistry=registry, HookType=HookType)
-    _module(monkeypatch, "sglang.srt.layers.quantization.unquant", UnquantizedLinearMethod=UnquantizedLinearMethod)
-    mode: Any = _module(monkeypatch, "sglang.srt.batch_invariant_ops")
-    mode.is_batch_invariant_mode_enabled = lambda: False
-    return registry, UnquantizedLinearMethod, mode
+        def apply_with_addend(self, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None) -> Tensor:
+            return self.apply(layer, x, bias)
 
-
-def install_sglang_fp8(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, Any]:
-    """As `install_sglang`, with the class of fp8 layers, whose answer is 7."""
-    registry, _, mode = install_sglang(monkeypatch)
+        def apply_into(self, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+            self.apply(layer, x, bias)
+            return output
 
     class Fp8LinearMethod:
         def __init__(self, block_quant: bool = True, use_marlin: bool = False) -> None:
@@ -111,8 +131,32 @@ def install_sglang_fp8(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, A
             result: Tensor = rows.new_full((rows.shape[0], layer.weight.shape[0]), 7.0)
             return result
 
-    _module(monkeypatch, "sglang.srt.layers.quantization.fp8", Fp8LinearMethod=Fp8LinearMethod)
-    return registry, Fp8LinearMethod, mode
+    class LogitsProcessor:
+        use_fp32_lm_head, rl_on_policy_target = False, None
+
+        def _compute_lm_head(self, x: Tensor, lm_head: Any, bias: Tensor | None = None) -> Tensor:
+            return x @ lm_head.weight.T
+
+    class ModelRunner:
+        def load_model(self) -> None:
+            self.model = torch.nn.Linear(1, 1)
+
+    def fused_experts(x: Tensor, w1: Tensor, w2: Tensor, topk_output: Any, config: Any, **others: Any) -> Tensor:
+        return x.new_full(x.shape, 8.0)
+
+    registry, srt = HookRegistry(), "sglang.srt"
+    _module(monkeypatch, f"{srt}.plugins.hook_registry", HookRegistry=registry, HookType=HookType)
+    _module(monkeypatch, f"{srt}.layers.quantization.unquant", UnquantizedLinearMethod=UnquantizedLinearMethod)
+    _module(monkeypatch, f"{srt}.layers.quantization.fp8", Fp8LinearMethod=Fp8LinearMethod)
+    _module(monkeypatch, f"{srt}.model_executor.model_runner", ModelRunner=ModelRunner)
+    place = f"{srt}.layers.moe.moe_runner.triton_utils.fused_moe"
+    fused_moe = _module(monkeypatch, place, fused_experts=fused_experts)
+    logits: Any = _module(monkeypatch, f"{srt}.layers.logits_processor", LogitsProcessor=LogitsProcessor)
+    logits.should_apply_lm_head_quant_method = lambda *_: False
+    mode: Any = _module(monkeypatch, f"{srt}.batch_invariant_ops")
+    mode.is_batch_invariant_mode_enabled = lambda: False
+    names = {kind.__name__: kind for kind in (UnquantizedLinearMethod, Fp8LinearMethod, LogitsProcessor, ModelRunner)}
+    return registry, SimpleNamespace(**names, fused_moe=fused_moe), mode
 
 
 def layer_of(weight: Tensor) -> Any:

@@ -33,8 +33,23 @@ _LAYERS = {
 }
 # Where the calls of `tritongemm` are defined, whose own calls of PyTorch are none of the program's.
 _SERVING = tuple(f"tritongemm.serving.{name}" for name in ("api", "products", "linear_fp8", "mixtures"))
+_OF_SERVERS = "tritongemm.serving.server_calls"
 _COMPUTED = "tritongemm.serving.traced_operations"  # what computes operations in the code of torch.compile
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
+
+
+def _product(operands: Any) -> tuple[str, Any]:
+    """Return which call of ours a product of a server with scales is, and its arguments."""
+    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    if x_scale is None:
+        return "tritongemm.linear_fp8", (x, weight, weight_scale, bias, out_dtype)
+    return "tritongemm.scaled_mm", (x, weight, x_scale, weight_scale, bias, out_dtype)
+
+
+_SERVERS: dict[str, Callable[[Any], tuple[str, Any]]] = {
+    "product_or": _product,
+    "mixture_or": lambda operands: ("tritongemm.fused_moe", tuple(operands)),
+}
 
 
 class _Inside(threading.local):
@@ -59,7 +74,7 @@ class Hooks:
     def install(self) -> None:
         """Replace PyTorch's functions, and ours that count by themselves, by those that count."""
         self._active = True
-        for module in _SERVING:  # which keep PyTorch's own functions for themselves
+        for module in (*_SERVING, _OF_SERVERS):  # which keep PyTorch's own functions for themselves
             importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:
@@ -70,6 +85,8 @@ class Hooks:
                 if f"tritongemm.{name}" not in _LAYERS:
                     self._replace_own(name)
             self._replace(computed, one.name, functools.partial(self._own_call, f"tritongemm.{one.name}"))
+        for name, describe in _SERVERS.items():
+            self._replace(sys.modules[_OF_SERVERS], name, functools.partial(self._server_call, describe))
         for owner, name in _calls():
             self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
         self._replace(torch, "compile", self._compile)
@@ -168,6 +185,24 @@ class Hooks:
             return result
 
         self._in_graphs.append(call)
+        return call
+
+    def _server_call(self, describe: Callable[[Any], tuple[str, Any]], original: Callable[..., Any]) -> Any:
+        """Return what stands for a call that a server makes of its own functions, counted as the call of ours."""
+        note = self._recorder.guarded(self._recorder.note_call)
+
+        @functools.wraps(original)
+        def call(operands: Any, otherwise: Callable[[], Any]) -> Any:
+            self._inside.own += 1
+            try:
+                result = original(operands, otherwise)
+            finally:
+                self._inside.own -= 1
+            if self._active and not self._inside.own:
+                operation, given = describe(operands)
+                note(operation, original, given, {})
+            return result
+
         return call
 
     def _asked(self, args: Sequence[Any], hook: Any, original: Any) -> Any:

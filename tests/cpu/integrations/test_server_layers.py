@@ -1,0 +1,315 @@
+"""Layers of a server beside plain linear ones: compiled code, given memory, output layers, mixtures; what is said."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tritongemm
+from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
+from tests.support.linear_layers import attach_device, problem, record
+from tests.support.served_region import gpu_that_serves
+from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.record import Record
+from tritongemm.formats import results_format
+from tritongemm.integrations import compiled, loaded_model, sglang, vllm, vllm_moe
+from tritongemm.integrations.process import is_in_blocks
+from tritongemm.operations.mixture import MixtureOperands
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import Dispatcher
+
+FP8 = torch.float8_e4m3fn
+EXPERTS, HIDDEN, INNER, TOPK = 4, 128, 128, 2
+
+
+def grouped(m: int, n: int, k: int) -> Record:
+    of = Problem(m, n, k, *matrices("bf16", layout="TN"), groups=Groups(EXPERTS))
+    return record(of)
+
+
+def mixture(tokens: int, dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> dict[str, Any]:
+    """The arguments of vLLM's mixtures."""
+    weights = torch.ones(EXPERTS, 2 * INNER, HIDDEN), torch.ones(EXPERTS, HIDDEN, INNER)
+    w1, w2 = (w.to(FP8 if scaled else dtype) for w in weights)
+    ids = torch.zeros(tokens, TOPK, dtype=torch.int32)
+    return {
+        "hidden_states": torch.ones(tokens, HIDDEN, dtype=dtype), "w1": w1, "w2": w2,
+        "topk_weights": torch.ones(tokens, TOPK), "topk_ids": ids, "activation": SimpleNamespace(value="silu"),
+        "expert_map": None, "apply_router_weight_on_input": False,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
+    """Mixtures that reach tuned kernels, whose answer is 3; those of 16 tokens do."""
+    calls: list[MixtureOperands] = []
+
+    def mixture_or(operands: MixtureOperands, otherwise: Callable[[], Tensor]) -> Tensor:
+        if operands.x.shape[0] != 16:
+            return otherwise()
+        calls.append(operands)
+        return operands.x.new_full(operands.x.shape, 3.0)
+
+    monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
+    return calls
+
+
+@pytest.fixture
+def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "experts.yaml"
+    file.write_text(results_format().write([grouped(32, 2 * INNER, HIDDEN)]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+
+
+def test_code_of_inductor_is_served_where_a_row_holds(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.kernel.mm
+    from torch._inductor.select_algorithm import extern_kernels
+
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(extern_kernels, name, getattr(extern_kernels, name))
+    for _ in range(2):
+        compiled.serve_compiled_code()
+    records = [record(problem(16, 32, 64)), record(problem(16, 32, 64, bias="n"))]
+    with gpu_that_serves(monkeypatch, unloaded, records) as (served, make):
+        for rows, n, count in ((16, 32, 1), (17, 32, 1), (17, 32, 1), (16, 33, 1), (16, 32, 2)):
+            out = make(rows, n)
+            assert extern_kernels.mm(make(rows, 64), make(n, 64).t(), out=out) is out and len(served.shapes) == count
+        x, w, bias = make(16, 64), make(32, 64).t(), make(32)
+        for row in (bias, bias.expand(16, 32)):
+            assert extern_kernels.addmm(row, x, w, alpha=1, beta=1, out=make(16, 32)).shape == (16, 32)
+        assert len(served.shapes) == 4
+        extern_kernels.mm(x, make(64, 32), out=make(16, 32))  # no transposed weight
+        extern_kernels.mm(x, w, out=make(32, 16).t())
+        assert len(served.shapes) == 4 and extern_kernels.mm(x, w).shape == (16, 32)
+    given = torch.randn(3, 64), torch.randn(64, 32)
+    assert torch.equal(extern_kernels.mm(*given, out=torch.empty(3, 32)), torch.mm(*given))
+    summand = torch.randn(3, 32)
+    result = extern_kernels.addmm(summand, *given, alpha=2, beta=1, out=torch.empty(3, 32))
+    assert torch.equal(result, torch.addmm(summand, *given, alpha=2))
+
+
+def test_sglangs_other_methods_and_its_output_layer(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks, places, _ = install_sglang(monkeypatch)
+    sglang.register()
+    hooks.apply_hooks()
+    method, logits = places.UnquantizedLinearMethod(), places.LogitsProcessor()
+    with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (served, make):
+        layer = layer_of(make(32, 64))
+        for rows in (16, 17):
+            x, out = make(rows, 64), make(rows, 32)
+            assert method.apply_into(layer, x, out) is out
+            assert method.apply_with_addend(layer, x, out).shape == (rows, 32)
+            assert logits._compute_lm_head(x, layer).shape == (rows, 32)
+            assert len(served.shapes) == 3
+        logits.use_fp32_lm_head = True
+        logits._compute_lm_head(make(16, 64), layer)
+        assert len(served.shapes) == 3
+
+
+def test_a_version_of_sglang_without_these_methods(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks, places, _ = install_sglang(monkeypatch)
+    del places.UnquantizedLinearMethod.apply_with_addend, places.LogitsProcessor._compute_lm_head
+    sglang.register()
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert "_compute_lm_head" in line and line.endswith("tuned kernels serve no output layer")
+    assert sum(map(bool, hooks._hooks.values())) == 3
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_vllms_mixtures(
+    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch, scaled: bool
+) -> None:
+    install_vllm(monkeypatch)
+    modular = install_vllm_mixtures(monkeypatch)
+    for _ in range(2):
+        vllm.register()
+    experts, prepares = type("TritonExperts", (), {})(), type("MoEPrepareAndFinalizeNoDPEPModular", (), {})()
+    scales = [torch.ones(EXPERTS, n // 128, k // 128) if scaled else None for n, k in ((256, 128), (128, 128))]
+    experts.quant_config = SimpleNamespace(quant_dtype=None, w1_scale=scales[0], w2_scale=scales[1], gemm1_alpha=None)
+    kernel = modular.FusedMoEKernelModularImpl(prepares, experts)
+    assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 3).all())
+    assert mixtures[0].w1_scale is scales[0] and bool((kernel.apply(**mixture(17, scaled=scaled)) == 9).all())
+    others: list[dict[str, Any]] = [
+        {"activation": SimpleNamespace(value="gelu_tanh")}, {"expert_map": torch.zeros(4)},
+        {"apply_router_weight_on_input": True}, {"w1": torch.ones(EXPERTS, 256, HIDDEN)},
+    ]  # fmt: skip
+    for other in others:
+        assert bool((kernel.apply(**{**mixture(16, scaled=scaled), **other}) == 9).all()), other
+    experts.quant_config.gemm1_alpha = 1.7
+    assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 9).all()) and len(mixtures) == 1
+    kernel.fused_experts = SimpleNamespace(quant_config=SimpleNamespace(quant_dtype=None, w1_scale=None, w2_scale=None))
+    assert bool((kernel.apply(**mixture(16)) == 9).all())
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_sglangs_mixtures(
+    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch, scaled: bool
+) -> None:
+    hooks, places, mode = install_sglang(monkeypatch)
+    sglang.register()
+    hooks.apply_hooks()
+    config = SimpleNamespace(activation="silu", is_gated=True, routed_scaling_factor=None, no_combine=False)
+    pair = torch.ones(EXPERTS, 2, 1), torch.ones(EXPERTS, 1, 1)
+    factors = {"w1_scale": pair[0], "w2_scale": pair[1], "use_fp8_w8a8": True, "block_shape": [128, 128]}
+
+    def ask(tokens: int = 16, **changes: Any) -> float:
+        x, w1, w2, weights, ids, *_ = mixture(tokens, scaled=scaled).values()
+        routed = weights, ids, None
+        given = {"use_int8_w8a8": False, "b1": None, **(factors if scaled else {}), **changes}
+        return float(places.fused_moe.fused_experts(x, w1, w2, routed, config, **given).mean())
+
+    assert (ask(), ask(17)) == (3, 8) and (mixtures[0].w1_scale is pair[0]) == scaled
+    assert ask(b1=torch.ones(1)) == ask(a1_q=torch.ones(1)) == ask(w1_scale=torch.ones(EXPERTS, 1, 1)) == 8
+    for name, value in {"activation": "gelu", "routed_scaling_factor": 2.5, "no_combine": True}.items():
+        before = getattr(config, name)
+        setattr(config, name, value)
+        assert ask() == 8, name
+        setattr(config, name, before)
+    mode.is_batch_invariant_mode_enabled = lambda: True
+    assert ask() == 8 and len(mixtures) == 1
+
+
+def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    monkeypatch.setattr(server_calls, "fused_moe", lambda *given: "tuned")
+    kinds = iter(["exact", "near", "exact", "range"])
+    answers = SimpleNamespace(resolution=SimpleNamespace(kind="", lasting=True))
+
+    def ask(*product: Any) -> Any:
+        return SimpleNamespace(resolution=replace_kind(answers.resolution, next(kinds)))
+
+    monkeypatch.setattr(unloaded, "ask", ask)
+    unloaded.expert_weights = frozenset({object()})  # type: ignore[arg-type]
+    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
+    for tokens, wanted in ((16, "the server"), (16, "the server"), (32, "tuned"), (32, "tuned")):
+        given = mixture(tokens)
+        operands = MixtureOperands(*(given[name] for name in names))
+        assert server_calls.mixture_or(operands, lambda: "the server") == wanted
+
+
+def replace_kind(resolution: Any, kind: str) -> Any:
+    return SimpleNamespace(**{**vars(resolution), "kind": kind})
+
+
+def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = registry.get(Family, "a8w8_blockscale").problem(
+        Problem(16, 256, 128, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
+    )
+    elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
+    rows = [record(problem(16, 32, 64)), record(scaled), grouped(32, 256, 128), grouped(32, 128, 128), elsewhere]
+    unloaded.load(rows)
+    attach_device(unloaded)
+    unloaded._devices[-1] = unloaded._devices[0]
+
+    class LinearBase(nn.Module):  # type: ignore[misc]
+        def __init__(self, weight: Tensor, method: str, **others: Any) -> None:
+            super().__init__()
+            self.weight, self.quant_method = weight, type(method, (), {})()
+            vars(self.quant_method).update(others)
+
+    class Mixture(nn.Module):  # type: ignore[misc]
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
+            self.w13_weight, self.w2_weight = torch.ones(EXPERTS, 2 * inner, 128), torch.ones(EXPERTS, 128, inner)
+
+    in_blocks = LinearBase(torch.ones(256, 128).to(FP8), "Fp8LinearMethod")
+    in_blocks.weight_scale_inv = torch.ones(2, 1)
+    marlin = type("MarlinLinearKernel", (), {})()
+    plain = "UnquantizedLinearMethod"
+    layers = [LinearBase(torch.ones(n, 64), plain) for n in (32, 32, 33, 48)]
+    quantised = [LinearBase(torch.ones(4, 4).int(), "GPTQMarlinLinearMethod", kernel=marlin) for _ in range(2)]
+    tensor_wise = LinearBase(torch.ones(256, 128).to(FP8), "ModelOptFp8LinearMethod")
+    model = nn.ModuleList([*layers, in_blocks, *quantised, tensor_wise, Mixture(128), Mixture(64), nn.Linear(2, 2)])
+    assert loaded_model.describe(model) == (
+        "tuned kernels serve 3 of 8 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
+        "computes 2 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
+        "1 of ModelOptFp8LinearMethod"
+    )
+
+
+def test_loading_a_model_says_so_and_never_fails(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_vllm(monkeypatch)
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    for _ in range(2):
+        vllm.register()
+    layer = nn.Linear(64, 32)
+    assert BaseModelLoader().load_model(layer) is layer and not caplog.records  # on no GPU
+    monkeypatch.setattr(nn.Parameter, "is_cuda", property(lambda tensor: True), raising=False)
+    monkeypatch.setattr(unloaded, "device", lambda index: (_ for _ in ()).throw(InputError("no driver")))
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        assert BaseModelLoader().load_model(layer) is layer
+    assert [r.getMessage() for r in caplog.records] == ["InputError: no driver; nothing is served by tuned kernels"]
+    assert not unloaded.weights and not unloaded.layer_weights  # no call fails for the same reason
+    vllm.register()
+    assert not unloaded.weights
+
+
+def test_weights_in_blocks() -> None:
+    w = torch.ones(EXPERTS, 256, 128).to(FP8)
+    assert is_in_blocks(w, torch.ones(EXPERTS, 2, 1)) and not is_in_blocks(w, torch.ones(EXPERTS, 2, 1).half())
+    assert not is_in_blocks(w.float(), torch.ones(EXPERTS, 2, 1)) and not is_in_blocks(w, torch.ones(EXPERTS))
+
+
+def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
+    from tritongemm.serving.layer_choice import BlockOperands
+
+    file = tmp_path / "sizes.yaml"
+    weight, scale, x = torch.ones(256, 128).to(FP8), torch.ones(2, 1), torch.ones(5, 128, dtype=torch.bfloat16)
+    quantised = torch.ones(5, 128).to(FP8), torch.ones(1, 5).t()
+    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
+    with tritongemm.capture(str(file)):
+        for operands in (BlockOperands(x, weight, scale), BlockOperands(quantised[0], weight, scale, quantised[1])):
+            server_calls.product_or(operands, lambda: torch.mm(x, torch.ones(128, 256, dtype=x.dtype)))
+        server_calls.mixture_or(MixtureOperands(*(mixture(16)[name] for name in names)), lambda: x)
+    text = file.read_text()
+    assert text.count("a8w8_blockscale") == 2 and '"count": 1' in text, text
+    assert "torch.mm" not in text and text.count("groups") >= 2
+
+
+@pytest.mark.servers
+def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    modular: Any = pytest.importorskip("vllm.model_executor.layers.fused_moe.modular_kernel", exc_type=ImportError)
+    from vllm import envs
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
+    from vllm.model_executor.layers.fused_moe.experts import triton_cutlass_moe, triton_deep_gemm_moe, triton_moe
+    from vllm.model_executor.layers.fused_moe.prepare_finalize import no_dp_ep
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    kind, names = modular.FusedMoEKernelModularImpl, ("default_unquantized_gemm", "rocm_unquantized_gemm")
+    for owner, name in ((kind, "apply"), (BaseModelLoader, "load_model"), *((utils, name) for name in names)):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(envs, "environment_variables", dict(envs.environment_variables))
+    parameters = list(inspect.signature(kind.apply).parameters)
+    assert set(mixture(1)) <= set(parameters)
+    vllm.register()
+    vllm_moe.hook(modular)
+    assert kind.apply.__module__ == vllm_moe.__name__ and BaseModelLoader.load_model.__module__ == vllm.__name__
+    own = {name for module in (triton_moe, triton_deep_gemm_moe, triton_cutlass_moe) for name in vars(module)}
+    assert set(vllm_moe._EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)
+    plain = FusedMoEQuantConfig.make()
+    assert (plain.quant_dtype, plain.w1_scale, plain.w2_scale) == (None, None, None)
+    assert all(getattr(plain, name) is None for name in vllm_moe._GATES) and not caplog.records

@@ -1,0 +1,98 @@
+"""A server's model, once its weights are loaded: kernels are loaded then, and one line says what they serve of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.integrations.compiled import serve_compiled_code
+from tritongemm.integrations.process import LOG, is_in_blocks
+from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
+from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.winners import baseline_won
+
+_LAYERS = ("LinearBase", "ParallelLMHead")  # classes of both servers
+_KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method or a scheme: what multiplies
+_PLAIN = "Unquantized"  # what the names of methods without quantisation begin with
+
+
+def prepare(model: nn.Module) -> None:
+    """Load the kernels of a model's GPU, serve the code that is compiled of it, and log which layers are served."""
+    dispatcher, weight = default_dispatcher(), next((w for w in model.parameters() if w.is_cuda), None)
+    if weight is None:
+        return
+    try:
+        dispatcher.device(weight.get_device())
+        serve_compiled_code()
+        LOG.info("%s", describe(model))
+    except Exception as error:  # The server runs without us, whatever goes wrong here.
+        dispatcher.withdraw()
+        LOG.error("%s: %s; nothing is served by tuned kernels", type(error).__name__, error)
+
+
+def describe(model: nn.Module) -> str:
+    """Return how many linear layers and mixtures of experts have tuned kernels, and what computes the others."""
+    found: dict[str, Counter[str]] = {"linear layers": Counter(), "mixtures of experts": Counter()}
+    for module in model.modules():
+        if getattr(module, "quant_method", None) is None:
+            continue
+        if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
+            found["linear layers"][_why_not(module, "weight", is_layer, is_scaled)] += 1
+        elif isinstance(getattr(module, "w13_weight", None), Tensor):
+            reasons = [_why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
+            found["mixtures of experts"][max(reasons)] += 1
+    parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
+    left = sum(found.values(), Counter[str]())
+    del left[""]
+    others = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
+    rest = f"; the server itself computes {others}" if others else ""
+    return f"tuned kernels serve {' and '.join(parts) or 'no layer'} of {type(model).__name__}{rest}"
+
+
+def _is_grouped(problem: Problem) -> bool:
+    return expert_weights(problem) is not None
+
+
+def _why_not(
+    layer: Any, name: str, is_plain: Callable[[Problem], bool], is_quantised: Callable[[Problem], bool]
+) -> str:
+    """Return why a layer's weight is not served, behind the number of such layers; "" where it is.
+
+    Args:
+        layer: the layer.
+        name: of its weight.
+        is_plain: whether a problem is such a layer's without quantisation.
+        is_quantised: whether it is one's in fp8.
+    """
+    weight, plain = getattr(layer, name, None), type(layer.quant_method).__name__.startswith(_PLAIN)
+    if not isinstance(weight, Tensor) or not (plain or _has_blocks(layer, name)):
+        return f"of {_computed_by(layer)}"
+    shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
+
+    def holds(record: Record) -> bool:
+        p = record.problem
+        groups = (p.group_count,) if len(shape) == 3 else ()
+        return (*groups, p.n, p.k) == shape and is_of(p) and not baseline_won(record)
+
+    return default_dispatcher().why_layer_is_idle(holds, weight.get_device())
+
+
+def _has_blocks(layer: Any, name: str) -> bool:
+    scales = (getattr(layer, f"{name}_{kind}", None) for kind in ("scale_inv", "scale"))
+    scale = next((one for one in scales if isinstance(one, Tensor)), None)
+    return scale is not None and is_in_blocks(getattr(layer, name), scale)
+
+
+def _computed_by(layer: Any) -> str:
+    """Return the class of a layer's kernel, or else of its method."""
+    for owner in (layer.quant_method, getattr(layer, "scheme", None)):
+        for name in _KERNELS:
+            kernel = getattr(owner, name, None)
+            if kernel is not None and not callable(kernel):
+                return type(kernel).__name__
+    return type(layer.quant_method).__name__

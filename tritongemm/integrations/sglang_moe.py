@@ -1,0 +1,84 @@
+"""Serves SGLang's mixtures of experts where tuned rows hold for both products of a call, else by SGLang's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.integrations.process import is_in_blocks
+from tritongemm.operations.mixture import MixtureOperands
+from tritongemm.serving import server_calls
+
+TARGET: Final = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts"
+_OTHER_MIXTURES: Final = (
+    "no_combine",
+    "apply_router_weight_on_input",
+    "gemm1_alpha",
+    "gemm1_clamp_limit",
+    "swiglu_limit",
+)
+_FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale", "block_shape"})
+
+
+def make_hook() -> Callable[..., Any]:
+    """Return the function that SGLang calls around its own: ``hook(original, hidden_states, w1, w2, topk_output, …)``.
+
+    Mixtures of other kinds are given to the function itself; so are all that torch.compile traces, and all while
+    results must not depend on the batch.
+    """
+    from sglang.srt import batch_invariant_ops
+
+    def serve_experts(
+        original: Callable[..., Any],
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_output: Any,
+        moe_runner_config: Any,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        def compute() -> Any:
+            return original(hidden_states, w1, w2, topk_output, moe_runner_config, *others, **named)
+
+        scales = _scales(w1, w2, hidden_states.dtype, named)
+        if (
+            others
+            or scales is None
+            or not _is_plain(moe_runner_config)
+            or not (w1.is_contiguous() and w2.is_contiguous())
+            or torch.compiler.is_compiling()
+            or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        ):
+            return compute()
+        weights, ids, *_ = topk_output
+        return server_calls.mixture_or(MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales), compute)
+
+    return serve_experts
+
+
+def _is_plain(config: Any) -> bool:
+    """Return whether a mixture is gated by SiLU, with nothing else done to its values."""
+    factor = getattr(config, "routed_scaling_factor", None)
+    return (
+        config.activation == "silu"
+        and getattr(config, "is_gated", True)
+        and factor in (None, 1, 1.0)
+        and not any(getattr(config, name, None) for name in _OTHER_MIXTURES)
+    )
+
+
+def _scales(
+    w1: Tensor, w2: Tensor, dtype: torch.dtype, named: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None] | None:
+    """Return the factors of both weights, None for none; None where a mixture is neither plain nor fp8 in blocks."""
+    given = {name for name, value in named.items() if value is not None and value is not False}
+    if not given:
+        return (None, None) if w1.dtype == w2.dtype == dtype else None
+    pair = named.get("w1_scale"), named.get("w2_scale")
+    if given != _FACTORS or pair[0] is None or pair[1] is None:
+        return None
+    return pair if is_in_blocks(w1, pair[0]) and is_in_blocks(w2, pair[1]) else None

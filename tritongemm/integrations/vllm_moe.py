@@ -1,0 +1,71 @@
+"""Serves vLLM's mixtures of experts where tuned rows hold for both products of a call, else by vLLM's own kernels."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any, Final
+
+from torch import Tensor
+
+from tritongemm.integrations.process import is_in_blocks
+from tritongemm.operations.mixture import MixtureOperands
+from tritongemm.serving import server_calls
+
+# Classes of experts that read weights as a checkpoint has them; others shuffle them, or have up before gate.
+_EXPERTS: Final = ("TritonExperts", "TritonOrDeepGemmExperts", "TritonOrCutlassExperts")
+_PREPARES: Final = "MoEPrepareAndFinalizeNoDPEPModular"  # without tokens of other ranks
+_GATES: Final = ("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta", "w1_bias", "w2_bias")  # change what a mixture does
+
+
+def hook(modular_kernel: Any) -> None:
+    """Serve mixtures before vLLM's own kernels do.
+
+    Args:
+        modular_kernel: the module ``vllm.model_executor.layers.fused_moe.modular_kernel``.
+
+    Raises:
+        AttributeError: vLLM has not what is wrapped.
+    """
+    kind = modular_kernel.FusedMoEKernelModularImpl
+    original = kind.apply
+    if original.__module__ == __name__:
+        return
+
+    @wraps(original)
+    def served(kernel: Any, *arguments: Any, **named: Any) -> Tensor:
+        def compute() -> Tensor:
+            result: Tensor = original(kernel, *arguments, **named)
+            return result
+
+        operands = None if arguments else _operands(kernel, named)
+        return compute() if operands is None else server_calls.mixture_or(operands, compute)
+
+    served.__module__ = __name__
+    kind.apply = served
+
+
+def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
+    """Return what `fused_moe` would be given for a call; None where it does not compute this kind of mixture.
+
+    Shared experts are computed by others where tokens stay on their rank.
+    """
+    experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], named["w1"], named["w2"]
+    config, routing = experts.quant_config, (named["topk_weights"], named["topk_ids"])
+    scales = config.w1_scale, config.w2_scale
+    if scales == (None, None):
+        is_known = config.quant_dtype is None and w1.dtype == w2.dtype == x.dtype
+    else:
+        is_known = all(s is not None and is_in_blocks(w, s) for w, s in zip((w1, w2), scales, strict=True))
+    if (
+        not is_known
+        or type(experts).__name__ not in _EXPERTS
+        or type(kernel.prepare_finalize).__name__ != _PREPARES
+        or named["activation"].value != "silu"
+        or named.get("expert_map") is not None
+        or named.get("apply_router_weight_on_input")
+        or getattr(experts, "_lora_context", None) is not None
+        or any(getattr(config, name, None) is not None for name in _GATES)
+        or not (w1.is_contiguous() and w2.is_contiguous())
+    ):
+        return None
+    return MixtureOperands(x, w1, w2, *routing, "silu", *scales)

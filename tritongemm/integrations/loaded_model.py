@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.integrations.compiled import serve_compiled_code
-from tritongemm.integrations.process import LOG, is_in_blocks
+from tritongemm.integrations.process import LOG, attribute, is_in_blocks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.winners import baseline_won
@@ -39,11 +39,11 @@ def describe(model: nn.Module) -> str:
     """Return how many linear layers and mixtures of experts have tuned kernels, and what computes the others."""
     found: dict[str, Counter[str]] = {"linear layers": Counter(), "mixtures of experts": Counter()}
     for module in model.modules():
-        if getattr(module, "quant_method", None) is None:
+        if attribute(module, "quant_method") is None:
             continue
         if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
             found["linear layers"][_why_not(module, "weight", is_layer, is_scaled)] += 1
-        elif isinstance(getattr(module, "w13_weight", None), Tensor):
+        elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [_why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             found["mixtures of experts"][max(reasons)] += 1
     parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
@@ -69,7 +69,7 @@ def _why_not(
         is_plain: whether a problem is such a layer's without quantisation.
         is_quantised: whether it is one's in fp8.
     """
-    weight, plain = getattr(layer, name, None), type(layer.quant_method).__name__.startswith(_PLAIN)
+    weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
     if not isinstance(weight, Tensor) or not (plain or _has_blocks(layer, name)):
         return f"of {_computed_by(layer)}"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
@@ -83,16 +83,16 @@ def _why_not(
 
 
 def _has_blocks(layer: Any, name: str) -> bool:
-    scales = (getattr(layer, f"{name}_{kind}", None) for kind in ("scale_inv", "scale"))
+    scales = (attribute(layer, f"{name}_{kind}") for kind in ("scale_inv", "scale"))
     scale = next((one for one in scales if isinstance(one, Tensor)), None)
-    return scale is not None and is_in_blocks(getattr(layer, name), scale)
+    return scale is not None and is_in_blocks(attribute(layer, name), scale)
 
 
 def _computed_by(layer: Any) -> str:
     """Return the class of a layer's kernel, or else of its method."""
-    for owner in (layer.quant_method, getattr(layer, "scheme", None)):
+    for owner in (layer.quant_method, attribute(layer, "scheme")):
         for name in _KERNELS:
-            kernel = getattr(owner, name, None)
+            kernel = attribute(owner, name)
             if kernel is not None and not callable(kernel):
                 return type(kernel).__name__
     return type(layer.quant_method).__name__

@@ -61,6 +61,11 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
                 return
 
 
+def attribute(owner: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of a server's object, which some versions or kinds of it lack."""
+    return getattr(owner, name, default)
+
+
 def captures() -> bool:
     """Return whether this process writes what the server multiplies to a file."""
     return bool(settings.capture_files())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations import loaded_model, process, sglang_fp8, sglang_moe
-from tritongemm.integrations.process import define_linear, serves_weight
+from tritongemm.integrations.process import attribute, define_linear, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
@@ -128,18 +128,18 @@ def make_hook_of_output() -> Hook:
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
     def serve_output(original: Hook, processor: Any, x: Tensor, lm_head: Any, *others: Any, **named: Any) -> Any:
-        weight, out = getattr(lm_head, "weight", None), named.get("out")
+        weight, out = attribute(lm_head, "weight"), named.get("out")
         if (
             not isinstance(weight, Tensor)
             or not serves_weight(weight)
             or not x.is_cuda
             or x.dtype != weight.dtype
             or torch.compiler.is_compiling()
-            or hasattr(lm_head, "set_lora")
+            or attribute(lm_head, "set_lora") is not None
             or processor.use_fp32_lm_head
-            or getattr(processor, "use_fp32_lm_head_output", False)
+            or attribute(processor, "use_fp32_lm_head_output")
             or processor.rl_on_policy_target is not None
-            or logits_processor.should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
+            or logits_processor.should_apply_lm_head_quant_method(lm_head, attribute(lm_head, "quant_method"))
             or batch_invariant_ops.is_batch_invariant_mode_enabled()
         ):
             return original(processor, x, lm_head, *others, **named)

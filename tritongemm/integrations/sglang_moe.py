@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import is_in_blocks
+from tritongemm.integrations.process import attribute, is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -62,12 +62,12 @@ def make_hook() -> Callable[..., Any]:
 
 def _is_plain(config: Any) -> bool:
     """Return whether a mixture is gated by SiLU, with nothing else done to its values."""
-    factor = getattr(config, "routed_scaling_factor", None)
+    factor = attribute(config, "routed_scaling_factor")
     return (
         config.activation == "silu"
-        and getattr(config, "is_gated", True)
+        and attribute(config, "is_gated", True)
         and factor in (None, 1, 1.0)
-        and not any(getattr(config, name, None) for name in _OTHER_MIXTURES)
+        and not any(attribute(config, name) for name in _OTHER_MIXTURES)
     )
 
 

@@ -34,7 +34,7 @@ def register() -> None:
         return
     process.speak_through("vllm")
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
-        "layer": (partial(_tell_compile_cache, digest), True),
+        "layer": (partial(_name_graphs, digest), True),
         "plain linear layer": (_hook_layers, bool(digest)),
         "fp8 layer": (_hook_scales, process.serves_scales()),
         "mixture of experts": (_hook_mixtures, process.serves_experts()),
@@ -43,8 +43,8 @@ def register() -> None:
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
 
 
-def _tell_compile_cache(digest: str) -> None:
-    """Make graphs with an operation of ours others than those without.
+def _name_graphs(digest: str) -> None:
+    """Make the key of graphs with an operation of ours another than the key of those without one.
 
     Raises:
         Refusal: results must not depend on the batch.

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tritongemm.integrations.process import is_in_blocks
+from tritongemm.integrations.process import attribute, is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -63,8 +63,8 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
         or named["activation"].value != "silu"
         or named.get("expert_map") is not None
         or named.get("apply_router_weight_on_input")
-        or getattr(experts, "_lora_context", None) is not None
-        or any(getattr(config, name, None) is not None for name in _GATES)
+        or attribute(experts, "_lora_context") is not None
+        or any(attribute(config, name) is not None for name in _GATES)
         or not (w1.is_contiguous() and w2.is_contiguous())
     ):
         return None

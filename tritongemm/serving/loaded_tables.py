@@ -21,7 +21,6 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import (
     describe_factors,
-    is_layer,
     is_served,
     why_unserved,
 )

@@ -1,6 +1,6 @@
 """Products and mixtures of a server, which tuned kernels compute where a row has their M, and else the server itself.
 
-A capture puts functions in the places of these two that count what a server asks for, whoever computes it.
+A capture puts functions in the places of these two that count what a server asks for, whatever computes it.
 """
 
 from __future__ import annotations

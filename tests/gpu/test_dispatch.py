@@ -65,10 +65,7 @@ if TMA:
         ),
         "two powers of two": (problem(1000, 776, 1032, "n"), Config("ws_tma", 128, 192, 64, 8, 1, 8, 3)),
         "padded": (problem(1000, 784, 1032, "n"), Config("ws_tma", 128, 112, 64, 8, 1, 8, 4)),
-        "a pair of programs": (
-            problem(904, 776, 1032, "n"),
-            Config("ws_tma", 128, 64, 64, 8, 1, 8, 3, (("pair", 1),)),
-        ),
+        "a pair of programs": (problem(904, 776, 1032, "n"), Config("ws_tma", 128, 64, 64, 8, 1, 8, 3, (("pair", 1),))),
         "adjacent programs": (
             problem(264, 904, 1032, "n"),
             Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("adjacent", 1),)),

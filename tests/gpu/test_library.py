@@ -160,12 +160,7 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 @pytest.mark.parametrize("m", [1, 300])
 def test_stored_kernels_quantise_as_compiled_ones_do(
-    gpu_machine: Machine,
-    gpu_cache: Path,
-    all_calls: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    granularity: str,
-    m: int,
+    gpu_machine: Machine, gpu_cache: Path, all_calls: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, m: int
 ) -> None:
     """Equal to the last bit; of `tensor`, which no product of the library wants, both are compiled."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))

@@ -3,17 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tests.support.kernel_cases import (
-    DESCRIBED,
-    GLUON,
-    GROUPED,
-    MX_BATCHED,
-    MX_GEMV,
-    MX_GROUPED,
-    POINTERS,
-    SPLIT,
-    TMA,
-)
+from tests.support.kernel_cases import DESCRIBED, GLUON, GROUPED, MX_BATCHED, MX_GEMV, MX_GROUPED, POINTERS, SPLIT, TMA
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -96,8 +86,7 @@ CASES = {
     ),
     "grouped bf16": ModuleCase(_problem("dense", "bf16", groups=_GROUPS), GROUPED, True),
     "grouped fp8, masked": ModuleCase(
-        _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)),
-        _GROUPED_BLOCKS,
+        _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)), _GROUPED_BLOCKS
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
     "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),

@@ -48,16 +48,11 @@ ALLOWED = {
     "build": {"core", "system", "plugins", "numerics"},
     "formats": {"core", "system", "plugins", "search_spaces"},
     "operations": {"core", "plugins", "numerics"},
-    "backends": {
-        *("core", "system", "plugins", "hip_ext", "codegen", "search", "search_spaces", "operations"),
-    },
+    "backends": {*("core", "system", "plugins", "hip_ext", "codegen", "search", "search_spaces", "operations")},
     "measure": {"core", "system", "plugins", "hip_ext", "numerics", "codegen", "search"},
     "workloads": {"core", "system", "plugins", "formats", "operations"},
     "results": {"core", "system", "plugins", "formats"},
-    "export": {
-        *("core", "system", "plugins", "hip_ext", "codegen", "search_spaces", "build"),
-        "operations",
-    },
+    "export": {*("core", "system", "plugins", "hip_ext", "codegen", "search_spaces", "build"), "operations"},
     "tune": {
         *("core", "system", "plugins", "hip_ext", "numerics", "codegen", "search", "build", "measure", "results"),
         *("workloads", "search_spaces"),

@@ -21,9 +21,7 @@ BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not p
 TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read
 
 # Modules that make temporary folders, each with the reason.
-TEMPORARY = {
-    "tritongemm.system.temporary_folder": "all others use it",
-}
+TEMPORARY = {"tritongemm.system.temporary_folder": "all others use it"}
 
 # getattr and hasattr with a constant name that ask no plug-in, each with the reason.
 _OLDER = "the attribute is there in some of the supported versions of Triton alone"

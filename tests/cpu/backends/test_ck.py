@@ -270,10 +270,7 @@ def test_a_split_adds_no_bias_and_no_integers() -> None:
 
 
 def test_the_call_has_sizes_strides_and_splits() -> None:
-    config, problem = (
-        Config.parse(SMALL.replace("sk1", "sk4")),
-        Problem(5, 64, 4096, *matrices("bf16", layout="TN")),
-    )
+    config, problem = (Config.parse(SMALL.replace("sk1", "sk4")), Problem(5, 64, 4096, *matrices("bf16", layout="TN")))
     built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck_module._parameters(problem)]})
     call = ck.launch(built, problem, GFX942)
     values = {n: p.value for (n, _), p in zip(ck_module._parameters(problem), call.params, strict=True)}

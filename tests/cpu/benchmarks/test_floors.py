@@ -87,10 +87,7 @@ def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("- {M: 16, N: 16}\n", "has no K"),
-        ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes"),
-    ],
+    [("- {M: 16, N: 16}\n", "has no K"), ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes")],
 )
 def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
     floors: ModuleType,

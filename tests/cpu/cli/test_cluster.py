@@ -135,10 +135,7 @@ def test_a_campaign_whose_gpus_are_all_lost_goes_on_where_it_was(
 def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
     ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words, complaint in (
-        (("--gpus", "0"), "with --ray, --ngpus says"),
-        (("--ngpus", "-1"), "not a whole number"),
-    ):
+    for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
         with pytest.raises(SystemExit):
             optimized(tmp_path, *words)
         assert complaint in capsys.readouterr().err

@@ -33,13 +33,7 @@ def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
 
 def test_keys_distinguish_groups() -> None:
     other = replace(GROUPED, groups=Groups(5, spread="captured", counts=(0, 7, 33, 1, 0)))
-    problems = (
-        GROUPED,
-        other,
-        MASKED,
-        replace(GROUPED, groups=Groups(5)),
-        Problem(41, 72, 88),
-    )
+    problems = (GROUPED, other, MASKED, replace(GROUPED, groups=Groups(5)), Problem(41, 72, 88))
     assert len({p.key for p in problems}) == len(problems)
     assert Problem(41, 72, 88, groups=Groups(5)).key == "41x72x88_fp16_TT_groups5"
 

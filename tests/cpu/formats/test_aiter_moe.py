@@ -126,8 +126,7 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("other", "reason"),
-    [({"timer": "model"}, "a prediction"), ({"target": "gfx942"}, "kernels of AITER's own alone")],
+    ("other", "reason"), [({"timer": "model"}, "a prediction"), ({"target": "gfx942"}, "kernels of AITER's own alone")]
 )
 def test_what_can_not_be_expressed_is_named(other: dict[str, str], reason: str) -> None:
     rows = read(UNTUNED)[:2]

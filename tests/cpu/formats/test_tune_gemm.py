@@ -147,10 +147,7 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{TILE}, time(us): 1, error: .nan}}", "error must be a number"),
         (f"{{{TILE}, time(us): 1, error: -1}}", "error must be a number"),
         (f"{{{TILE}, time(us): 1, tolerance: .inf}}", "tolerance must be a number"),
-        (
-            f"{{{TILE}, time(us): 1, compute_units: 9223372036854775808}}",
-            "compute_units must be at most 92233",
-        ),
+        (f"{{{TILE}, time(us): 1, compute_units: 9223372036854775808}}", "compute_units must be at most 92233"),
         (f"{{{TILE}, GROUP_SIZE_M: {'9' * 5000}}}", "GROUP_SIZE_M must be at most 9223372036854775807, not 9999"),
         (f"{{{TILE}, GROUP_SIZE_M: -{'9' * 5000}}}", "GROUP_SIZE_M must be at least 0, not -9999"),
         (f"{{{TILE}, options: {{kpack: 9223372036854775808}}}}", "options: kpack must be at most 9223372036854775807"),

@@ -30,10 +30,4 @@ def test_tiles_that_fill_the_device_come_first(monkeypatch: pytest.MonkeyPatch) 
     prepared: Any = SimpleNamespace(matmul=SimpleNamespace(d=Matrix("bf16", 28672, 256, 28672)))
     seeds = [types.Algorithm(b"", 0, (("algo", number), ("tile", 1))) for number in capable]
     found = [(v["algo"], blaslt_tables.tiles()[v["tile"]]) for v in blaslt_variants.vary_tile(prepared, seeds, 132)]
-    assert found == [
-        (1, (224, 128)),
-        (2, (224, 128)),
-        (1, (256, 128)),
-        (1, (128, 128)),
-        (2, (64, 64)),
-    ]
+    assert found == [(1, (224, 128)), (2, (224, 128)), (1, (256, 128)), (1, (128, 128)), (2, (64, 64))]

@@ -160,15 +160,9 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
             "nothing reads padded; its options can be"
             " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share",
         ),
-        (
-            replace(WS_TWO_PARTS, block_m=192),
-            f"block_m must be {OF_EACH_GROUP}, not 192",
-        ),
+        (replace(WS_TWO_PARTS, block_m=192), f"block_m must be {OF_EACH_GROUP}, not 192"),
         (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
-        (
-            replace(WS_SWAPPED, block_n=192),
-            f"block_n must be {OF_EACH_GROUP}, not 192",
-        ),
+        (replace(WS_SWAPPED, block_n=192), f"block_n must be {OF_EACH_GROUP}, not 192"),
         (replace(WS_SWAPPED, block_m=232), "block_m must be a power of two or the sum of two, not 232"),
     ],
 )

@@ -73,10 +73,7 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
 
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
     """Where a thread loads once an iteration, compilers issue the loads of several together."""
-    problem, hopper = (
-        Problem(1, 4096, 4096, *matrices(layout="TN")),
-        target_files.load_target("sm90", "H200"),
-    )
+    problem, hopper = (Problem(1, 4096, 4096, *matrices(layout="TN")), target_files.load_target("sm90", "H200"))
     one, four = (predict(Config("gemv", 1, n, 256, num_warps=1), problem, hopper) for n in (1, 4))
     assert one.terms["latency"] < four.terms["latency"] and one.seconds < four.seconds
     early = Config("gemv", 1, 1, 256, num_warps=1, options=(("ahead", 1), ("early", 1)))

@@ -78,13 +78,7 @@ def out_of_time(folder: Path) -> str:
         over.wait(20)
 
     failures, _, said = race(
-        folder,
-        ("toycode", "triton"),
-        evaluator,
-        compile_slowly,
-        strategy="guided",
-        budget=2,
-        seconds=1.0,
+        folder, ("toycode", "triton"), evaluator, compile_slowly, strategy="guided", budget=2, seconds=1.0
     )
     over.set()
     assert failures == {} and {c.backend for c in evaluator.raced} == {"triton"}

@@ -11,12 +11,7 @@ import pytest
 
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
-from tests.support.planning_roles import (
-    WorkerKilledAlways,
-    WorkerKilledLater,
-    WorkerKilledOnce,
-    signature,
-)
+from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
@@ -33,13 +28,7 @@ from tritongemm.system.child_process import WorkerProcess
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
-from tritongemm.tune.search_processes import (
-    Planner,
-    SearchJob,
-    SearchProcess,
-    SearchWorker,
-    WinnerModule,
-)
+from tritongemm.tune.search_processes import Planner, SearchJob, SearchProcess, SearchWorker, WinnerModule
 
 GFX942 = target_files.load_target("gfx942")
 PROBLEMS = [Problem(16, 16, k) for k in (64, 32)]

@@ -160,15 +160,7 @@ _EXCEPT = {
 # Classes that read images, with default configs that describe no model.
 _REFUSED_WITH_IMAGES = {
     f"{name}ForConditionalGeneration"
-    for name in (
-        "Chameleon",
-        "CohereCompass",
-        "DeepseekOcr2",
-        "Emu3",
-        "Granite4Vision",
-        "HunYuanVL",
-        "Qwen4Exp",
-    )
+    for name in ("Chameleon", "CohereCompass", "DeepseekOcr2", "Emu3", "Granite4Vision", "HunYuanVL", "Qwen4Exp")
 } | {"DiffusionGemmaForBlockDiffusion"}
 _NO_MATRIX = re.compile(r"A_log|scale|query|D|.*bias.*|latents|.*embed.*|time_mix.*|mm_input.*|mask_emb|.*_ape")
 

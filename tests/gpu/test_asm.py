@@ -1,18 +1,16 @@
 """The assembly backend on a real GPU: kernels of ours exported as cubins and PTX, verified, raced, tuned and served."""
 
-import io
 import shutil
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.gpu.test_tune_gpu import run
 from tritongemm.backends.asm.manifest import read
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import tune
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
@@ -94,13 +92,6 @@ def test_ptx_runs(
     assert Path(built.path).read_bytes() == assemble.assemble(tmp_path / "kernel.ptx", facts.name)
     (trial,) = gpu.verify(SIZE, [built])
     assert trial.status == "ok", trial.reason
-
-
-def run(*argv: str) -> tuple[int, str]:
-    """Exit status, and all that was written."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-        status = tune.main(argv)
-    return status, out.getvalue()
 
 
 def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

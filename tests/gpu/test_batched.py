@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 import tritongemm
 from tests.gpu.test_numeric import LAYOUTS, verify_all
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
@@ -63,110 +61,56 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: s
     verify_all(gpu, compiler, tmp_path, [problem, replace(problem, b=problem.b._replace(shared=True))], CONFIGS)
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+@pytest.mark.parametrize(
+    ("scales", "dtype"), [("row", "fp8"), ("row", "int8"), ("block", "fp8"), ("block_rows", "fp8"), ("group", "fp8")]
+)
+@pytest.mark.parametrize("shared", ["", "a", "b"])
 def test_scales_of_each_product(
-    gpu: GpuEvaluator, compiler: BuildPool, gpu_machine: Machine, tmp_path: Path, dtype: str
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, scales: str, dtype: str, shared: str
 ) -> None:
-    encoding = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8)
-    if dtype == "fp8" and encoding is None:
-        pytest.skip(f"{gpu_machine.product} has no fp8 units")
-    name = encoding if dtype == "fp8" and encoding else "int8"
-    family: Family = registry.get(Family, "a8w8")
-    problem = family.problem(Problem(33, 96, 320, *matrices(name, c="bf16", layout="TN"), bias="n", batch=9))
-    configs = [c for c in CONFIGS if c.block_k >= 32]
-    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, b=problem.b._replace(shared=True))], configs)
-
-
-@pytest.mark.parametrize("scales", ["block", "block_rows", "group"])
-def test_scales_along_k_of_each_product(
-    gpu: GpuEvaluator, compiler: BuildPool, gpu_machine: Machine, tmp_path: Path, scales: str
-) -> None:
-    name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8, "int8")
-    family: Family = registry.get(Family, "a8w8_blockscale")
-    problem = family.problem(Problem(33, 272, 640, *matrices(name, c="bf16", layout="TN"), bias="n", batch=9), scales)
-    configs = [c for c in CONFIGS if c.block_k >= 32]
-    verify_all(
-        gpu,
-        compiler,
-        tmp_path,
-        [
-            problem,
-            replace(problem, a=problem.a._replace(shared=True)),
-            replace(problem, b=problem.b._replace(shared=True)),
-        ],
-        configs,
-    )
+    name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu.target.fp8, "int8") if dtype == "fp8" else dtype
+    family: Family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
+    operands = matrices(name, c="bf16", layout="TN", shared=shared)
+    problem = family.problem(Problem(33, 272, 640, *operands, bias="n", batch=9), scales)
+    verify_all(gpu, compiler, tmp_path, [problem], [c for c in CONFIGS if c.block_k >= 32])
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize(("family", "dtype"), [("a8w8", "fp8"), ("a8w8", "int8"), ("a8w8_blockscale", "fp8")])
-def test_pytorchs_products_of_eight_bits_one_after_another(
-    gpu_machine: Machine, family: str, dtype: str, shared: str
-) -> None:
-    encoding = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8)
-    if dtype == "fp8" and encoding is None:
-        pytest.skip(f"{gpu_machine.product} has no fp8 units")
-    name = encoding if dtype == "fp8" and encoding else "int8"
-    plugin: Family = registry.get(Family, family)
-    backend = registry.get(LibraryBackend, "torch")
-    problem = plugin.problem(Problem(48, 128, 256, *matrices(name, c="bf16", layout="TN", shared=shared), batch=5))
-    operands = plugin.make_inputs(problem, "cuda")
-    operands |= {"c": torch.empty(5, 48, 128, dtype=torch.bfloat16, device="cuda")}
-    call = backend.operation(problem, operands)
-    if call is None:
-        pytest.skip("this PyTorch has no such product")
-
-    def run() -> None:
-        call()
-        torch.cuda.synchronize()
-
-    found = verify.verify(problem, plugin, run, operands["c"], plugin.reference(problem, operands))
-    assert found.ok, f"{problem.key}: {found.reason}"
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    graph.replay()
-
-
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize("bias", ["none", "n", "m"])
-@pytest.mark.parametrize("name", ["torch", "blaslt"])
-def test_libraries(name: str, bias: str, shared: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "family", "dtype", "bias"),
+    [
+        *((name, "dense", "bf16", bias) for name in ("torch", "blaslt") for bias in ("none", "n", "m")),
+        *(("torch", family, dtype, "none") for family, dtype in (("a8w8", "fp8"), ("a8w8", "int8"))),
+        ("torch", "a8w8_blockscale", "fp8", "none"),
+    ],
+)
+def test_libraries(gpu_machine: Machine, name: str, family: str, dtype: str, bias: str, shared: str) -> None:
+    """Where a library has no batches of a kind, the backend computes one product after another."""
     if not registry.available(Backend, name):
         pytest.skip(registry.available(Backend, name).reason)
-    family: Family = registry.get(Family, "dense")
-    backend = registry.get(LibraryBackend, name)
-    for row_a, row_b in LAYOUTS:
-        problem = Problem(
-            40, 64, 96, *matrices("bf16", layout="NT"[row_a] + "NT"[row_b], shared=shared), bias=bias, batch=5
-        )
-        operands = family.make_inputs(problem, "cuda")
-        operands |= {"c": torch.empty(5, 40, 64, dtype=torch.bfloat16, device="cuda")}
+    if dtype == "fp8":
+        dtype = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8, "int8")
+    plugin, backend = registry.get(Family, family), registry.get(LibraryBackend, name)
+    for layout in ("NN", "NT", "TN", "TT") if family == "dense" else ("TN",):
+        stored = matrices(dtype, c="bf16", layout=layout, shared=shared)
+        problem = plugin.problem(Problem(48, 128, 256, *stored, bias=bias, batch=5))
+        operands = plugin.make_inputs(problem, "cuda")
+        operands |= {"c": torch.empty(5, 48, 128, dtype=torch.bfloat16, device="cuda")}
         for config in [None, *backend.list_algorithms(problem, operands, 3)]:
             call = backend.operation(problem, operands, config)
+            if call is None and family != "dense":
+                pytest.skip("this PyTorch has no such product")
             assert call is not None
 
             def run() -> None:
                 call()  # noqa: B023
                 torch.cuda.synchronize()
 
-            found = verify.verify(problem, family, run, operands["c"], family.reference(problem, operands))
+            found = verify.verify(problem, plugin, run, operands["c"], plugin.reference(problem, operands))
             assert found.ok, f"{problem.key}: {found.reason}"
-
-
-@pytest.mark.parametrize("more", [[], ["--shared", "b"], ["--bias-vector", "n"], ["--family", "a8w8"]])
-def test_a_batch_is_tuned_beside_the_library(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
-    if "a8w8" in more and gpu_machine.target.fp8 == "none":
-        pytest.skip(f"{gpu_machine.product} has no fp8 units")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    out = tmp_path / "out.yaml"
-    size = ["-m", "33", "-n", "136", "-k", "528", "-col_b", "--batch", "16", *more]
-    dtype = [] if "a8w8" in more else ["-dtype_a", "bf16"]
-    assert tune.main([*size, *dtype, "--budget", "30", "-o", str(out)]) == 0
-    (row,) = yaml.safe_load(out.read_text())
-    assert row["timer"] == "graph-events" and row["error"] <= row["tolerance"] and row["batch"] == 16
+            with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+                call()
+            graph.replay()
 
 
 def made(problem: Problem, config: Config) -> Record:

@@ -151,14 +151,3 @@ def test_the_librarys_own_result_is_compared_and_right(crew: Crew, problem: Prob
     """Whether it writes C or makes one."""
     final = crew.gpu.race(problem, [Artifact(CHOICE, "")], "torch")
     assert not final.library_wrong and BASELINE_ENTRY in final.samples, final
-
-
-def test_the_next_request_finds_a_device_that_works(crew: Crew) -> None:
-    """Right after a fault a new process takes over."""
-    bad = [b for b in crew.built if NAMES[b.config.name] == "illegal"]
-    good = [b for b in crew.built if NAMES[b.config.name] == "good"]
-    (trial,) = crew.gpu.verify(PROBLEM, bad)
-    assert trial.status == "crashed"
-    (trial,) = crew.gpu.verify(PROBLEM, good)
-    assert trial.status == "ok" and trial.error is not None and trial.tolerance is not None
-    assert trial.error <= trial.tolerance

@@ -86,31 +86,19 @@ def verify_all(gpu: GpuEvaluator, compiler: BuildPool, problems: list[Problem]) 
 
 
 @pytest.mark.parametrize("room", [0, 140])
-def test_dense_groups(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
-    odd = problem("dense", "bf16", "bf16", 71, 203, room)
-    even = problem("dense", "bf16", "bf16", 256, 512, room)
-    plain = problem("dense", "fp16", "fp16", 136, 256, room).stored(True, True)
-    verify_all(gpu, compiler, [odd, even, plain])
-
-
-@pytest.mark.parametrize("room", [0, 133])
-def test_groups_with_scales(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
-    dtype = fp8(gpu.target)
-    problems = [
-        problem("a8w8", dtype, "bf16", 272, 400, room),
-        problem("a8w8_blockscale", dtype, "bf16", 400, 640, room),
-    ]
-    verify_all(gpu, compiler, problems)
-
-
-@pytest.mark.parametrize("room", [0, 133])
-def test_groups_of_integers(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
-    """Without scales every bit is right, in kernels whose warps have roles too."""
-    problems = [
-        problem("dense", "int8", "int32", 272, 400, room),
-        problem("a8w8", "int8", "bf16", 272, 400, room),
-        problem("a8w8_blockscale", "int8", "fp32", 400, 640, room),
-    ]
+@pytest.mark.parametrize("kind", ["dense", "fp8", "int8"])
+def test_groups(gpu: GpuEvaluator, compiler: BuildPool, kind: str, room: int) -> None:
+    """Products of integers without scales are right to the last bit, in kernels whose warps have roles too."""
+    if kind == "dense":
+        plain = problem("dense", "fp16", "fp16", 136, 256, room).stored(True, True)
+        problems = [*(problem("dense", "bf16", "bf16", n, k, room) for n, k in ((71, 203), (256, 512))), plain]
+    else:
+        dtype = fp8(gpu.target) if kind == "fp8" else kind
+        problems = [
+            problem("a8w8", dtype, "bf16", 272, 400, room),
+            problem("a8w8_blockscale", dtype, "bf16" if kind == "fp8" else "fp32", 400, 640, room),
+        ]
+        problems += [problem("dense", dtype, "int32", 272, 400, room)] if kind == "int8" else []
     verify_all(gpu, compiler, problems)
 
 

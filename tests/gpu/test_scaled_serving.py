@@ -1,7 +1,7 @@
 """`scaled_mm`, `quantize`, `linear_fp8` on a real GPU: granularities, ranges of M, graphs, threads, torch.compile."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -152,24 +152,16 @@ def test_one_compiled_graph_serves_every_m(name: str) -> None:
 
 def test_threads_have_launches_of_their_own() -> None:
     cases = [(one, *operands(one, 16)) for one in PROBLEMS.values()]
-    faults: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(20):
-                    for one, given, exact in cases:
-                        assert_right(one, tritongemm.scaled_mm(**given), exact)
-        except BaseException as error:
-            faults.append(error)
+    def work(_: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                for one, given, exact in cases:
+                    assert_right(one, tritongemm.scaled_mm(**given), exact)
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults, faults[0]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def test_bad_operands_are_refused_before_the_launch() -> None:

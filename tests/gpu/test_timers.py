@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu.test_numeric import triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.launch import Launch
@@ -23,7 +24,7 @@ from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Clock, LibraryBackend, SearchedBackend, Timer
+from tritongemm.plugins.contracts import Clock, LibraryBackend, Timer
 from tritongemm.search import planner
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
@@ -52,11 +53,6 @@ def operands_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -
 def clock_of(timer: str, operands: OperandSets) -> Clock:
     clock: Clock = registry.get(Timer, timer).clock(operands.device, operands.stream)
     return clock
-
-
-def triton() -> SearchedBackend:
-    found: SearchedBackend = registry.get(SearchedBackend, "triton")
-    return found
 
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:

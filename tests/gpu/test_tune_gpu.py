@@ -117,3 +117,29 @@ def test_the_gpus_own_profiler_is_a_clock(folder: Path, gpu_machine: Machine) ->
     own = {"nvidia": "cupti", "amd": "rocprofiler"}[gpu_machine.vendor]
     expected = own if registry.available(Timer, own) else "graph-events"
     assert row["timer"] == expected and 0 < row["time(us)"] < 1e4 and 0 < row["library_us"] < 1e4
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "--batch 16",
+        "--batch 16 --shared b",
+        "--batch 16 --bias-vector n",
+        "--batch 16 --family a8w8 -dtype_a fp8",
+        "--family a8w8 -dtype_a fp8",
+        "--family a8w8 -dtype_a fp8 --bias-vector n",
+        "--family a8w8 -dtype_a int8 --libtype triton,torch",
+    ],
+)
+def test_each_kind_is_tuned_beside_the_library(
+    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if "fp8" in kind and gpu_machine.target.fp8 == "none":
+        pytest.skip(f"{gpu_machine.product} has no fp8 units")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    out = tmp_path / "out.yaml"
+    words = f"-m 33 -n 136 -k 528 -col_b --budget 30 -o {out} {kind}{'' if 'dtype' in kind else ' -dtype_a bf16'}"
+    assert tune.main(words.split()) == 0
+    (row,) = yaml.safe_load(out.read_text())
+    assert row["timer"] == "graph-events" and row["error"] <= row["tolerance"]
+    assert row.get("batch", 1) == (16 if "batch" in kind else 1)

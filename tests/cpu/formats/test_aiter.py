@@ -203,28 +203,6 @@ def test_doubles_are_dropped_with_a_note() -> None:
     assert [row.line for row in rows] == [4]
 
 
-@pytest.mark.parametrize(
-    ("cell", "wrong", "complaint"),
-    [
-        (",64,256,", ",64,2x6,", "N must be a whole number from 1 to 2147483647, not '2x6'"),
-        (",64,256,", ",0,256,", "M must be"),
-        (",64,256,", f",{10**30},256,", "M must be"),
-        ("False,torch.bfloat16", "maybe,torch.bfloat16", "bias must be True or False, not 'maybe'"),
-        ("torch.float32", "torch.float33", "unknown dtype"),
-        (",21.19", "", "has 17 values for 18 columns"),
-        (",13,7.9", ",-1,7.9", "splitK must be"),
-    ],
-)
-def test_a_wrong_cell_costs_its_row(cell: str, wrong: str, complaint: str) -> None:
-    text = TUNED["bf16_tuned_gemm.csv"].replace(cell, wrong, 1)
-    found = plugin().read_usable(Path("bf16_tuned_gemm.csv"), text, Defaults())
-    assert len(found.rows) == 3 and [row.line for row in found.damaged] == [2]
-    assert (
-        found.damaged[0].reason.startswith("bf16_tuned_gemm.csv: row 1 (line 2) ")
-        and complaint in found.damaged[0].reason
-    )
-
-
 @pytest.mark.parametrize("us", ["0", "0.0", "-1", "inf", "nan", "", "x", "1e-999999", "1e999999"])
 def test_what_is_no_time_gives_no_result(us: str) -> None:
     row = read("bf16_tuned_gemm.csv", TUNED["bf16_tuned_gemm.csv"].replace("7.9191", us))[0]
@@ -279,23 +257,6 @@ def test_a_faster_line_that_is_there_stays() -> None:
     lines, (lost,) = save(there, BEST)
     assert lines == there.splitlines() and "stays" in lost
     assert save(f"{BF16}\n{line.format('0.0')}\n", BEST)[0][1].split(",")[10] == "torch", "a placeholder does not"
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ({"timer": "model"}, "its time is a prediction"),
-        ({"target": ""}, "it does not say which GPU it was tuned on"),
-        ({"compute_units": 0}, "it does not say how many compute units"),
-        ({"library_seconds": None}, "AITER has no kernel for tile"),
-        ({"problem": BEST.problem.stored(True, True)}, "the columns of the file can't hold it"),
-        ({"problem": replace(BEST.problem, bias="m")}, "the columns of the file can't hold it"),
-    ],
-)
-def test_what_can_not_be_expressed_is_named(other: dict[str, object], reason: str) -> None:
-    found = plugin().translate([replace(BEST, **other)], {"": ""})  # type: ignore[arg-type]
-    assert found.count == 0 and not found.files[""]
-    assert reason in found.omitted[0][1]
 
 
 def test_new_rows_keep_a_sorted_file_sorted() -> None:
@@ -374,20 +335,6 @@ def test_a_name_of_a_kernel_is_no_code() -> None:
     text = TUNED["bf16_tuned_gemm.csv"].replace(ASM, "_Z__bm1x1__bm2__bn3__bk4__gm5__sk6__w7__s8")
     row = read("bf16_tuned_gemm.csv", text)[0]
     assert row.config is None or Config.parse(row.config.name) == row.config
-
-
-@given(st.text(max_size=80), st.integers(0, 400), st.integers(0, 40))
-def test_damage_is_named_or_kept(junk: str, place: int, cut: int) -> None:
-    text = TUNED["bf16_tuned_gemm.csv"]
-    damaged = text[:place] + junk + text[place + cut :]
-    path = Path("bf16_tuned_gemm.csv")
-    try:
-        found = plugin().read_usable(path, damaged, Defaults())
-        assert all(str(path) in row.reason for row in found.damaged)
-        merged = plugin().merge([(path, damaged)])
-        assert merged and merged.text == damaged
-    except InputError as error:
-        assert str(path) in str(error)
 
 
 @given(st.lists(st.sampled_from(sorted(TUNED)), min_size=1, max_size=3), st.randoms(use_true_random=False))

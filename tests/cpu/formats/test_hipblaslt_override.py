@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support import foreign_rows
+from tests.support.foreign_rows import algorithm, product
 from tritongemm.cli import convert
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
@@ -27,29 +26,10 @@ BENCH = (
     "soulution_index\n    T,N,0,1,6144,16,4096,1,4096,0,bf16_r,bf16_r,bf16_r,bf16_r,f32_r,9.28735,49257\n"
 )
 TUNED = f"Git Version: bf2c3184\n{BENCH}{HEAD}\n    N,T,8,64,128,32,f16_r,f16_r,f32_r,f32_r,7\n"
-REVISION = (100100 << 32) + 0xBF2C3184
-
-
-def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), dtype)
-    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
-
-
-def algorithm(index: int = 44, version: int = REVISION) -> Config:
-    name = "Cijk_Alik_Bljk_BBS_BH_MT64x64x64_SN"
-    return Config(name, 0, 0, 0, options=(("index", index), ("version", version)), backend="blaslt")
 
 
 def result(problem: Problem, config: Config | None = None, **more: Any) -> Record:
-    facts = {
-        "seconds": 2e-5,
-        "spread": 0.0,
-        "timer": "events",
-        "target": "gfx942",
-        "winner": "blaslt",
-        "library": "torch",
-    }
-    return Record(problem, config=config or algorithm(), **{**facts, **more})
+    return foreign_rows.result(problem, config or algorithm(), **{"winner": "blaslt", "library": "torch", **more})
 
 
 def test_rows_of_the_library_are_sizes_of_ours() -> None:
@@ -86,55 +66,20 @@ def test_what_won_goes_before_and_the_rest_stays() -> None:
     assert {r.problem.m for r in FORMAT.read(PATH, written.files[""], Defaults())} == {16, 37, 128}
 
 
-def test_a_new_file_names_the_build() -> None:
-    written = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
-    assert written.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
-
-
-@pytest.mark.parametrize(
-    ("record", "before", "why"),
-    [
-        (result(product(), timer="model"), TUNED, "a prediction"),
-        (result(product(), winner="torch"), TUNED, "hipBLASLt's own choice stays"),
-        (result(product(), Config("tile", 16, 64, 64), winner="triton"), TUNED, "which is no solution of hipBLASLt"),
-        (result(product(), algorithm(version=REVISION + 1)), TUNED, "is of build bf2c3184 of hipBLASLt, the result of"),
-        (result(product(), algorithm(version=0)), TUNED, "no number of a known build"),
-        (result(product(), algorithm(index=0)), TUNED, "no number of a known build"),
-        (result(product()), BENCH, "does not begin with 'Git Version: '"),
-        (result(product(dtype="fp32")), TUNED, "are of no products of fp32"),
-        (result(Problem(64, 64, 64, groups=Groups(4))), TUNED, "single products and batches"),
-    ],
-)
-def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
-    written = FORMAT.translate([record], {"": before})
-    assert not written.files and not written.count
-    ((same, reason),) = written.omitted
-    assert same is record and why in reason
-
-
 def test_a_row_has_no_bias() -> None:
-    written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
+    written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {"": TUNED})
     assert written.count == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
     assert "neither bias nor scales" in written.omitted[0][1]
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("    T,N,1,6144,16", "has 5 values for 11 columns; it may be cut"),
-        ("    X,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "transA must be N or T, not 'X'"),
-        ("    T,N,1,6144,-1,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "n must be a whole number, not '-1'"),
-        ("    T,N,1,6144,0,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "M must be between 1 and"),
-        ("    T,N,1,6144,1,4096,bf16_r,bf16_r,bf16_r,f32_r,x", "solution_index must be a whole number"),
-        ("    N,T,8,64,128,32,f16_r,f16_r,f32_r,f32_r,9", "repeats row 2"),
-    ],
-)
-def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
-    found = FORMAT.read_usable(PATH, f"{TUNED}{HEAD}\n{line}\n", Defaults())
-    assert len(found.rows) == 2 and [d.row for d in found.damaged] == [3]
-    assert found.damaged[0].reason.startswith(f"{PATH}: row 3 (line 7) {complaint}")
+def test_a_row_without_its_columns_is_named() -> None:
     with pytest.raises(InputError, match="no line of columns before it"):
         FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
+
+
+def test_a_new_file_names_the_build() -> None:
+    written = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
+    assert written.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
 
 
 def test_types_that_are_not_supported_are_kept() -> None:
@@ -144,19 +89,6 @@ def test_types_that_are_not_supported_are_kept() -> None:
         assert not FORMAT.read(PATH, entire, Defaults())
     with pytest.warns(UntunableRowsWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())
-
-
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
-@given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
-def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
-    text = TUNED[:at] + put + TUNED[at + cut :]
-    found = FORMAT.read_usable(PATH, text, Defaults())
-    assert all(str(PATH) in d.reason for d in found.damaged)
-    try:
-        written = FORMAT.translate([result(product(37))], {"": text})
-    except InputError:
-        return
-    assert bool(written.count) == ("37" in "".join(written.files.values()).replace(text, ""))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,16 @@
 """Inductor's lookup table: keys as torch makes them, rows, damage, and what is written beside what is there."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support import foreign_rows
+from tests.support.foreign_rows import product
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, UntunableRowsWarning
+from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
@@ -32,14 +33,8 @@ ROW = {
 CONFIG = Config("tile", 16, 64, 128, 8, num_warps=4, num_stages=4)
 
 
-def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), dtype)
-    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
-
-
 def result(problem: Problem, config: Config = CONFIG, **more: Any) -> Record:
-    facts = {"seconds": 2e-5, "spread": 0.0, "timer": "graph-events", "target": "sm90", "winner": config.backend}
-    return Record(problem, config=config, **{**facts, **more})
+    return foreign_rows.result(problem, config, **{"target": "sm90", **more})
 
 
 def test_keys_are_those_that_torch_makes_and_finds() -> None:
@@ -117,47 +112,6 @@ def test_devices_and_foreign_rows() -> None:
     assert new == json.dumps({**rows, MM: [ROW]}, indent=2), "all else as it was"
 
 
-@pytest.mark.parametrize(
-    ("entry", "complaint"),
-    [
-        ((MM, {}), "must be a list of objects with a template_id"),
-        ((MM, [{"BLOCK_M": 16}]), "must be a list of objects with a template_id"),
-        ((MM, [{**ROW, "BLOCK_K": 0}]), "BLOCK_K must be a whole number from 1 to"),
-        ((MM, [{**ROW, "num_warps": float("nan")}]), "num_warps must be a whole number .* not nan"),
-        ((MM, [{**ROW, "kpack": True}]), "kpack must be a whole number"),
-        (("sizes", [ROW]), "is no key of Inductor's"),
-        ((MM.replace("+mm", "+alpha=1&beta=1+addmm"), [ROW]), "must name the dtype, size and strides of each operand"),
-        ((MM.replace("[16, 4096]", "[0, 4096]"), [ROW]), "M must be between 1 and"),
-        ((ADDMM, [ROW]), "repeats row 1"),
-    ],
-)
-def test_a_damaged_row_costs_itself_alone(entry: tuple[str, Any], complaint: str) -> None:
-    text = "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ((ADDMM, [ROW]), entry)) + "}"
-    found = TABLE.read_usable(PATH, text, Defaults())
-    assert [r.problem for r in found.rows] == [product(bias="n")] and [(d.row, d.line) for d in found.damaged] == [
-        (2, 2)
-    ]
-    with pytest.raises(InputError, match=rf"^{PATH}: row 2 \(line 2\) .*{complaint}"):
-        TABLE.read(PATH, text, Defaults())
-
-
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
-@given(st.integers(0, 900), st.integers(0, 200), st.text(max_size=6))
-def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
-    entire = json.dumps({MM: [ROW], f"NVIDIA H200+{ADDMM}": [ROW]}, indent=4)
-    text = entire[:at] + put + entire[at + cut :]
-    for call in (lambda: TABLE.read_usable(PATH, text, Defaults()), lambda: TABLE.translate([], {"": text})):
-        try:
-            call()
-        except InputError as error:
-            assert "table" in str(error)
-
-
-@pytest.mark.parametrize("text", ['{"1": {"BLOCK_SIZE_M": 16}}', "{}", "[]", "- {M: 1}\n", f"{{{MM}: 1}}", ""])
-def test_it_claims_no_other_file(text: str) -> None:
-    assert not TABLE.recognises(PATH, text)
-
-
 def test_the_library_and_rows_that_are_there() -> None:
     text = json.dumps({MM: [ROW, {"template_id": "aten::mm"}]}, indent=4)
     assert TABLE.translate([result(product())], {"": text}).files[""] == text, "its first config is the same"
@@ -186,7 +140,5 @@ def test_what_can_not_be_expressed_has_a_reason(record: Record, why: str) -> Non
     written = TABLE.translate([result(product(m=32)), record], {})
     assert written.count == 1 and list(json.loads(written.files[""])) == [key_of(product(m=32))]
     ((same, reason),) = written.omitted
-    assert same is record
-    with pytest.raises(AssertionError, match=why):
-        raise AssertionError(reason)
+    assert same is record and re.search(why, reason)
     assert not TABLE.translate([], {}).files

@@ -1,16 +1,15 @@
 """Tensile's library logic: sizes read, results written, files merged; all that is not changed stays byte for byte."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support import foreign_rows
 from tritongemm.cli import convert
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -69,22 +68,12 @@ PATH = Path("aquavanjaram_Cijk_Alik_Bljk_BBS_BH_UserArgs.yaml")
 
 
 def problem(m: int = 16, n: int = 6144, k: int = 4096, **more: Any) -> Problem:
-    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), "bf16")
-    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
+    return foreign_rows.product(m, n, k, **more)
 
 
 def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
-    name = solution(0, tile)["SolutionNameMin"]
-    config = Config(name, 0, 0, 0, options=(("index", 5), ("version", 9)), backend="blaslt")
-    facts = {
-        "seconds": 2e-5,
-        "spread": 0.0,
-        "timer": "events",
-        "target": "gfx942",
-        "winner": "blaslt",
-        "compute_units": 304,
-    }
-    return Record(of, config=config, **{**facts, **more})
+    config = replace(foreign_rows.algorithm(5, 9), template=solution(0, tile)["SolutionNameMin"])
+    return foreign_rows.result(of, config, **{"compute_units": 304, **more})
 
 
 def test_sizes_and_their_solutions() -> None:
@@ -111,22 +100,6 @@ def test_a_result_is_written_where_its_solution_is() -> None:
     folder = {"a.yaml": logic({}, ("32x32x32",)), "b.yaml": BASE}
     both = FORMAT.translate([result(problem())], folder)
     assert both.files["a.yaml"] == folder["a.yaml"] and both.files["b.yaml"] != BASE
-
-
-@pytest.mark.parametrize(
-    ("record", "before", "why"),
-    [
-        (result(problem(), "256x64x64"), BASE, "the file has no solution Cijk_"),
-        (result(problem(), compute_units=80), BASE, "no solution"),
-        (result(problem(), target="gfx950"), BASE, "no solution"),
-        (result(problem(row_major_b=True)), BASE, "no solution"),
-        (result(problem()), "", "a copy of the logic file that has its solution"),
-        (result(problem(), winner="torch"), BASE, "own choice stays"),
-    ],
-)
-def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
-    written = FORMAT.translate([record], {"": before})
-    assert written.files.get("", "") == before and not written.count and why in written.omitted[0][1]
 
 
 def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:
@@ -213,18 +186,6 @@ TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
 def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:
     with pytest.raises(InputError, match=rf"^{PATH}.*{complaint}"):
         FORMAT.read(PATH, text, Defaults())
-
-
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
-@given(st.integers(0, len(BASE)), st.integers(0, 200), st.text(max_size=6))
-def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
-    text = BASE[:at] + put + BASE[at + cut :]
-    try:
-        merged = FORMAT.merge([(PATH, text), (Path("more.yaml"), logic({C: (1, 0.0)}))])
-    except InputError as error:
-        assert str(PATH) in str(error) or "more.yaml" in str(error) or "solution " in str(error)
-        return
-    assert merged is not None and "[64, 8, 4, 32]" in merged.text
 
 
 def test_the_command_writes_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

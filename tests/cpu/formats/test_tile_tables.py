@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
@@ -127,30 +125,6 @@ def test_a_damaged_file_is_named(text: str, complaint: str) -> None:
         assert name in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rows", "complaint"),
-    [
-        ('"triton_version": "3.4.0"', "M 'triton_version': M must be a whole number"),
-        ('"016": {}', "M '016': M must be a whole number"),
-        (f'"{10**10}": {{}}', "M must be a whole number"),
-        ('"16": []', "must be an object of BLOCK_SIZE_M"),
-        ('"16": {"BLOCK_SIZE_M": 16}', "it has no BLOCK_SIZE_N, BLOCK_SIZE_K"),
-        (f'"16": {json.dumps(row(BLOCK_SIZE_Q=1))}', "BLOCK_SIZE_Q is no key of a row"),
-        (f'"16": {json.dumps(row(num_warps="4"))}', "num_warps must be a whole number from 1 to"),
-        (f'"16": {json.dumps(row(num_stages=float("nan")))}', "num_stages must be a whole number from 1 to .* not nan"),
-        (f'"16": {json.dumps(row(kpack=10**18))}', "kpack must be a whole number"),
-        (f'"4": {json.dumps(row())}', "repeats row 1"),
-    ],
-)
-def test_a_damaged_row_costs_itself_alone(rows: str, complaint: str) -> None:
-    text = '{"4": ' + json.dumps(row()) + ",\n" + rows + "}"
-    found = VLLM.read_usable(Path(NAME), text, Defaults())
-    assert [r.problem.m for r in found.rows] == [4] and [(d.row, d.line) for d in found.damaged] == [(2, 2)]
-    with pytest.raises(InputError, match=rf"{complaint}") as caught:
-        VLLM.read(Path(NAME), text, Defaults())
-    assert f"{NAME}: row 2 (line 2)" in str(caught.value)
-
-
 def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"block_shape=\[32, 32\]: family a8w8_blockscale has scales for 128 x 128"):
         SGLANG.read(Path(BLANK.replace("128, 128", "32, 32")), table(), Defaults())
@@ -158,23 +132,6 @@ def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
         EXPERTS_TABLE.read(Path(EXPERTS), table(), Defaults())
     with pytest.raises(InputError, match="a mixture of experts by M alone"):
         MOE.read(Path("E=8,N=4096,device_name=NVIDIA_H200.json"), table(), Defaults())
-
-
-@given(st.integers(0, 3200), st.integers(0, 400), st.binary(max_size=8))
-def test_damage_is_named_or_read(at: int, cut: int, put: bytes) -> None:
-    """Whatever is cut out of a table and put in its place."""
-    entire = table()
-    text = entire[:at] + put.decode("latin-1") + entire[at + cut :]
-    for plugin, name in ((VLLM, NAME), (SGLANG, BLANK), (SGLANG, CHANNELS), (EXPERTS_TABLE, EXPERTS)):
-        try:
-            plugin.read_usable(Path(name), text, Defaults())
-        except InputError as error:
-            assert name in str(error)
-        if plugin is not EXPERTS_TABLE:
-            try:
-                plugin.translate([result(16)], {name: text})
-            except InputError as error:
-                assert name in str(error)
 
 
 def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
@@ -230,32 +187,9 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
 def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str) -> None:
     written = VLLM.translate([other, result(1)], {})
     assert written.count == 1 and [record for record, _ in written.omitted] == [other]
-    with pytest.raises(AssertionError, match=why):
-        raise AssertionError(written.omitted[0][1])
+    assert re.search(why, written.omitted[0][1])
     assert served(written.files[NAME], 64)["num_stages"] == 2
     assert not VLLM.translate([other], {NAME: table()}).files, "a row that is there stays"
-
-
-@pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        (
-            dataclasses.replace(result(1), problem=Problem(1, 6144, 4096, *matrices("bf16", layout="TN"))),
-            "vLLM's tables are of a8w8_blockscale, plain B in columns, the usual scales and no bias",
-        ),
-        (result(1, toolchain={}), "does not say on which device"),
-        (result(1, toolchain={"device": "../../etc"}), "does not say on which device|$"),
-        (result(1, timer="model"), "a prediction"),
-    ],
-)
-def test_what_can_not_be_expressed_has_a_reason(record: Record, why: str) -> None:
-    written = VLLM.translate([record], {})
-    assert all("/" not in name for name in written.files)
-    if not written.files:
-        ((same, reason),) = written.omitted
-        assert same is record
-        with pytest.raises(AssertionError, match=why):
-            raise AssertionError(reason)
 
 
 def test_of_results_of_one_device_the_first_is_reported() -> None:
@@ -266,6 +200,10 @@ def test_of_results_of_one_device_the_first_is_reported() -> None:
     assert [r for r, _ in VLLM.translate([result(16), other], {}).omitted] == [other]
     with pytest.raises(InputError, match="keeps a folder"):
         VLLM.translate([result(16)], {"": table()})
+
+
+def test_a_device_s_name_leads_out_of_no_folder() -> None:
+    assert all("/" not in name for name in VLLM.translate([result(1, toolchain={"device": "../../etc"})], {}).files)
 
 
 def test_sglang_names_and_nulls() -> None:

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support import foreign_rows
+from tests.support.foreign_rows import algorithm, product
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, UntunableRowsWarning
+from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, WritableFormat
+from tritongemm.plugins.contracts import WritableFormat
 
 CSV = registry.get(WritableFormat, "tunableop_csv")
 PATH = Path("tunableop_results0.csv")
@@ -29,22 +29,11 @@ TUNED = (
     "GemmTunableOp_double_NN,nn_64_64_64_ld_64_64_64,Gemm_Rocblas_3,0.011\n"
     "GemmStridedBatchedTunableOp_BFloat16_NT,nt_64_128_32_B_8_ld_64_128_64,Default,0.02\n"
 )
-REVISION = (100100 << 32) + 0xBF2C3184
-
-
-def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
-    types = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), dtype)
-    return Problem.from_json({"m": m, "n": n, "k": k, "row_major_b": False} | types | more)
 
 
 def result(problem: Problem, winner: str = "torch", config: Config | None = None, **more: Any) -> Record:
-    config = config or Config("tile", 16, 64, 64)
-    facts = {"seconds": 2e-5, "spread": 0.0, "timer": "graph-events", "target": "gfx942", "library_seconds": 3e-5}
-    return Record(problem, config=config, winner=winner, **{**facts, **more})
-
-
-def hipblaslt(index: int = 44, version: int = REVISION) -> Config:
-    return Config("Cijk_x", 0, 0, 0, options=(("index", index), ("version", version)), backend="blaslt")
+    facts = {"winner": winner, "library_seconds": 3e-5, **more}
+    return foreign_rows.result(problem, config or Config("tile", 16, 64, 64), **facts)
 
 
 @pytest.mark.parametrize(
@@ -112,55 +101,14 @@ def test_a_tuned_file_and_recorded_ones() -> None:
     assert row.count == 2, "two runs recorded it"
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("Validator,PT_VERSION", "has no value"),
-        ("Gemm", "op must be an operation such as GemmTunableOp_BFloat16_TN, not 'Gemm'"),
-        ("GemmTunableOp_BFloat16_TN", "has no params"),
-        ("GemmTunableOp_BFloat16_TN,tn_6144_16", "params must be those of"),
-        ("GemmTunableOp_BFloat16_TN,nt_1_2_3_ld_1_2_3", "params must be those of"),
-        ("GemmTunableOp_BFloat16_TN,tn_0_2_3_ld_1_2_3", "N must be between 1 and"),
-        (f"GemmTunableOp_BFloat16_TN,tn_{9**40}_2_3_ld_1_2_3", "params must be those of"),
-        ("GemmTunableOp_BFloat16_TN,tn_1_2_3_B_4_ld_1_2_3", "params must name a batch where op is one of batches"),
-        ("GemmTunableOp_BFloat16_Half_TN,tn_1_2_3_ld_3_3_1", "op and params do not belong together: 2 dtypes"),
-        (f"{LINEAR},Default,nan", "ms must be milliseconds, not 'nan'"),
-        (f"{LINEAR},Default,-1", "ms must be milliseconds"),
-    ],
-)
-def test_a_damaged_line_costs_itself_alone(line: str, complaint: str) -> None:
-    found = CSV.read_usable(PATH, f"{LINEAR}\n{line}\n", Defaults())
-    assert [r.problem for r in found.rows] == [product()] and [(d.row, d.line) for d in found.damaged] == [(2, 2)]
-    with pytest.raises(InputError, match=rf"^{PATH}: row 2 \(line 2\) {complaint}"):
-        CSV.read(PATH, f"{LINEAR}\n{line}\n", Defaults())
-
-
-@pytest.mark.parametrize(
-    "text", ["M,N,K\n1,2,3\n", "gfx,cu_num,M,N,K,bias\n", "- {M: 1, N: 2, K: 3}\n", "{}", "", "Validators,\n"]
-)
-def test_it_claims_no_other_file(text: str) -> None:
-    assert not CSV.recognises(PATH, text)
-    assert [f.name for f in registry.every(Format) if f.recognises(Path("sizes"), TUNED)] == ["tunableop_csv"]
-
-
-@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.UntunableRowsWarning")
-@given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
-def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
-    text = TUNED[:at] + put + TUNED[at + cut :]
-    found = CSV.read_usable(PATH, text, Defaults())
-    assert all(str(PATH) in d.reason for d in found.damaged)
-    assert CSV.translate([], {"": text}).files.get("", "") == text, "every byte"
-    CSV.translate([result(product())], {"": text})
-
-
 def test_only_retuned_lines_change() -> None:
-    algorithm = result(product(), "blaslt", hipblaslt())
+    ours = result(product(), "blaslt", algorithm())
     lost = result(product(bias="n", dtype="fp16"))
-    written = CSV.translate([algorithm, lost], {"": TUNED})
+    written = CSV.translate([ours, lost], {"": TUNED})
     assert written.count == 2 and not written.omitted
     expected = TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
     assert written.files[""] == expected.replace("Gemm_Hipblaslt_7,0.03", "Default,0.03")
-    again = CSV.translate([algorithm, lost], {"": written.files[""]})
+    again = CSV.translate([ours, lost], {"": written.files[""]})
     assert again.files == written.files
 
 
@@ -180,38 +128,8 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
         assert [r.problem for r in CSV.read(PATH, written.files[""], Defaults())][-3:] == new
 
 
-@pytest.mark.parametrize(
-    ("record", "before", "why"),
-    [
-        (result(product()), "", "let TunableOp write it first"),
-        (result(product(), target="gfx950"), TUNED, "the file is of gfx942, not gfx950"),
-        (result(product(), timer="model"), TUNED, "a prediction"),
-        (result(product(), "triton"), TUNED, "triton won, which TunableOp can't run"),
-        (result(product(), "blaslt", hipblaslt(version=7)), TUNED, "no algorithm of the hipBLASLt that the file names"),
-        (
-            result(product(), "blaslt", hipblaslt()),
-            TUNED.replace("100100-bf2c3184", "?"),
-            "no algorithm of the hipBLASLt",
-        ),
-        (result(product(dtype="fp32")), TUNED, "what TunableOp calls this product is not known"),
-        (
-            result(product(), "blaslt", Config("h", 1, 1, 1, options=(("algo", 3), ("index", 1)), backend="blaslt")),
-            TUNED,
-            "no algorithm of the hipBLASLt",
-        ),
-    ],
-)
-def test_what_can_not_be_expressed_has_a_reason(record: Record, before: str, why: str) -> None:
-    written = CSV.translate([record], {"": before})
-    assert written.files.get("", "") == before and written.count == 0
-    ((same, reason),) = written.omitted
-    assert same is record
-    with pytest.raises(AssertionError, match=why):
-        raise AssertionError(reason)
-
-
 def test_what_stands_for_a_winner_is_written_in_its_place() -> None:
-    ours, theirs = result(product(), "triton"), result(product(), "blaslt", hipblaslt())
+    ours, theirs = result(product(), "triton"), result(product(), "blaslt", algorithm())
     written = CSV.translate([ours, theirs, result(product())], {"": TUNED})
     assert (
         written.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
@@ -229,4 +147,4 @@ def test_what_stands_for_a_winner_is_written_in_its_place() -> None:
 
 def test_versions_of_hipblaslt_are_read_in_both_forms() -> None:
     text = TUNED.replace("100100-bf2c3184", "1.1.0-bf2c3184")
-    assert "Gemm_Hipblaslt_44" in CSV.translate([result(product(), "blaslt", hipblaslt())], {"": text}).files[""]
+    assert "Gemm_Hipblaslt_44" in CSV.translate([result(product(), "blaslt", algorithm())], {"": text}).files[""]

@@ -83,7 +83,7 @@ def result_of(name: str) -> Record:
 def in_second_row(name: str, given: Any) -> tuple[Path, str, int, int, int]:
     """A file with a damaged row: its path and text, the rows that are right, the row's number and its line."""
     if name == "aiter":
-        return Path("bf16_tuned_gemm.csv"), BF16.replace(*given, 1), 3, 1, 2
+        return Path("bf16_tuned_gemm.csv"), BF16.replace(given[0], given[1], 1), 3, 1, 2
     if name == "moe":
         return Path("untuned_fmoe.csv"), moe.UNTUNED.replace(*given), 4, 3, 4
     if name == "hipblaslt_override":
@@ -98,7 +98,7 @@ def in_second_row(name: str, given: Any) -> tuple[Path, str, int, int, int]:
 
 
 MM, ROW, TILE = inductor.MM, inductor.ROW, json.dumps(tables.row())
-DAMAGED = {
+DAMAGED: dict[str, list[tuple[Any, str]]] = {
     "aiter": [
         ((",64,256,", ",64,2x6,"), "N must be a whole number from 1 to 2147483647, not '2x6'"),
         ((",64,256,", ",0,256,"), "M must be"),
@@ -192,7 +192,7 @@ def tunableop_loses(why: str, config: Config | None = None, before: str = tunabl
 
 NO_HIPBLASLT = "no algorithm of the hipBLASLt"
 OTHER_HASH = Config("h", 1, 1, 1, options=(("algo", 3), ("index", 1)), backend="blaslt")
-LOST = {
+LOST: dict[str, list[tuple[Record, str, str]]] = {
     "aiter": [
         aiter_loses("its time is a prediction", timer="model"),
         aiter_loses("it does not say which GPU it was tuned on", target=""),

@@ -39,12 +39,14 @@ class _Start:
         medians: of the passes, by load and quantity.
         answers: greedy ones.
         served: what the log says about rows that serve.
+        start_s: seconds until it answered.
     """
 
     model: str = ""
     medians: dict[str, dict[str, float]] = field(default_factory=dict)
     answers: list[Continuation] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
+    start_s: float = 0.0
 
 
 @shell.command
@@ -147,7 +149,8 @@ def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace) -> 
     found = _Start()
     try:
         server.start()
-        shell.report(f"{server.log.stem}: answers after {server.wait(args.start_limit):.0f} s")
+        found.start_s = server.wait(args.start_limit)
+        shell.report(f"{server.log.stem}: answers after {found.start_s:.0f} s")
         try:
             asyncio.run(_send_all(server.client, sent, args.passes, found))
         except UnavailableError:
@@ -187,7 +190,8 @@ def _compared(
         compared.append(ComparedLoad(load.name, load.m, quantities, rows.predicted_gain(load.m)))
     agreement = server_comparison.agreements([start.answers for start in a], [start.answers for start in b])
     served = list(dict.fromkeys(line for start in b for line in start.served))
-    return ServerComparison(server, args.table, a[0].model, tuple(compared), agreement, served)
+    start_s = {name: [start.start_s for start in each] for name, each in starts.items()}
+    return ServerComparison(server, args.table, a[0].model, tuple(compared), agreement, served, start_s)
 
 
 def _show(args: argparse.Namespace, comparison: ServerComparison, weighed: bool) -> bool:
@@ -211,6 +215,8 @@ def _lines(comparison: ServerComparison, weighed: bool) -> Iterator[str]:
         yield f"Greedy tokens, {name}: {agreement}"
     if not comparison.agreement:
         yield "Greedy tokens: the server returned none"
+    for name, seconds in comparison.start_s.items():
+        yield f"Starts of {name} until it answered: {', '.join(f'{value:.0f}' for value in seconds)} s"
     yield from comparison.served or [
         "The log of B does not say what was served: is tritongemm installed in the server's environment? (--logs)"
     ]

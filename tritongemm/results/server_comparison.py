@@ -9,13 +9,20 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.values import MAP, NATURAL, POSITIVE, TEXT, FieldKind, list_of, require
+from tritongemm.core.values import MAP, NATURAL, POSITIVE, TEXT, FieldKind, list_of, map_of, require
 
 KIND = "comparison of a server"  # how the file begins
 RATES = ("tokens_per_s",)  # quantities of which more is better
 QUANTITIES = {"step_ms": "step ms", "tpot_ms": "TPOT ms", "ttft_ms": "TTFT ms", "tokens_per_s": "tokens/s"}
 _SHARE = FieldKind("a number from 0 to 1", lambda v: isinstance(v, int | float) and 0 <= v <= 1)
-_FIELDS = {"command": list_of(TEXT), "table": TEXT, "model": TEXT, "served": list_of(TEXT), "loads": list_of(MAP)}
+_FIELDS = {
+    "command": list_of(TEXT),
+    "table": TEXT,
+    "model": TEXT,
+    "served": list_of(TEXT),
+    "loads": list_of(MAP),
+    "start_s": map_of(list_of(POSITIVE), most=2),
+}
 _LOAD_FIELDS = {"name": TEXT, "m": NATURAL, "predicted": FieldKind("a positive number, or null",
                 lambda v: v is None or POSITIVE.holds(v)), "quantities": MAP}  # fmt: skip
 _TIMES = {"without": list_of(POSITIVE, most=1000), "with": list_of(POSITIVE, most=1000)}
@@ -117,6 +124,7 @@ class ServerComparison:
         loads: what it was sent.
         agreement: of starts, by which were compared; empty where the server returns no tokens.
         served: what its log says about the rows that serve.
+        start_s: seconds until each start answered, of A without and of B with the table.
     """
 
     command: Sequence[str]
@@ -125,6 +133,7 @@ class ServerComparison:
     loads: tuple[ComparedLoad, ...]
     agreement: Mapping[str, Agreement] = field(default_factory=dict)
     served: Sequence[str] = ()
+    start_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the text of a file, with what follows from the values beside them."""
@@ -162,7 +171,8 @@ def read_comparison(path: Path, text: str) -> ServerComparison:
         require(data, _FIELDS)
         agreement = {name: _read_agreement(one) for name, one in data["agreement"].items()}
         loads = tuple(map(_read_load, data["loads"]))
-        return ServerComparison(data["command"], data["table"], data["model"], loads, agreement, data["served"])
+        known = (data[name] for name in ("command", "table", "model"))
+        return ServerComparison(*known, loads, agreement, data["served"], data["start_s"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -65,6 +65,7 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.Cap
         and read.loads[0].quantities[0].name == "step_ms"
         and read.agreement["A against A"].equal == 20
     )
+    assert [len(starts) for starts in read.start_s.values()] == [2, 2]
     assert len(processes(tmp_path / "logs")) == 8, "four servers with a child each"
 
 
@@ -151,7 +152,8 @@ def test_agreement_counts_what_comes_before_a_difference() -> None:
 def test_a_damaged_comparison_is_refused(damage: object) -> None:
     times = {"without": [2.0], "with": [1.0]}
     quantities = dict.fromkeys(("step_ms", "tpot_ms", "ttft_ms", "tokens_per_s"), times)
-    data = {"kind": "comparison of a server", "command": [], "table": "t", "model": "m", "served": [], "agreement": {},
+    data = {"kind": "comparison of a server", "command": [], "table": "t", "model": "m", "served": [],
+            "agreement": {}, "start_s": {},
             "loads": [{"name": "batch 1", "m": 1, "predicted": None, "quantities": quantities}]}  # fmt: skip
     assert read_comparison(Path("c.json"), json.dumps(data)).loads[0].quantities[0].gain.ratio == 2
     damage(data)  # type: ignore[operator]

@@ -171,8 +171,8 @@ def read_comparison(path: Path, text: str) -> ServerComparison:
         require(data, _FIELDS)
         agreement = {name: _read_agreement(one) for name, one in data["agreement"].items()}
         loads = tuple(map(_read_load, data["loads"]))
-        known = (data[name] for name in ("command", "table", "model"))
-        return ServerComparison(*known, loads, agreement, data["served"], data["start_s"])
+        fields = (data["command"], data["table"], data["model"])
+        return ServerComparison(*fields, loads, agreement, data["served"], data["start_s"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -54,7 +54,8 @@ def runs(pid: int) -> bool:
 def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_server.main(words) == shell.DONE
     said = capsys.readouterr()
-    assert "2 of 3 rows serve cuda:0 (sm90); 1 for gfx942" in said.out and "about " in said.err
+    assert "2 of 3 rows serve cuda:0 (sm90); 1 for gfx942\ntuned kernels serve 4 of 5 linear layers of Toy" in said.out
+    assert "about " in said.err
     row = re.search(r"^batch 2 +step ms +(\S+) +(\S+) +\S+% +(\S+) .* (\S+)$", said.out, re.MULTILINE)
     assert row and float(row[1]) > float(row[2]) and float(row[3]) > 1.2 and row[4] == "1.250"
     assert "A against A: 20 of 20 answers are the same, 100.0%" in said.out

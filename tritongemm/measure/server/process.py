@@ -19,7 +19,7 @@ from tritongemm.system.stop_signals import handled, uninterrupted
 _END_SECONDS = 20.0  # that a server may take to end by itself
 _LONGEST_PAUSE_SECONDS = 1.0  # between two questions whether it answers
 _LAST_BYTES = 1 << 14  # of its log that are shown
-_SERVED = re.compile(r"\d+ of \d+ rows serve.*|.*nothing is served by tuned kernels.*")
+_SERVED = re.compile(r"\d+ of \d+ rows serve.*|tuned kernels serve .*|.*nothing is served by tuned kernels.*")
 _STATE = re.compile(r"(\d+) \(.*\) \S (\d+)(?: \S+){17} (\d+)", re.DOTALL)  # /proc/PID/stat: number, parent, start
 
 
@@ -121,7 +121,7 @@ class Server:
             os.close(self._lifeline)
 
     def served(self) -> list[str]:
-        """Return what its log says about the rows that serve, each line once."""
+        """Return what its log says about rows and layers that are served, each line once."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return list(dict.fromkeys(printable(found[0].strip()) for found in _SERVED.finditer(text)))
 

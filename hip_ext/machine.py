@@ -35,7 +35,7 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     """Return the machine to tune on.
 
     Args:
-        wanted: architecture asked for, or None for what is here.
+        wanted: architecture or a GPU's name, as `load_target` takes it; None for what is here.
         gpu_ids: comma-separated ordinals.
         ngpus: the number of devices to use, the first ones.
 
@@ -48,7 +48,9 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
         if gpu_ids is not None or ngpus:
             raise TargetError("--gpus, --ngpus and --mp need a GPU, and no GPU driver with a device was found")
         facts = facts or target_files.load_target(OFFLINE)
-        return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({facts.product})")
+        asked = wanted not in (None, facts.name) and facts.product not in str(wanted)
+        named = f"{wanted}, with the figures of {facts.product}" if asked else facts.product
+        return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({named})")
     opened = driver.open_driver(vendor)
     count = opened.device_count()
     try:

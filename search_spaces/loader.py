@@ -93,7 +93,7 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
     """Return the target called `name`.
 
     Args:
-        name: architecture.
+        name: architecture, or the name of a device that has it, as of `target_of_device`.
         device_name: what the driver calls the chip, to distinguish siblings of one architecture.
         measured: facts read off a present device (compute_units, l2_bytes …), which override the file's.
 
@@ -101,13 +101,14 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
         TargetError: unknown architecture.
         InputError: its file lacks a fact, or has one of another kind; says which.
     """
-    if name not in target_names():
+    arch = name if name in target_names() else target_of_device(name)
+    if not arch:
         raise _unknown(name)
-    data = space_file(name)
+    data = space_file(arch)
     facts: dict[str, Any] = dict(data["target"])
     for sibling, corrections in data.get("devices", {}).items():
-        if sibling in device_name:
+        if sibling in (device_name or name):
             facts.update(corrections)
-    found = space_schema.read_target(f"search_spaces/{name}.yaml: target", name, facts)
+    found = space_schema.read_target(f"search_spaces/{arch}.yaml: target", arch, facts)
     facts = dict[str, Any](measured)
     return replace(found, **facts)

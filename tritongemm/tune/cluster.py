@@ -15,6 +15,7 @@ from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.ray_hosts import RayHosts
 from tritongemm.tune.request import Devices
 
@@ -70,6 +71,7 @@ def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple
     with ExitStack() as stack:
         hosts = RayHosts(devices.ray)
         stack.callback(hosts.close)
-        gpus = ClusterGpus(hosts, devices.target, devices.ngpus, say)
+        arch = load_target(devices.target).name if devices.target else None
+        gpus = ClusterGpus(hosts, arch, devices.ngpus, say)
         stack.callback(gpus.close)
         yield gpus.machine, Cluster(hosts, gpus)

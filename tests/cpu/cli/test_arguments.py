@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tritongemm.cli import arguments, export, gradlib, launch_plan, library, optimize, options
+from tritongemm.search_spaces.loader import load_target
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -94,11 +95,11 @@ def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tm
 
 @pytest.mark.parametrize("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
 def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
-    assert options.architecture(name) == "sm90"
+    assert load_target(options.architecture(name)).name == "sm90"
 
 
 def test_what_no_gpu_is_called_stays_for_the_message() -> None:
-    assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "gfx950"
+    assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "MI355X"
 
 
 def test_sizes_and_types_go_by_both_kinds_of_names() -> None:

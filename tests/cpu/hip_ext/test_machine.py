@@ -30,6 +30,16 @@ class FakeDevice:
     device = __init__
 
 
+@pytest.mark.parametrize(("wanted", "named"), [
+    ("sm90", "sm90 (H100)"), ("H200", "sm90 (H200)"), ("MI300A", "gfx942 (MI300A, with the figures of MI300X)"),
+])  # fmt: skip
+def test_without_a_gpu_the_machine_is_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, named: str
+) -> None:
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
+    assert machine.find_machine(wanted).why == f"no GPU here: compiling for {named}"
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDevice()
@@ -45,6 +55,8 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
     assert (target.compute_units, target.l2_bytes, target.llc_bytes) == (120, 12345, 12345)
     assert machine.find_machine(None, "1,0").devices == (1, 0) and machine.find_machine(None, ngpus=2).devices == (0, 1)
     assert machine.toolchain(here)["device"] == "NVIDIA H200"
+    away = machine.find_machine("H100")
+    assert (away.devices, away.target.product) == ((0,), "H200")
     away = machine.find_machine("gfx950")
     assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
 

@@ -68,9 +68,10 @@ class OfflineEvaluator(Evaluator):
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates in predicted order until one passes; nothing is timed, and there is no baseline."""
         trials: list[Trial] = []
-        timeless = [a for a in artifacts if not a.config.block_m]  # a library's own choice has no tile
-        trials += self.verify(problem, timeless)
-        predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts if artifact.config.block_m]
+        # The model predicts no algorithm of a library, which does not say what a program of it does.
+        predictable = [a for a in artifacts if a.config.block_m and a.config.num_warps]
+        trials += self.verify(problem, [a for a in artifacts if a not in predictable])
+        predicted = [(self._predict(problem, artifact), artifact) for artifact in predictable]
         for seconds, artifact in sorted(predicted, key=lambda pair: pair[0]):
             (trial,) = self.verify(problem, [artifact])
             trials.append(replace(trial, samples=(seconds,), timer=PREDICTED))

@@ -50,7 +50,7 @@ def _retimed_row(result: RetimedResult) -> list[str]:
         _microseconds(result.baseline_seconds) if timed and result.baseline_seconds else "-",
         _ratio(result.ratio),
         _ratio(record.speedup if record else None),
-        trial.timer if timed else trial.status,
+        trial.timer if timed else "not timed" if trial.status == "pruned" else trial.status,
         trial.config.short_name,
         trial.reason,
     ]

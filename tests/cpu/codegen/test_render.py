@@ -98,6 +98,8 @@ def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, st
     assert {c.template for c in configs} <= defined
     assert "{{" not in text and "{%" not in text and "tritongemm." not in text.replace("tritongemm.\n", "")
     assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
+    beside_configs = re.sub(r'(?s)(?<=\nCONFIGS = ).*?""".splitlines', "", text)  # which take a line each
+    assert not [line for line in beside_configs.splitlines() if len(line) > 120]
 
 
 PAIRS = '''"""A module."""

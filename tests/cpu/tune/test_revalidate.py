@@ -1,5 +1,6 @@
 """Results that are stored: checked, and timed again, without tuning."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ def test_a_stored_result_that_is_wrong(
     (timed,) = [x.split() for x in out if x.startswith("16x16x16_fp16_TT")]
     assert float(timed[1]) > 0 and "model" in timed and out[0].startswith("Predicted, not measured")
     assert any(x.startswith("16x16x32_fp16_TT") and "out_of_resources" in x for x in out)
+    algorithm = "M: 8, N: 16, K: 16, template: heuristic, backend: blaslt, num_warps: 0, BLOCK_SIZE_M: 16"
+    (tmp_path / "stored.yaml").write_text(f"- {{{algorithm}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1}}\n")
+    assert tune.main([*argv, "--benchmark"]) == 1
+    assert re.search("8x16x16_fp16_TT .* not timed .* only a GPU can check a kernel of blaslt", capsys.readouterr().out)
 
 
 def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

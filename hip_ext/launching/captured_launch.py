@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured, Cleared
 from tritongemm.hip_ext.launching.patched_launch import WORD_BYTES, address_writer, as_words, call_all

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall

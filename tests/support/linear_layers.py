@@ -12,7 +12,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel, PatchedLaunch
+from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher

@@ -75,7 +75,8 @@ class Parser(argparse.ArgumentParser):
         if choice and message.startswith("argument COMMAND"):
             message = f"there is no command {choice[1]}"
         said = printable(f"{message}; did you mean {meant}?" if meant else message)
-        self.exit(2, f"error: {said} ({self.prog} --help lists all options)\n")
+        lists = "the commands" if self.prog == "tritongemm" else "all options"
+        self.exit(2, f"error: {said} ({self.prog} --help lists {lists})\n")
 
     def _registered(self, word: str) -> str:
         """Return a word spelled as this parser's option, or the start of one, with its ``_`` and ``-``."""

@@ -22,7 +22,7 @@ from tritongemm.operations.scaled_operands import (
     is_transposed,
     read_product,
 )
-from tritongemm.operations.torch_limits import PADDED_GROUPS, PADDED_ROWS
+from tritongemm.operations.torch_limits import PADDED_GROUPS, ROW_MULTIPLE
 from tritongemm.operations.torch_products import linear
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
@@ -167,7 +167,7 @@ class TorchScaled:
         if out_dtype != torch.bfloat16:
             raise ValueError("PyTorch gives bfloat16 alone")
         square = self._product.scalings_b[0].rows > 1
-        rows, missing = a.shape[0], -a.shape[0] % PADDED_ROWS
+        rows, missing = a.shape[0], -a.shape[0] % ROW_MULTIPLE
         of_a = scale_a.t().contiguous().t()
         if missing:  # rows of zeros, whose result is not read
             a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)  # it pads no fp8

@@ -14,7 +14,7 @@ _INT8_ROWS: Final = 16  # A has more
 _GROUP_BYTES: Final = 16
 _BLOCK_ARCHS: Final = ("sm90",)  # The library that PyTorch calls has kernels for them alone.
 PADDED_GROUPS: Final = 4  # multiple to which groups along K of factors of blocks of 128 x 128 are padded
-PADDED_ROWS: Final = 4  # multiple of rows for which cuBLASLt has products with factors along K
+ROW_MULTIPLE: Final = 4  # of A, for which cuBLASLt has products with factors along K
 
 
 def takes_fp8(n: int, k: int) -> bool:

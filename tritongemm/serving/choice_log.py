@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from tritongemm.core.serving import Resolution
+from tritongemm.core.served_call import Resolution
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
 

@@ -13,7 +13,7 @@ from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall

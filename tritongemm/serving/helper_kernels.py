@@ -11,7 +11,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Launch
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel

@@ -13,7 +13,7 @@ from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.driver.module import Function

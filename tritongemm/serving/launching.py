@@ -16,7 +16,7 @@ from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
-    from tritongemm.core.serving import LoadedKernel
+    from tritongemm.core.served_call import LoadedKernel
     from tritongemm.hip_ext.launching.workspaces import WorkspacePool
     from tritongemm.serving.serving_device import ServingDevice
 

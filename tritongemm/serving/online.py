@@ -18,7 +18,7 @@ import torch
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel
+from tritongemm.core.served_call import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend

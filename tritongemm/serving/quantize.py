@@ -14,7 +14,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.launching.patched_launch import call_all
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations import microscaling

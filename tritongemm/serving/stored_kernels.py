@@ -11,7 +11,7 @@ from tritongemm.build.prepare import or_refusal
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel, PatchedLaunch
+from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.export.library.entry import record_m
 from tritongemm.export.library.storage import StoredCode

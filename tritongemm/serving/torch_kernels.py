@@ -6,7 +6,7 @@ import torch
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend

@@ -24,7 +24,7 @@ from tests.support.linear_layers import (
     stand_in_kernels,
 )
 from tests.support.plugins import rescan
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelSource

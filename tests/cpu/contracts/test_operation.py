@@ -18,7 +18,7 @@ from tests.support.linear_layers import StandInKernel, attach_device, problem, r
 from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.operations import contract
 from tritongemm.operations.contract import Operation, ProductOperation

@@ -19,7 +19,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.serving.stored_kernels import check_kernel
 
 SIZE = Problem(8, 16, 32, *matrices("fp32"))

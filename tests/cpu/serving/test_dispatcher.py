@@ -17,7 +17,7 @@ import tritongemm
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands

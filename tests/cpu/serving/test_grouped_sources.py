@@ -14,7 +14,7 @@ from tests.cpu.serving.test_grouped import COUNTS, problem
 from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.plugins import registry

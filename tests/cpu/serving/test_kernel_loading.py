@@ -24,7 +24,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine

@@ -18,7 +18,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.formats import Defaults, results_format
 from tritongemm.search_spaces import loader as target_files

@@ -22,7 +22,7 @@ from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel, PatchedLaunch
+from tritongemm.core.served_call import CallSignature, LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import online_race

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
-from tritongemm.core.serving import CallSignature
+from tritongemm.core.served_call import CallSignature
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.plugins import registry

@@ -21,7 +21,7 @@ from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry

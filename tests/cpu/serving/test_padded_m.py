@@ -15,7 +15,7 @@ from tests.support.linear_layers import TILE, StandInKernel, problem, record, st
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import kernel_loading, stored_kernels, winners

@@ -24,7 +24,7 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.scaling import GRANULARITIES, Scaling
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread

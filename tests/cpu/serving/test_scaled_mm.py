@@ -19,7 +19,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product

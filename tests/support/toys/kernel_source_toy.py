@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tritongemm.core.problem import Problem
-from tritongemm.core.serving import CallSignature, PatchedLaunch, Resolution
+from tritongemm.core.served_call import CallSignature, PatchedLaunch, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 

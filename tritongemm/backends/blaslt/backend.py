@@ -13,7 +13,7 @@ from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.blaslt import library as blaslt_library

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm

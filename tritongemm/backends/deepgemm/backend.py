@@ -17,7 +17,7 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend

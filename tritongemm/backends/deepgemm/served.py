@@ -19,7 +19,7 @@ from tritongemm.core.operands import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.launching import captured_launch
 

@@ -14,7 +14,7 @@ from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts.plugin import Plugin
 

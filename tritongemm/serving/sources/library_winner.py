@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels

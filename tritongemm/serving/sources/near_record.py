@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelSource

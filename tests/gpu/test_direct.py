@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
-from tritongemm.backends.blaslt.torch_choice import WORKSPACE_BYTES
+from tritongemm.backends.blaslt.served_algorithm import WORKSPACE_BYTES, LoadedAlgorithm
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record

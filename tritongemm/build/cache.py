@@ -10,19 +10,19 @@ from tritongemm.system.compiled_files import CompiledEntry, CompiledFiles
 
 
 class ArtifactCache:
-    """Compiled kernels by content hash; `system.compiled_files` decides whose files are used."""
+    """Compiled kernels by content hash; `system.compiled_files` decides whose files are used.
+
+    Raises:
+        OutputError: of each method, another user could replace what is in the folder, or it can't be written.
+        InputError: of each method, TRITONGEMM_CACHE_TRUST names no user.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = CompiledFiles(folder)
 
     def check(self) -> None:
-        """Check that the folder can be used, before anything is compiled.
-
-        Raises:
-            OutputError: another user could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names no user.
-        """
+        """Check that the folder can be used, before anything is compiled."""
         self._files.find("")
 
     def sweep(self) -> None:
@@ -30,12 +30,7 @@ class ArtifactCache:
         self._files.sweep()
 
     def get(self, digest: str) -> Artifact | None:
-        """Return the artefact, or None if there is none, it is damaged, or its owner is no trusted user.
-
-        Raises:
-            OutputError: another user could replace what is in the folder.
-            InputError: TRITONGEMM_CACHE_TRUST names no user.
-        """
+        """Return the artefact, or None if there is none, it is damaged, or its owner is no trusted user."""
         entry = self._files.find(digest)
         return _artifact(entry) if entry else None
 
@@ -44,10 +39,6 @@ class ArtifactCache:
 
         Returns:
             What is there: two processes may have compiled the same to different bytes, and both get the first one's.
-
-        Raises:
-            OutputError: it can't be kept in the folder, or another user could replace it there.
-            InputError: TRITONGEMM_CACHE_TRUST names no user.
         """
         stored = replace(built, path=name, sha256=sha256(code).hexdigest()) if code else replace(built, path="")
         entry = self._files.keep(built.digest, {name: code} if code else {}, stored.to_json(), _artifact)

@@ -1,6 +1,5 @@
 """Compiles kernels beside the products, e.g. those that quantise operands, where the cache lacks them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -54,18 +53,10 @@ def helper_job(helper: HelperKernel, target: Target) -> CompileJob:
 
 def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: ArtifactCache) -> list[Artifact]:
     """Compile kernels on all cores and return their artifacts; arguments and errors are those of `compile_helper`."""
-    jobs = [helper_job(helper, target) for helper in wanted]
-    there = {job.digest: cached.get(job.digest) for job in jobs}
-    found = {digest: artifact for digest, artifact in there.items() if artifact is not None}
-    missing = {job.digest: job for job in jobs if job.digest not in found}
-    if missing:
-        from tritongemm.build.pool import BuildPool
+    from tritongemm.build import pool
 
-        pool = BuildPool(cached, min(len(os.sched_getaffinity(0)), len(missing)))
-        try:
-            found |= {artifact.digest: artifact for artifact in pool.stream(missing.values())}
-        finally:
-            pool.close()
+    jobs = [helper_job(helper, target) for helper in wanted]
+    found = pool.build_missing(jobs, cached)
     return [found[job.digest] for job in jobs]
 
 

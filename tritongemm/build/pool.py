@@ -235,6 +235,19 @@ class BuildPool:
         self._temporary.close()
 
 
+def build_missing(jobs: Iterable[CompileJob], cache: ArtifactCache) -> dict[str, Artifact]:
+    """Return the artifacts of jobs by their digests, compiled on all cores where the cache lacks them."""
+    wanted = {job.digest: job for job in jobs}
+    found = {digest: artifact for digest in wanted if (artifact := cache.get(digest)) is not None}
+    if missing := [job for digest, job in wanted.items() if digest not in found]:
+        pool = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(missing)))
+        try:
+            found |= {artifact.digest: artifact for artifact in pool.stream(missing)}
+        finally:
+            pool.close()
+    return found
+
+
 class BackgroundBuilds:
     """A queue of slow builds on at most half of a compiler's processes, so that the search has the others."""
 

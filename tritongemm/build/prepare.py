@@ -1,6 +1,5 @@
 """Makes compile jobs of configs, and launches of records, through the backends that they name."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -96,28 +95,19 @@ def prepare_kernels(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, PreparedKernel | Support]:
     """Return the kernel of each record's config, compiled in parallel where the cache lacks it, or why it has none."""
-    from tritongemm.build.pool import BuildPool
+    from tritongemm.build import pool
 
     kernels: dict[Problem, PreparedKernel | Support] = {}
-    waiting: list[tuple[Record, CompileJob]] = []
+    jobs: list[tuple[Record, CompileJob]] = []
     for record in records:
         possible = check_config(record.config, record.problem, target, record.target)
         job = compile_job(record.problem, record.config, target) if possible else possible
         if isinstance(job, Support):
             kernels[record.problem] = job
-        elif (artifact := cache.get(job.digest)) is not None:
-            kernels[record.problem] = _prepared(record, artifact, target)
         else:
-            waiting.append((record, job))
-    if waiting:
-        pool = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
-        try:
-            by_digest = {artifact.digest: artifact for artifact in pool.stream(job for _, job in waiting)}
-        finally:
-            pool.close()
-        for record, job in waiting:
-            kernels[record.problem] = _prepared(record, by_digest[job.digest], target)
-    return kernels
+            jobs.append((record, job))
+    built = pool.build_missing((job for _, job in jobs), cache)
+    return kernels | {record.problem: _prepared(record, built[job.digest], target) for record, job in jobs}
 
 
 def _prepared(record: Record, artifact: Artifact, target: Target) -> PreparedKernel | Support:

@@ -1,22 +1,17 @@
 """The timing of the kernels that quantise activations, under the same conditions as the products that read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.launch import Launch
 from tritongemm.core.operands import Tensor
+from tritongemm.hip_ext.driver.driver import Device, Function
 from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
 from tritongemm.hip_ext.launching.patched_launch import call_all
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, side_by_side
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.driver.driver import Device, Function
 
 _GRAPH_SECONDS = 4e-4
 _ROUNDS = 20

@@ -1,16 +1,11 @@
 """Checks a C that was computed in float32, with harder operands and an error for each element by its own sum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Operand, Problem
-
-if TYPE_CHECKING:
-    from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family
 
 # Four times the rounding of one addition; the error of K additions grows with the square root of K.
 ERROR_OF_AN_ADDITION = 2.0**-22

@@ -1,6 +1,7 @@
 """Checks what public calls get before anything is launched: kinds, devices and encodings of operands, and CPU values.
 
-No check of a call waits for a GPU: values there are looked at by `check_scales` alone, where a program asks for it.
+A check raises an InputError that names the operand, what it is and what it may be; of what is no tensor a TypeError.
+None of a call waits for a GPU: values there are looked at by `check_scales` alone, where a program asks for it.
 """
 
 from __future__ import annotations
@@ -51,11 +52,7 @@ def check_scales(**scales: Tensor) -> None:
 
 
 def check_values(**scales: Tensor) -> None:
-    """Check factors on a CPU as `check_scales` does; those on a GPU are skipped, as it would have to be waited for.
-
-    Raises:
-        InputError: names the operand.
-    """
+    """Check factors on a CPU as `check_scales` does; those on a GPU are skipped, as it would have to be waited for."""
     for name, factors in scales.items():
         plain = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
         known = factors.dtype == torch.float32 or factors.dtype in EXPONENTS  # a wrong type is named later
@@ -80,11 +77,7 @@ def read_integers(numbers: Tensor) -> list[int]:
 
 
 def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
-    """Refuse operands that ``torch.func.vmap`` maps over, for a call whose steps it can't follow.
-
-    Raises:
-        InputError: names the operand.
-    """
+    """Refuse operands that ``torch.func.vmap`` maps over, for a call whose steps it can't follow."""
     for name, tensor in operands.items():
         if is_mapped(tensor):
             raise InputError(
@@ -93,11 +86,7 @@ def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
 
 
 def check_bias(bias: Tensor | None) -> None:
-    """Refuse a bias of so few bits that PyTorch adds it to nothing, or whose imaginary part would be lost.
-
-    Raises:
-        InputError: names its type.
-    """
+    """Refuse a bias of so few bits that PyTorch adds it to nothing, or whose imaginary part would be lost."""
     if bias is not None and (bias.element_size() == 1 or bias.is_complex()):
         raise InputError(f"bias is {bias.dtype}; it may be {', '.join(map(str, SCALED_RESULTS))}")
 
@@ -109,23 +98,14 @@ def _are_numbers(factors: Tensor) -> bool:
 
 
 def require_tensors(operands: Mapping[str, object]) -> None:
-    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does.
-
-    Raises:
-        TypeError: names the operand and its type.
-    """
+    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does."""
     for name, value in operands.items():
         if not torch.overrides.is_tensor_like(value):
             raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
 
 
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
-    """Refuse operands that are no dense tensors or, where they belong together, not on the device of the first.
-
-    Raises:
-        TypeError: one is no tensor.
-        InputError: one is sparse or nested, or on another device.
-    """
+    """Refuse operands that are no dense tensors or, where they belong together, not on the device of the first."""
     first = ""
     for name, tensor in operands.items():
         require_tensors({name: tensor})
@@ -139,11 +119,7 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
 
 
 def check_layout(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that is not one block of numbers with strides.
-
-    Raises:
-        InputError: names it.
-    """
+    """Refuse a tensor that is not one block of numbers with strides."""
     if tensor.layout != torch.strided:
         raise InputError(f"{name} is {tensor.layout}; products take strided tensors")
     if tensor.is_nested:
@@ -151,22 +127,14 @@ def check_layout(name: str, tensor: Tensor) -> None:
 
 
 def check_fit(fit: bool, wanted: str, **operands: Tensor) -> None:
-    """Refuse operands whose shapes do not belong together.
-
-    Raises:
-        InputError: names the operands, their shapes and those wanted.
-    """
+    """Refuse operands whose shapes do not belong together."""
     if not fit:
         shapes = " and ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in operands.items())
         raise InputError(f"{shapes} must be {wanted}")
 
 
 def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *operands: Tensor | None) -> None:
-    """Refuse memory for a result that is none for it.
-
-    Raises:
-        InputError: names it, and what the result is.
-    """
+    """Refuse memory for a result that is none for it."""
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
     if any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
@@ -176,11 +144,7 @@ def check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *opera
 
 
 def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> None:
-    """Refuse operands with a factor for each row, or for blocks, that no family multiplies.
-
-    Raises:
-        InputError: names the operand and its type.
-    """
+    """Refuse operands with a factor for each row, or for blocks, that no family multiplies."""
     for name, tensor in (("a", a), ("b", b)):
         known = DTYPES.get(DTYPE_NAMES.get(tensor.dtype, ""))
         if known is None or not (known.is_fp8 or known.name == "int8"):
@@ -195,9 +159,6 @@ def check_encodings(operands: Mapping[str, Tensor], target: Callable[[], Target]
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
     With powers of two along K OCP's are read wherever kernels convert them, as wider numbers where necessary.
-
-    Raises:
-        InputError: names the operand and both encodings.
     """
     names = {name: DTYPE_NAMES.get(operands[name].dtype, "") for name in "ab"}
     for name, dtype in names.items():

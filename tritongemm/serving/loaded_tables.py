@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
@@ -24,7 +24,6 @@ from tritongemm.operations.served_problems import (
     is_served,
     why_unserved,
 )
-from tritongemm.serving import rank_agreement
 from tritongemm.serving.record_source import read_library, read_source
 from tritongemm.serving.record_table import RowKey, row_key
 from tritongemm.serving.source_row import SourceRow
@@ -125,7 +124,7 @@ def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: i
     if not tables:
         return
     _LOG.info("%s", describe(tables, device))
-    rank_agreement.agree(combined_digest(tables), generation)
+    agree(combined_digest(tables), generation)
 
 
 def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
@@ -239,3 +238,34 @@ def merge(tables: Sequence[LoadedTable]) -> tuple[LoadedTable, ...]:
 
 def _rank(row: SourceRow) -> tuple[bool, float]:
     return row.record.predicted, row.record.seconds
+
+
+def agree(digest: str, generation: int = 1) -> bool:
+    """Return whether this rank's tables are those of the rank that loaded first; a warning says where they are not.
+
+    Ranks compare through the store that they met in, not through a collective operation: no rank waits for one that
+    loads later, or for one that loads nothing, which is therefore not noticed. Without torch.distributed, or before it
+    is initialised, there is no other rank to compare with.
+    """
+    from torch import distributed  # when asked: commands that run no kernel read tables without PyTorch
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return True
+    store = distributed.distributed_c10d._get_default_store()
+    first = _first_digest(store, digest, generation)
+    if first == digest:
+        return True
+    _LOG.warning(
+        "rank %d loaded other tuned records (sha256 %s) than the rank that was first (sha256 %s): "
+        "ranks will compute by different kernels; give all of them the same file in TRITONGEMM_CONFIG",
+        distributed.get_rank(),
+        digest,
+        first,
+    )
+    return False
+
+
+def _first_digest(store: Any, digest: str, generation: int) -> str:
+    """Return the digest of the first rank that asked, which is this one if no other did before."""
+    answer: bytes = store.compare_set(f"tritongemm/tables/{generation}", "", digest)
+    return answer.decode()

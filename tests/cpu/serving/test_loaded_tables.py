@@ -19,7 +19,7 @@ from tritongemm.core.support import Support
 from tritongemm.formats import results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import loaded_tables, rank_agreement
+from tritongemm.serving import loaded_tables
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import read_configured, read_table
 from tritongemm.serving.record_table import RecordTable
@@ -110,16 +110,16 @@ def store() -> Iterator[distributed.Store]:
 
 
 def test_ranks_with_other_tables_say_so(store: distributed.Store, caplog: pytest.LogCaptureFixture) -> None:
-    assert rank_agreement.agree("0123456789ab") and rank_agreement.agree("0123456789ab")
+    assert loaded_tables.agree("0123456789ab") and loaded_tables.agree("0123456789ab")
     assert not caplog.records
     store.set("tritongemm/tables/2", "ffffffffffff")  # as another rank did that loaded its second table before
-    assert not rank_agreement.agree("0123456789ab", generation=2)
+    assert not loaded_tables.agree("0123456789ab", generation=2)
     (line,) = (r.getMessage() for r in caplog.records)
     assert line.startswith("rank 0 loaded other tuned records (sha256 0123456789ab)") and "ffffffffffff" in line
 
 
 def test_alone_there_is_no_rank_to_compare_with() -> None:
-    assert rank_agreement.agree("0123456789ab")
+    assert loaded_tables.agree("0123456789ab")
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "x/" * 3000, "a" * 300 + ".zip", "a\0b", "a\ud800", "loop"])

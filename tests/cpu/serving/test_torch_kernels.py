@@ -14,7 +14,7 @@ import torch
 
 from tests.support.linear_layers import StandInDriver, problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
-from tritongemm.backends.blaslt import torch_choice
+from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.problem import Operand
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
@@ -31,7 +31,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch as it comes, in a release that was compared."""
     release = ".".join(torch.__version__.split(".")[:2])
     monkeypatch.setattr(
-        torch_choice, "WORKSPACE_BYTES", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
+        served_algorithm, "WORKSPACE_BYTES", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
     )
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
@@ -39,23 +39,23 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_known_problems(known: None) -> None:
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="int8"), "sm90") is None
-    assert torch_choice.torch_workspace_bytes(replace(problem(1, 2, 3), c=Operand("fp32")), "sm90") is None
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, dtype="int8"), "sm90") is None
+    assert served_algorithm.torch_workspace_bytes(replace(problem(1, 2, 3), c=Operand("fp32")), "sm90") is None
 
 
 def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known: None) -> None:
-    assert torch_choice.torch_workspace_bytes(problem(2, 1, 3), "sm90") == 4096
+    assert served_algorithm.torch_workspace_bytes(problem(2, 1, 3), "sm90") == 4096
     for other in (problem(2, 1, 3, "n"), problem(1, 1, 3), problem(2, 3, 1), problem(2, 3, 1, "n")):
-        assert torch_choice.torch_workspace_bytes(other, "sm90") is None
+        assert served_algorithm.torch_workspace_bytes(other, "sm90") is None
 
 
 def test_another_release_is_not_known(known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.0.0")
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
 SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -72,7 +72,7 @@ SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_changes_pytorchs_choice(known: None, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     SETTINGS[setting](monkeypatch)
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_precision_that_changes_pytorchs_choice(known: None, name: str, value:
     before = getattr(MATMUL, name)
     try:
         setattr(MATMUL, name, value)
-        assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
+        assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
     finally:
         setattr(MATMUL, name, before)
-    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
+    assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
 
 
 @dataclass

@@ -1,10 +1,7 @@
 """The backend of the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from tritongemm.backends.blaslt import algorithms, scale_modes, served_algorithm
 from tritongemm.core.config import Config
@@ -18,10 +15,8 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
+from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.driver import driver
 
 _SOLUTION = ("Cijk_", "Custom_Cijk_")  # names of Tensile's kernels begin so
 
@@ -87,6 +82,4 @@ class BlasltBackend(LibraryBackend):
         self, problem: Problem, precision: str, device_index: int, device: driver.Device
     ) -> tuple[LoadedKernel, int] | None:
         """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
-        from tritongemm.backends.blaslt import torch_choice  # it imports torch
-
-        return torch_choice.load_torch_default(problem, precision, device_index, device)
+        return served_algorithm.load_torch_default(problem, precision, device_index, device)

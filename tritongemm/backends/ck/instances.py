@@ -28,7 +28,7 @@ _SHUFFLED_LAYOUTS = {"mx": "ck::tensor_layout::gemm::MFMA"}  # what CK calls suc
 
 
 class Misfit(Exception):
-    """A tile can't be divided among threads; the message names what does not divide."""
+    """A config can't be one for a problem, e.g. threads can't share a tile; the message names what does not fit."""
 
 
 def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int, threads: int) -> dict[str, Any]:
@@ -42,9 +42,6 @@ def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int,
         size: of the contiguous dimension, in elements.
         width: bytes of an element.
         threads: of the workgroup.
-
-    Raises:
-        Misfit: they don't divide.
     """
     if along_k:
         k1 = _VECTOR // width
@@ -63,11 +60,7 @@ def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int,
 
 
 def shape(config: Config, problem: Problem) -> dict[str, Any]:
-    """Return the template parameters of an instance.
-
-    Raises:
-        Misfit: the config is invalid for this problem.
-    """
+    """Return the template parameters of an instance."""
     fitted = _fitted(config, problem)
     schedule = "Interwave" if config.option("interwave") else "Intrawave"
     usual = {"padding": padding(config, problem), "schedule": schedule, "pipeline": config.option("pipeline", 1)}
@@ -182,11 +175,7 @@ def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 
 def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, Any]:
-    """Return how threads copy a part of C, `high` rows of `wide` columns, from LDS to memory.
-
-    Raises:
-        Misfit: they don't divide.
-    """
+    """Return how threads copy a part of C, `high` rows of `wide` columns, from LDS to memory."""
     vector = power_of_two(problem.n, _VECTOR // problem.c.type.bytes)
     across = min(threads, wide // vector)
     down = threads // across

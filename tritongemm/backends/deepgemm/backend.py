@@ -3,11 +3,8 @@
 The package compiles a kernel for each shape at its first call, which takes seconds; a call is made before it is timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
@@ -20,10 +17,8 @@ from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.driver import driver
 
 _ROW_BYTES = 16  # The copy engine fetches rows that begin at multiples of these.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, has_shape
@@ -21,10 +21,8 @@ from tritongemm.core.record import Record
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.launching import captured_launch
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.driver import driver
 
 
 def load(record: Record, device_index: int, device: driver.Device) -> LoadedProduct | Support:

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import NO_SCALES
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics import grouped
@@ -12,6 +13,7 @@ from tritongemm.numerics.verify import epilogue_reference
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
 
+_INTEGERS = 37.0  # root mean square of the random ones
 OCP_FP8 = frozenset(("fp8e4m3fn", "fp8e5m2"))  # the types of eight bits that scales of MX are for
 
 
@@ -52,6 +54,11 @@ class StandardFamily(Family, abstract=True):
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
         """Return C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, operands | {"b": unpacked(problem, operands["b"])})
+
+    def typical_scale(self, problem: Problem) -> float:
+        """Return the root mean square of the random scales; random operands then give a C of about one."""
+        size = _INTEGERS if problem.a.type.is_integer else 1.0
+        return 1.0 if problem.scalings == NO_SCALES else float(round(problem.k**-0.25 / size, 6))
 
     def input_deviation(self, problem: Problem) -> float:
         """Return the standard deviation of the random floats of A and B."""

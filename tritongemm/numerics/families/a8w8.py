@@ -16,7 +16,6 @@ from tritongemm.numerics.families._standard import StandardFamily
 from tritongemm.plugins.contracts import FamilyDefaults
 
 _RESULTS = ("bf16", "fp16", "fp32")
-_INTEGERS = 37.0  # root mean square of the random ones
 
 
 class RowScaledFamily(StandardFamily):
@@ -46,9 +45,3 @@ class RowScaledFamily(StandardFamily):
     def tolerance(self, problem: Problem) -> float:
         """Return the largest error that is rounding rather than a fault."""
         return problem.c.type.epsilon + (2**-6 if problem.a.type.is_fp8 else 2**-12)
-
-    def typical_scale(self, problem: Problem) -> float:
-        """Return the middle of the random scales; random operands then give a C of about one."""
-        size = 1.0 if problem.a.type.is_fp8 else _INTEGERS
-        middle: float = round(problem.k**-0.25 / size, 6)
-        return middle

@@ -23,7 +23,6 @@ from tritongemm.plugins.contracts import FamilyDefaults
 _RESULTS = ("bf16", "fp16", "fp32")
 _ALONG_128 = ("block", "block_rows", "group", "group_rows", "block_tma", "group_tma")
 _MX = ("mx", "mx_shuffled")
-_INTEGERS = 37.0  # root mean square of the random ones
 # With one scale along K the rounding of fp8's products, beside the root mean square of C, is this many times larger.
 _OF_ONE_SCALE = 4.0
 
@@ -64,12 +63,6 @@ class BlockScaledFamily(StandardFamily):
             return problem.c.type.epsilon + 2**-12
         scales_along_k = max(1.0, problem.k / (problem.scale_depth or problem.k))
         return problem.c.type.epsilon + 2**-8 * max(1.0, _OF_ONE_SCALE / sqrt(scales_along_k))
-
-    def typical_scale(self, problem: Problem) -> float:
-        """Return the root mean square of the random scales; random operands then give a C of about one."""
-        size = 1.0 if problem.a.type.is_fp8 else _INTEGERS
-        middle: float = round(problem.k**-0.25 / size, 6)
-        return middle
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
         """Return C in float64 [M, N] or [batch, M, N], of one product or a batch."""

@@ -80,6 +80,12 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     return Machine(facts, vendor, ids, device.name, f"tuning on {device.name}{others} ({facts.name})")
 
 
+def memory_gbps(machine: Machine) -> int:
+    """Return the bandwidth of a machine's memory, in GB/s: as the first GPU's driver says, else the target's."""
+    said = driver.open_driver(machine.vendor).device(machine.devices[0]).properties if machine.devices else {}
+    return said.get("memory_gbps") or round(machine.target.hbm_gbps)
+
+
 def count_devices() -> int:
     """Return how many GPUs this machine has."""
     vendor = driver.find_vendor()

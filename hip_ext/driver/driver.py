@@ -201,14 +201,18 @@ class Device:
         Returns:
             ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes`` (AMD's
             drivers leave out the Infinity Cache behind it; the `Target` has it), ``memory_bytes``, ``clock_khz``,
-            ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
+            ``wave_size``, ``max_threads`` (of a block), ``memory_gbps`` (two transfers a clock of the memory, 0 where
+            the driver does not say) and ``bus_id`` (PCI).
         """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
         facts: dict[str, Any] = {name: self._attribute(name) for name in names}
         total, bus_id = c_size_t(), ctypes.create_string_buffer(32)
         self.api.calls["device_memory"](byref(total), self._ordinal)
         self.api.calls["device_bus_id"](bus_id, len(bus_id), self._ordinal)
-        return {**facts, "memory_bytes": total.value, "bus_id": bus_id.value.decode()}
+        facts |= {"memory_bytes": total.value, "memory_gbps": 0, "bus_id": bus_id.value.decode()}
+        with suppress(DriverError):
+            facts["memory_gbps"] = round(2 * self._attribute("memory_khz") * self._attribute("memory_bits") / 8e6)
+        return facts
 
     def make_current(self) -> None:
         """Make this the calling thread's device."""

@@ -84,6 +84,8 @@ _ATTRIBUTES = {
         "clock_khz": 13,
         "wave_size": 10,
         "max_threads": 1,
+        "memory_khz": 36,
+        "memory_bits": 37,
         "major": 75,
         "minor": 76,
     },
@@ -94,6 +96,8 @@ _ATTRIBUTES = {
         "clock_khz": 5,
         "wave_size": 87,
         "max_threads": 56,
+        "memory_khz": 60,
+        "memory_bits": 59,
     },
 }
 

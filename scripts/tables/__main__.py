@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from scripts.tables import packing
 from scripts.tables.making import TableMaker
 from scripts.tables.products import list_products
 from tritongemm.cli import arguments
@@ -26,8 +28,12 @@ def main() -> int:
     arguments.add_gpus(p)
     p.add_argument("--options", type=shlex.split, default=[], help="further options of tritongemm tune, in one text")
     p.add_argument("--list", action="store_true", help="print the products in their order, and make nothing")
+    p.add_argument("--pack", action="store_true", help="write the output's tables into the package, and make none")
     args = p.parse_args()
     products = list_products()
+    if args.pack:
+        print(packing.pack(args.output, products))
+        return 0
     if args.list:
         for product in products:
             print(f"{product.problem.product}, M up to {product.high}: {'; '.join(product.layers)}")
@@ -45,9 +51,13 @@ def main() -> int:
 def _head(here: machine.Machine) -> str:
     """Return the first line of the results: when and where they were made."""
     installed = Path("/proc/driver/nvidia/version")
-    version = installed.read_text(encoding="utf-8").split("\n")[0] if installed.exists() else "no driver"
-    cuda = driver.open_driver(here.vendor).version() if here.vendor else 0
-    return f"# made: {datetime.now(timezone.utc):%Y-%m-%d}; {here.product}; {version}; driver API {cuda}\n"
+    made = {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "driver": installed.read_text(encoding="utf-8").split("\n")[0] if installed.exists() else "",
+        "driver_api": driver.open_driver(here.vendor).version() if here.vendor else 0,
+        "memory_gbps": machine.memory_gbps(here),
+    }
+    return f"# made: {json.dumps(made)}\n"
 
 
 raise SystemExit(main())

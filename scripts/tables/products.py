@@ -24,7 +24,8 @@ MOST_SEQUENCES = 512  # of a step; the output layer multiplies one token of each
 
 _TYPES = {
     "bf16": Defaults(dtype_a="bf16", row_major_b=False),
-    "fp8": Defaults(family="a8w8_blockscale", dtype_a="fp8", dtype_c="bf16", row_major_b=False),
+    # Factors as DeepGEMM's callers store them; those of our own `quantize` are stored as a row reads them.
+    "fp8": Defaults(family="a8w8_blockscale", dtype_a="fp8", dtype_c="bf16", row_major_b=False, scales="block_tma"),
 }
 
 

@@ -91,10 +91,12 @@ def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
-def stand_in_device(compute_units: int = COMPUTE_UNITS, driver_device: Any = None) -> ServingDevice:
+def stand_in_device(
+    compute_units: int = COMPUTE_UNITS, driver_device: Any = None, memory_gbps: int = 0
+) -> ServingDevice:
     """A device on the CPU, which says that it is an sm90."""
     driver: Any = driver_device or StandInDriver()
-    return ServingDevice(-1, torch.device("cpu"), driver, "sm90", compute_units)
+    return ServingDevice(-1, torch.device("cpu"), driver, "sm90", compute_units, memory_gbps)
 
 
 def stand_in_kernels(

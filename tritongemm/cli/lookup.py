@@ -11,9 +11,10 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext import machine
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.serving import winners
+from tritongemm.serving import shipped_tables, winners
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of
@@ -24,27 +25,36 @@ from tritongemm.workloads import sizes
 @shell.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.shell`."""
-    args = parser().parse_args(argv)
-    tables = merge([read_table(Path(file)) for file in args.files])
+    p = parser()
+    args = p.parse_args(argv)
+    if not args.files and args.shipped is None:
+        p.error("name files of results, or --shipped")
+    shipped = shipped_tables.find(args.shipped) if args.shipped else None
+    files = args.files if args.shipped is None else [*args.files, shipped_tables.NAME]
+    tables = merge([read_table(Path(file)) for file in files])
     rows = [row for table in tables for row in table.rows]
     records = [*(row.record for row in rows), *(record for table in tables for record in table.unserved)]
-    target = tuned_rows.find_machine(args.target, (record.target for record in records)).target
+    here = tuned_rows.find_machine(args.target, (record.target for record in records))
+    target, gbps = here.target, shipped.gpu["memory_gbps"] if shipped else machine.memory_gbps(here)
     device = replace(target, compute_units=args.compute_units or target.compute_units)
     problem = options.problem(args, target)
-    found = _find(rows, problem, device)
+    table = RecordTable(rows).of_gpu(device.name, device.compute_units, gbps)
+    found = _find(table, problem, device)
     lines = _describe(*found, problem, device) if not isinstance(found, Support) else [f"fallback: {found}"]
     for line in lines:
         print(printable(line))
     if isinstance(found, Support):
-        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(rows, problem, device, found)]:
+        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(table, problem, device, found)]:
             print(printable(line))
     return shell.WRONG if isinstance(found, Support) else shell.DONE
 
 
 def parser() -> arguments.Parser:
     """Return the options of the command."""
-    p = arguments.Parser("tritongemm lookup", usage="%(prog)s FILE ... -m M -n N -k K [OPTION ...]")
-    p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
+    p = arguments.Parser("tritongemm lookup", usage="%(prog)s [FILE ...] -m M -n N -k K [OPTION ...]")
+    p.add_argument("files", nargs="*", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
+    p.add_argument("--shipped", nargs="?", const="", metavar="GPU",
+                   help="also the shipped tables, of this machine's kind of GPU or of one named, as h200")  # fmt: skip
     call = p.add_argument_group("the call; B is column-major, as a linear layer's weight is, without -row_b")
     options.problem_options(call)
     help_text = "B is stored row-major, as in x @ b with b [K, N]"
@@ -58,11 +68,10 @@ def parser() -> arguments.Parser:
     return p
 
 
-def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
+def _find(found: RecordTable, problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
     """Return how a call is served and by which row, or why by none."""
     if not is_served(problem):
         return Support(f"{problem.key} is no product that tritongemm.mm or scaled_mm computes")
-    found = RecordTable(rows)
     row = found.find_row(problem, device.name, device.compute_units)
     if isinstance(row, Support):
         near = _find_near(found, problem, device)
@@ -73,16 +82,15 @@ def _find(rows: Sequence[SourceRow], problem: Problem, device: Target) -> tuple[
 
 def _foreign_rows(files: Sequence[str], problem: Problem, device: Target) -> Iterator[str]:
     """Yield the rows of a call in other tools' files that name kernels which nothing here runs."""
-    for path in (file for file in files if not storage.is_library(Path(file))):
+    for path in (file for file in files if file != shipped_tables.NAME and not storage.is_library(Path(file))):
         for row in sizes.from_results(Path(path), Defaults()).rows:
             if row.foreign and row.problem == problem and row.target in ("", device.name):
                 units = f", on {row.compute_units} compute units" if row.compute_units else ""
                 yield f"{row.where(path)} names {row.foreign}, which nothing here runs{units}"
 
 
-def _other_devices(rows: Sequence[SourceRow], problem: Problem, device: Target, reason: Support) -> Iterator[str]:
+def _other_devices(table: RecordTable, problem: Problem, device: Target, reason: Support) -> Iterator[str]:
     """Yield the devices of a product's rows, where none is of the device; without any, their layouts."""
-    table = RecordTable(rows)
     known = table.devices_of(problem)
     for other in () if known else other_layouts(problem):
         if table.devices_of(other) and describe_calls(other) not in reason.reason:

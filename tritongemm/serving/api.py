@@ -91,8 +91,8 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
 
     Args:
         source: a results file of `tritongemm tune` or of another known format, a library of
-            `tritongemm library`, or records. A record that can't be served affects its own size only: a warning gives
-            the reason, and PyTorch computes that size.
+            `tritongemm library`, ``"shipped"`` for the tables that come along in this package, or records. A record
+            that can't be served affects its own size only: a warning gives the reason, and PyTorch computes that size.
 
     Returns:
         The number of records that calls can ask for, on any GPU. Printed, it says how many rows serve the current GPU,

@@ -20,7 +20,7 @@ from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.operations.contract import Reading, Strides
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable
@@ -55,6 +55,7 @@ class DeviceKernels:
         loaded_ranges: the same of records that serve a range of M, by the problem of its largest M.
         binders: what gives the kernel of another M, by the problem and the least M of a record that serves others.
         tf32: the problems whose kernels round float32 operands to tf32.
+        waiting: shipped rows, whose kernels the first call of their product loads, by its problem with an M of 1.
         online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
         libraries: those that were loaded, the latest last.
         loaded_code: code of libraries on the GPU.
@@ -67,6 +68,7 @@ class DeviceKernels:
     loaded_ranges: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
     binders: dict[tuple[Problem, int], Binder] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
+    waiting: dict[Problem, list[SourceRow]] = field(default_factory=dict)
     online: OnlineTuner | None = None
     libraries: tuple[KernelLibrary, ...] = ()
     loaded_code: LoadedCode = field(default_factory=LoadedCode)
@@ -88,6 +90,10 @@ class DeviceKernels:
     def loaded_for(self, record: Record) -> LoadedKernel | Support | None:
         """Return the kernel of a record, or why it can't be launched; None where it was not loaded yet."""
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
+
+    def is_algorithm(self, record: Record) -> bool:
+        """Return whether an algorithm of a library won a record, other than what the library itself chooses."""
+        return isinstance(winners.find_winner(record), LibraryBackend) and not winners.baseline_won(record)
 
     def served_seconds(self, record: Record) -> float | None:
         """Return the seconds of what computes a record's problem here: the library's where a kernel is refused."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
@@ -37,6 +38,7 @@ from tritongemm.serving.loaded_tables import (
     announce,
     combined_digest,
     read_configured,
+    read_shipped,
     read_table,
     why_layer_is_idle,
 )
@@ -141,8 +143,11 @@ class Dispatcher:
             self.calls = CallTable()
         return LoadReport(table, device)
 
-    def add_configured(self) -> str:
+    def add_configured(self, or_shipped: bool = False) -> str:
         """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
+
+        Args:
+            or_shipped: read the shipped tables if this process has no others.
 
         Returns:
             What distinguishes the tables that this process has loaded from others; "" where it has loaded none.
@@ -153,6 +158,8 @@ class Dispatcher:
         with self._lock:
             if not self._records_read and (tables := read_configured()):
                 self._add(*tables)
+            if or_shipped and not self._tables:
+                self._add(*read_shipped())
             self._records_read = True
             return combined_digest(self._tables) if self._tables else ""
 
@@ -274,6 +281,11 @@ class Dispatcher:
             check_encodings(reading.tensors, lambda: device.target)
         if not reading.problems:
             return CallAnswers.pytorch(reading.why_none)
+        if any(problem.at(1) in device.waiting for problem in reading.problems):
+            if torch.cuda.is_current_stream_capturing():
+                text = "shipped tables load a product's kernels at its first call, not while a graph is captured"
+                return CallAnswers.pytorch(text, lasting=False)
+            self._load_waiting(device, reading.problems)
         if reading.problems[0].a.dtype != "fp32":
             precision = "fp32"
         signature = CallSignature(reading.problems[0], precision or float32_precision(), reading.vector, frequent)
@@ -322,6 +334,12 @@ class Dispatcher:
                     announce(self._tables, self._devices[index], self._times_added)
                 device = self._devices[index]
         return device
+
+    def _load_waiting(self, device: DeviceKernels, problems: Sequence[Problem]) -> None:
+        from tritongemm.serving import kernel_loading
+
+        with self._lock:
+            kernel_loading.load_waiting(device, problems)
 
 
 def _first_answer(sources: Iterable[KernelSource], call: CallSignature, device: DeviceKernels) -> CallAnswers:

@@ -230,8 +230,8 @@ def _pays_anywhere(layers: Sequence[nn.Linear]) -> bool:
     if device is None:
         return False
     problems = _problems(layers)
-    rows = device.records.list_records(device.device.arch, device.device.compute_units)
-    return any(_pays_at(device, problems, r.problem.m) for r in rows if r.problem.at(1) == problems[0])
+    rows = device.records.near_rows(problems[0], device.device.arch, device.device.compute_units)
+    return any(_pays_at(device, problems, row.record.problem.m) for row in rows)
 
 
 def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool:

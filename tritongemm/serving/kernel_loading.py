@@ -1,7 +1,7 @@
 """Loads tuned records on a GPU as kernels that it can launch: compiled where the cache lacks them, and checked."""
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,26 +39,46 @@ def load_device(
     """Return the kernels that a GPU can launch for tuned records."""
     with torch.cuda.device(index):
         device = open_device(index, former.device.workspaces if former else None)
-        found = DeviceKernels(device, records, TorchKernels(device), libraries=libraries)
+        records = records.of_gpu(device.arch, device.compute_units, device.memory_gbps)
+        found, ready = DeviceKernels(device, records, TorchKernels(device), libraries=libraries), list[SourceRow]()
         found.loaded_code = former.loaded_code if former else found.loaded_code
         if settings.online():
             from tritongemm.serving import online
 
             found.online = online.open_tuner(device)
-        rows = records.list_rows(device.arch, device.compute_units)
-        tuned = [row.record for row in rows if row.code is None]
-        launchable = [record for record in tuned if winners.is_launchable(record)]
-        padded = frozenset(row.record.problem for row in rows if row.padded)
-        found.loaded, own = load_kernels(device, [record for record in launchable if not record.m_from], padded)
-        found.loaded_ranges, ranges = load_kernels(device, [record for record in launchable if record.m_from])
-        found.binders = {(problem, 0): binder for problem, binder in own.items()}
-        least = {record.problem: record.m_from for record in launchable if record.m_from}
-        found.binders |= {(problem, least[problem]): binder for problem, binder in ranges.items()}
-        found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
-        _add_stored(found, rows)
-        for problem in (record.problem for record in tuned if winners.baseline_won(record)):
-            found.torch_kernels.find(problem, float32_precision() if problem.a.dtype == "fp32" else "fp32")
+        for row in found.records.list_rows(device.arch, device.compute_units):
+            if row.shipped_for:
+                found.waiting.setdefault(row.record.problem.at(1), []).append(row)
+            else:
+                ready.append(row)
+        _add_rows(found, ready)
     return found
+
+
+def load_waiting(found: DeviceKernels, problems: Iterable[Problem]) -> None:
+    """Load the kernels of shipped rows that wait for the first call of one of these products."""
+    for product in {problem.at(1) for problem in problems} & found.waiting.keys():
+        with torch.cuda.device(found.device.index):
+            _add_rows(found, found.waiting[product])
+        del found.waiting[product]  # last, as other threads see by it that they must wait
+
+
+def _add_rows(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
+    """Add the kernels of rows to what a GPU, the current one, can launch."""
+    tuned = [row.record for row in rows if row.code is None]
+    launchable = [record for record in tuned if winners.is_launchable(record)]
+    padded = frozenset(row.record.problem for row in rows if row.padded)
+    kernels, own = load_kernels(found.device, [record for record in launchable if not record.m_from], padded)
+    of_ranges, ranges = load_kernels(found.device, [record for record in launchable if record.m_from])
+    found.loaded |= kernels
+    found.loaded_ranges |= of_ranges
+    found.binders |= {(problem, 0): binder for problem, binder in own.items()}
+    least = {record.problem: record.m_from for record in launchable if record.m_from}
+    found.binders |= {(problem, least[problem]): binder for problem, binder in ranges.items()}
+    found.tf32 |= {record.problem for record in launchable if winners.rounds_to_tf32(record)}
+    _add_stored(found, rows)
+    for problem in (record.problem for record in tuned if winners.baseline_won(record)):
+        found.torch_kernels.find(problem, float32_precision() if problem.a.dtype == "fp32" else "fp32")
 
 
 def _add_stored(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
@@ -92,7 +112,8 @@ def load_kernels(
     for record in records:
         kernel = kernels[record.problem]
         if not isinstance(kernel, Support) and _needs_check(record, kernel):
-            support = or_refusal(partial(stored_kernels.check_kernel, kernel, record, device))
+            check = stored_kernels.check_once if isinstance(kernel, TunedKernel) else stored_kernels.check_kernel
+            support = or_refusal(partial(check, kernel, record, device))  # type: ignore[arg-type]
             if not support:
                 kernels[record.problem] = support
     _warn_of_refused(kernels)

@@ -24,9 +24,10 @@ from tritongemm.operations.served_problems import (
     is_served,
     why_unserved,
 )
+from tritongemm.serving import shipped_tables
 from tritongemm.serving.record_source import read_library, read_source
 from tritongemm.serving.record_table import RowKey, row_key
-from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.source_row import SourceRow, same_memory
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
 from tritongemm.system.settings import AiterConfig
@@ -72,6 +73,10 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
     """
     from tritongemm.export.library import storage  # whose import takes longer than that of the rest
 
+    if isinstance(source, str | Path) and str(source) == shipped_tables.NAME:
+        found = shipped_tables.read()
+        content = b"".join(path.read_bytes() for path in shipped_tables.files())
+        return LoadedTable(shipped_tables.NAME, _digest(content), tuple(row for one in found for row in one.rows))
     # A folder that is no library, as that of a campaign in which nothing gained, is refused as such.
     if isinstance(source, str | Path) and (storage.is_library(Path(source)) or os.path.isdir(source)):
         library, rows = read_library(Path(source))
@@ -131,16 +136,19 @@ def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
     """Return which files were loaded, their hashes, and how many rows a GPU can use, and why not the others."""
     rows = [row for table in tables for row in table.rows]
     files = ", ".join(f"{printable(table.name)} (sha256 {table.digest})" for table in tables)
-    installed = settings.version("triton")
-    compiled = [row.record for row in rows if row.code is None and not why_idle(row.record, device)]
-    checked = sum(record.toolchain.get("triton") != installed for record in compiled)
-    again = f"; {checked} of those that serve were made by another Triton than {installed}" if checked else ""
+    serving = [row.record for row in rows if row.code is None and not _why_idle(row, device)]
+    triton, torch = settings.version("triton"), settings.version("torch")
+    checked = sum(record.toolchain.get("triton") != triton for record in serving)
+    again = f"; {checked} of those that serve were made by another Triton than {triton}" if checked else ""
+    moved = [record for record in serving if record.toolchain.get("torch", torch) != torch]
+    if stale := sum(map(device.is_algorithm, moved)):
+        again += f"; {stale} are algorithms of the library beside another torch than {torch}, each checked when loaded"
     return f"{files}: {_describe_rows(tables, device)}{again}"
 
 
 def _describe_rows(tables: Sequence[LoadedTable], device: DeviceKernels | None) -> str:
     """Return how many rows of tables serve a GPU, and why the others do not, each reason with its count."""
-    found = [(row.record.problem, why_idle(row.record, device)) for table in tables for row in table.rows]
+    found = [(row.record.problem, _why_idle(row, device)) for table in tables for row in table.rows]
     factors = Counter(filter(None, (describe_factors(problem) for problem, reason in found if not reason)))
     reasons = [reason for _, reason in found]
     reasons += [why_unserved(record.problem) for table in tables for record in table.unserved]
@@ -161,13 +169,14 @@ def why_layer_is_idle(
     """Return why no row of tables that `holds` serves layers on a GPU, behind their number; "" where one does."""
     if device is None:
         return "on no GPU, so that PyTorch computes them"
-    records = (record for table in tables for record in table.records)
-    reasons = Counter(why_idle(record, device) for record in records if holds(record))
+    rows = [row for table in tables for row in table.rows if holds(row.record)]
+    reasons = Counter(_why_idle(row, device) for row in rows)
     return "" if "" in reasons else f"with rows that are {reasons.most_common(1)[0][0]}" if reasons else "without a row"
 
 
-def why_idle(record: Record, device: DeviceKernels | None) -> str:
-    """Return why a record does not serve a GPU, behind the number of such rows; "" where it does."""
+def _why_idle(row: SourceRow, device: DeviceKernels | None) -> str:
+    """Return why a row does not serve a GPU, behind the number of such rows; "" where it does."""
+    record = row.record
     if device is None:
         units = f", {record.compute_units} compute units" if record.compute_units else ""
         target = f"for {printable(record.target or 'no target named')}{units}"
@@ -179,11 +188,18 @@ def why_idle(record: Record, device: DeviceKernels | None) -> str:
         return f"for {record.compute_units} compute units"
     if record.predicted:
         return "predicted, not measured"
+    if row.shipped_for and not same_memory(row.shipped_for, here.memory_gbps):
+        return f"for memory of {row.shipped_for} GB/s, not {here.memory_gbps}"
     return "refused when loaded" if isinstance(device.loaded_for(record), Support) else ""
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGEST_DIGITS]
+
+
+def read_shipped() -> tuple[LoadedTable, ...]:
+    """Return the tables that come along in this package; none in an installation without them."""
+    return (read_table(shipped_tables.NAME),) if shipped_tables.files() else ()
 
 
 def read_configured() -> tuple[LoadedTable, ...]:

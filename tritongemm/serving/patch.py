@@ -126,7 +126,7 @@ def patch(
     Args:
         model: its modules are changed in place.
         source: tuned records as `tritongemm.load` takes them; by default those loaded before, or else those that
-            TRITONGEMM_CONFIG names.
+            TRITONGEMM_CONFIG names, or else the shipped tables.
         join: whether layers with the same input are computed together.
         keep_unquantized: whether fp8 layers keep their weight also in bf16 (or fp16), in total three times the memory,
             if loaded rows say that at some M the unquantised product takes less time than quantisation and fp8 product.
@@ -146,7 +146,7 @@ def patch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if source is None:
-        default_dispatcher().add_configured()
+        default_dispatcher().add_configured(or_shipped=True)
     else:
         load(source)
     dispatcher = default_dispatcher()

@@ -13,19 +13,19 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.operations.served_problems import describe_calls, other_layouts
-from tritongemm.serving.source_row import SourceRow, padded_ms
+from tritongemm.serving.source_row import SourceRow, padded_ms, same_memory
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units
-RowKey: TypeAlias = "tuple[Problem, str, int, bool]"
+RowKey: TypeAlias = "tuple[Problem, str, int, bool, int]"
 
 
 def row_key(row: SourceRow) -> RowKey:
-    """Return the key of a row: a problem, a target, compute units, and whether it is one of a table over M.
+    """Return the key of a row: problem, target, compute units, if it is of a table over M, and a shipped row's GPU.
 
     Rows of one M and of ranges up to that M stand beside each other.
     """
     record = row.record
-    return record.problem, record.target, record.compute_units, record.m_from > 0
+    return record.problem, record.target, record.compute_units, record.m_from > 0, row.shipped_for
 
 
 class RecordTable:
@@ -44,7 +44,7 @@ class RecordTable:
         self._layouts = {(problem.layout, problem.scalings) for problem, *_ in self._rows}
         self._by_problem: dict[Problem, dict[_Device, SourceRow]] = {}
         self._ranges: dict[Problem, dict[_Device, list[SourceRow]]] = {}  # by the problem of M 1, by their M
-        for (problem, target, units, ranged), row in sorted(self._rows.items(), key=lambda item: item[0][0].m):
+        for (problem, target, units, ranged, _), row in sorted(self._rows.items(), key=lambda item: item[0][0].m):
             if ranged:
                 self._ranges.setdefault(problem.at(1), {}).setdefault((target, units), []).append(row)
             else:
@@ -53,6 +53,27 @@ class RecordTable:
     def extend(self, rows: Iterable[Record | SourceRow]) -> RecordTable:
         """Return a table of these records beside those of this one."""
         return RecordTable([*self._rows.values(), *rows])
+
+    def of_gpu(self, arch: str, compute_units: int, memory_gbps: int) -> RecordTable:
+        """Return the table of a GPU, where shipped rows serve products of which no other row is for a range of M.
+
+        Args:
+            arch: the device's architecture.
+            compute_units: how many the device has.
+            memory_gbps: bandwidth of its memory, in GB/s.
+        """
+        own = {
+            problem.at(1)
+            for problem, target, units, ranged, shipped_for in self._rows
+            if ranged and not shipped_for and target == arch and units in (0, compute_units)
+        }
+        kept = [
+            row
+            for row in self._rows.values()
+            if not row.shipped_for
+            or (same_memory(row.shipped_for, memory_gbps) and row.record.problem.at(1) not in own)
+        ]
+        return self if len(kept) == len(self._rows) else RecordTable(kept)
 
     def find(self, problem: Problem, arch: str, compute_units: int) -> Record | Support:
         """Return the record of a problem on a device, or why there is none; see `find_row`."""
@@ -131,7 +152,7 @@ class RecordTable:
         """Return the rows that serve a device, one for a problem and one for a range of M."""
         found: dict[tuple[Problem, bool], SourceRow] = {}
         for units in (0, compute_units):
-            for (problem, *device, ranged), row in self._rows.items():
+            for (problem, *device, ranged, _), row in self._rows.items():
                 if device == [arch, units]:
                     found[problem, ranged] = row
         return list(found.values())

@@ -10,13 +10,17 @@ from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 
 @dataclass
 class ServingDevice:
-    """One GPU, whose index is as PyTorch counts; it has `workspaces` once a kernel needs a workspace or counters."""
+    """One GPU, whose index is as PyTorch counts; it has `workspaces` once a kernel needs a workspace or counters.
+
+    The bandwidth of its memory is 0 where the driver does not say.
+    """
 
     index: int
     torch_device: torch.device
     driver_device: driver.Device
     arch: str
     compute_units: int
+    memory_gbps: int = 0
     workspaces: WorkspacePool | None = None
 
     def reserve_workspaces(self, workspace_bytes: int, counter_bytes: int) -> None:
@@ -40,4 +44,5 @@ def open_device(index: int, workspaces: WorkspacePool | None = None) -> ServingD
     assert vendor is not None, "PyTorch sees a GPU, its driver does not"
     torch.zeros(1, device=torch_device)  # starts PyTorch's context before the driver's is made current
     device = driver.open_driver(vendor).device(index)
-    return ServingDevice(index, torch_device, device, device.arch, device.properties["compute_units"], workspaces)
+    units, gbps = device.properties["compute_units"], device.properties["memory_gbps"]
+    return ServingDevice(index, torch_device, device, device.arch, units, gbps, workspaces)

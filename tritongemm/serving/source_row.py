@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _STEPS = ((256, 16), (1024, 32), (4096, 64))  # up to this M, multiples of that
 _STEP_ABOVE = 128
+_SAME_MEMORY = 0.95  # share of bandwidth from which two GPUs have the same memory: statements of it differ by 3 %
 _LARGE_M, _LARGE_N = 8192, 4096  # beyond both, AITER looks up the largest M that it tunes
 
 
@@ -27,6 +28,8 @@ class SourceRow:
         where: the file, the row and the line, for messages.
         padded: whether calls of other M find it at AITER's padded M, as in the files that AITER itself reads.
         code: its kernel in a library; None where it is compiled, or where no kernel of ours won.
+        shipped_for: memory bandwidth in GB/s of the GPUs that a row of the shipped tables is for; 0 for other rows. The
+            kernels of shipped rows are loaded at the first call of their product.
     """
 
     record: Record
@@ -34,6 +37,12 @@ class SourceRow:
     where: str = "a record that was given"
     padded: bool = False
     code: StoredCode | None = None
+    shipped_for: int = 0
+
+
+def same_memory(one: float, other: float) -> bool:
+    """Return whether two bandwidths are those of GPUs with the same memory."""
+    return min(one, other) >= _SAME_MEMORY * max(one, other)
 
 
 def kind_of(record: Record, m: int) -> str:

@@ -2,8 +2,10 @@
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 
 import torch
 
@@ -23,6 +25,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.serving.launching import PatchedCall
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.system import settings
+from tritongemm.system.compiled_files import CompiledFiles
 
 # A kernel may deviate by this factor of the error that its record was accepted with, where --errRatio let that be
 # beyond the tolerance.
@@ -46,6 +49,20 @@ def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) ->
         return Support(f"could not be checked with {tools}: {error}")
     accepted = max(result.tolerance, ACCEPTED_ERROR_FACTOR * (record.error or 0.0))
     return SUPPORTED if result.error <= accepted else Support(f"wrong with {tools}: {result.reason}")
+
+
+def check_once(kernel: TunedKernel, record: Record, device: ServingDevice) -> Support:
+    """Return what `check_kernel` does; the cache keeps which code was right for a size on which kind of device."""
+    kept = CompiledFiles(settings.cache_folder())
+    what = f"{kernel.launch.sha256} {record.config.name} {record.problem.key} {device.arch} {device.compute_units}"
+    key = sha256(f"checked {what}".encode()).hexdigest()
+    if kernel.launch.sha256 and kept.find(key):
+        return SUPPORTED
+    found = check_kernel(kernel, record, device)
+    if found:
+        with suppress(TritonGemmError):  # a cache that can't be written costs another check
+            kept.keep(key, {}, {"checked": what})
+    return found
 
 
 _LOG = logging.getLogger("tritongemm")

@@ -3,8 +3,8 @@
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that no other user can write
-TRITONGEMM_CONFIG   files of tuned records, and libraries of kernels, that `tritongemm.mm` serves, and the plug-ins of
-                    servers, separated by ":"
+TRITONGEMM_CONFIG   files of tuned records, libraries of kernels, and "shipped" for the tables of this package, that
+                    `tritongemm.mm` serves, and the plug-ins of servers, separated by ":"
 AITER_CONFIG_GEMM_BF16, AITER_CONFIG_GEMM_A8W8, …   the same of AITER's families, as AITER calls them, behind those
 TRITONGEMM_LOG      config: a line in the log for each new size that is called; AITER_LOG_TUNED_CONFIG=1 is the same
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned

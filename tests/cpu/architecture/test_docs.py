@@ -72,7 +72,7 @@ def test_what_a_page_names_is_there() -> None:
 
 
 def _all_options() -> set[str]:
-    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "templates/module.py.j2"]
+    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "scripts/tables/__main__.py", ROOT / "templates/module.py.j2"]
     return _command_options().union(*(doc_pages.parser_options(file) for file in files))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import shipped
 from tests.support.linear_layers import TILE, problem, record
 from tritongemm.cli import lookup
 from tritongemm.core.group_rows import Groups
@@ -196,3 +197,20 @@ def test_rows_of_groups_serve_however_the_groups_rows_are_spread(
     assert status == 0 and lines[0].endswith("compute units, by a row whose groups had other numbers of rows")
     status, lines = run(capsys, str(file), "-m", "63", *SIZE, "--groups", "4")
     assert status == 0 and lines[0].endswith("compute units, by the row of M 64, as none has M 63")
+
+
+def test_shipped_tables_are_looked_up_by_the_name_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped.ship(tmp_path, monkeypatch)
+    size = ("-m", "5", "-n", str(shipped.N), "-k", str(shipped.K), "-dtype_a", "bf16")
+    status, lines = run(capsys, "--shipped", "h200", *size)
+    assert (status, lines[0]) == (0, "range: 5x96x64_bf16_TN on sm90, 132 compute units, M 1 to 16")
+    assert lines[1] == f"row       shipped tables of h200, 2026-01-02 ({shipped.LAYER})"
+    assert run(capsys, "--shipped", *size)[1][1].split()[4] == "h100,"  # sm90 without a GPU has an H100's memory
+    assert run(capsys, "--shipped", "h20", *size)[1] == [
+        "error: there are no shipped tables of h20; there are: h100, h200"
+    ]
+    with pytest.raises(SystemExit):
+        lookup.main(size)
+    assert "error: name files of results, or --shipped" in capsys.readouterr().err

@@ -46,9 +46,9 @@ def test_device_facts(fake: Fake, vendor: str) -> None:
     device = opened.device(1)
     assert (opened.device_count(), device.name) == (2, "Fake One")
     assert device.arch == {"nvidia": "sm90", "amd": "gfx942"}[vendor]
-    units, lds, l2, clock, wave = {
-        "nvidia": (132, 232448, 50 << 20, 1980000, 32),
-        "amd": (304, 65536, 4 << 20, 2100000, 64),
+    units, lds, l2, clock, wave, gbps = {
+        "nvidia": (132, 232448, 50 << 20, 1980000, 32, 4917),
+        "amd": (304, 65536, 4 << 20, 2100000, 64, 2662),
     }[vendor]
     assert device.properties == {
         "compute_units": units,
@@ -58,6 +58,7 @@ def test_device_facts(fake: Fake, vendor: str) -> None:
         "wave_size": wave,
         "max_threads": 1024,
         "memory_bytes": 1 << 37,
+        "memory_gbps": gbps,
         "bus_id": "0000:0c:00.0",
     }
     assert device.memory() == (1000, 2000)

@@ -28,6 +28,7 @@ def test_products_are_those_of_the_published_models_the_most_served_first() -> N
     by_layer = {layer: p.problem for p in products for layer in p.layers}
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
+    assert latent.a.scaling is not None and latent.a.scaling.pad == (4, 1)  # of vLLM's DeepGEMM, by default
     assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n"
     assert by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
     assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")

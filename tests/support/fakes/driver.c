@@ -119,6 +119,8 @@ status N(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *v, device_attribute a
   case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return *v = 1980000, VALUE;
   case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return *v = 32, VALUE;
   case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return *v = 1024, VALUE;
+  case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: return *v = 3201000, VALUE;
+  case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: return *v = 6144, VALUE;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return *v = 9, VALUE;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return *v = 0, VALUE;
 #else
@@ -128,6 +130,8 @@ status N(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *v, device_attribute a
   case hipDeviceAttributeClockRate: return *v = 2100000, VALUE;
   case hipDeviceAttributeWarpSize: return *v = 64, VALUE;
   case hipDeviceAttributeMaxThreadsPerBlock: return *v = 1024, VALUE;
+  case hipDeviceAttributeMemoryClockRate: return *v = 1300000, VALUE;
+  case hipDeviceAttributeMemoryBusWidth: return *v = 8192, VALUE;
 #endif
   default: return BAD_VALUE;
   }

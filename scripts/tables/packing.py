@@ -1,0 +1,107 @@
+"""Packs made tables as the package ships them: neighbouring ranges of M of one kernel become one row."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from scripts.tables.making import read_made
+from scripts.tables.products import Product
+from tritongemm.build.prepare import brings_kernels, compile_job
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.search_spaces.loader import load_target
+from tritongemm.serving import shipped_tables, winners
+
+_HEAD = "# made: "
+_DIGITS = 4  # of times and errors
+_DROPPED = ("problem", "code", "notes")
+
+
+def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.FOLDER) -> str:
+    """Write the tables of a file into the package, under the name of their GPU; return what was written, in words."""
+    first = made.read_text(encoding="utf-8").split("\n", 1)[0]
+    facts = json.loads(first.removeprefix(_HEAD))
+    records = read_made(made)
+    toolchain = records[0].toolchain
+    target = load_target(records[0].target, toolchain["device"], compute_units=records[0].compute_units)
+    gbps = round(facts.pop("memory_gbps", 0) or target.hbm_gbps)
+    known = {product.problem: product for product in products}
+    tables: dict[Any, list[Record]] = {}
+    for record in records:
+        tables.setdefault(record.problem.at(1), []).append(record)
+    packed = {problem: list(_joined(rows, target)) for problem, rows in tables.items()}
+    rows = [{**_result(record), "m": record.problem.m} for table in packed.values() for record in table]
+    common = {k: v for k, v in rows[0].items() if all(row.get(k) == v for row in rows)}
+    data = {
+        "gpu": {"name": toolchain["device"], "target": target.name, "compute_units": target.compute_units,
+                "memory_gbps": gbps},
+        "made": facts | {k: v for k, v in toolchain.items() if k != "device"},
+        "common": common,
+        "products": [
+            {
+                "problem": {k: v for k, v in problem.to_json().items() if k != "m"},
+                "layers": known[problem].layers if problem in known else (),
+                "rows": [
+                    {"m": r.problem.m, "result": {k: v for k, v in _result(r).items() if k not in common}}
+                    for r in table
+                ],
+            }
+            for problem, table in packed.items()
+        ],
+    }  # fmt: skip
+    path = folder / f"{toolchain['device'].split()[1].lower()}.json.xz"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(lzma.compress(json.dumps(data, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
+    return f"{path}: {len(rows)} of {len(records)} rows, {path.stat().st_size / 1024:.0f} KiB; {_held_out(records)}"
+
+
+def _joined(rows: Iterable[Record], target: Target) -> Iterator[Record]:
+    """Yield the rows of one product, where those of neighbouring ranges that agree are one."""
+    last: Record | None = None
+    for row in sorted(rows, key=lambda record: record.problem.m):
+        if last is not None and _agree(last, row, target):
+            row = replace(row, m_from=last.m_from, held_out={**last.held_out, **row.held_out})
+        elif last is not None:
+            yield last
+        last = row
+    if last is not None:
+        yield last
+
+
+def _agree(lower: Record, upper: Record, target: Target) -> bool:
+    """Return whether two rows of neighbouring ranges call the same kernel."""
+    if lower.winner != upper.winner or upper.m_from != lower.problem.m + 1:
+        return False
+    if winners.baseline_won(lower):
+        return True
+    if lower.config != upper.config:
+        return False
+    if not brings_kernels(upper.config):
+        return True
+    ends = (upper.problem.at(lower.m_from), upper.problem)
+    low, high = (compile_job(problem, upper.config, target) for problem in ends)
+    return not isinstance(low, Support) and not isinstance(high, Support) and low.digest == high.digest
+
+
+def _result(record: Record) -> dict[str, Any]:
+    fields = {k: v for k, v in record.to_json().items() if k not in _DROPPED}
+    return {k: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for k, v in fields.items()}
+
+
+def _held_out(records: Iterable[Record]) -> str:
+    """Return the figures at held-out M in words."""
+    seen = [(float(regret), float(share)) for record in records for regret, share in record.held_out.values()]
+    if not seen:
+        return "no held-out M"
+    regrets, shares = zip(*seen, strict=True)
+    return (
+        f"{len(seen)} held-out M: {fmean(regrets):.1%} slower than the best known on average, {max(regrets):.1%} at "
+        f"worst; {fmean(shares):.3f} of the library's speed on average, {min(shares):.3f} at least"
+    )

@@ -63,13 +63,22 @@ class Quantity:
     @property
     def noise(self) -> float | None:
         """How far starts without the table are apart, as a share of their median; None after one start."""
-        return (max(self.without) - min(self.without)) / median(self.without) if len(self.without) > 1 else None
+        return _spread(self.without)
 
     @property
     def is_sure(self) -> bool:
-        """Whether every pair is on one side of 1, by more than starts without the table differ from each other."""
+        """Whether the gain is more than twice what starts of one kind differ by, and every pair is on its side of 1.
+
+        Values without any gain, of a normal distribution, pass in 7 of 100 cases with two starts each, and in 1 of 200
+        with three.
+        """
         ratio, least, most = self.gain
-        return self.noise is not None and (least > 1 or most < 1) and abs(ratio - 1) > self.noise
+        spreads = _spread(self.without), _spread(self.served)
+        return None not in spreads and (least > 1 or most < 1) and abs(ratio - 1) > 2 * max(s or 0.0 for s in spreads)
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return (max(values) - min(values)) / median(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)

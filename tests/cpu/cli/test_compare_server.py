@@ -132,8 +132,11 @@ def test_a_killed_command_leaves_no_server(words: list[str], tmp_path: Path) -> 
 
 
 def test_gains_and_their_noise() -> None:
-    step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.92]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
-    assert step.gain == pytest.approx((1.0525, 2.0 / 1.92, 2.02 / 1.9), abs=1e-3) and step.is_sure
+    step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.91]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
+    assert step.gain == pytest.approx((1.0552, 2.0 / 1.91, 2.02 / 1.9), abs=1e-3) and step.is_sure
+    assert not Quantity("step_ms", step.without, [1.9, 1.96]).is_sure, (
+        "each pair gains, but starts with the table differ"
+    )
     assert rate.noise == pytest.approx(10 / 105) and not rate.is_sure and rate.gain.least < 1 < rate.gain.most
     assert Quantity("step_ms", [2.0], [1.0]).noise is None and not Quantity("step_ms", [2.0], [1.0]).is_sure
 

@@ -56,9 +56,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     """Return the grid and workspace of one launch."""
     template, scope = kernel_template(config.template), _Scope(config, problem, compute_units)
-
-    def value(expression: str) -> int:
-        return int(eval(_code(expression), {"__builtins__": {}}, scope))
+    value = scope.evaluate
 
     row_major = {"a": problem.a.row_major, "b": problem.b.row_major, "c": True}
     packed = {name: problem.operands[name].dtype.packed for name in row_major}
@@ -122,6 +120,15 @@ class _Scope(dict[str, Any]):
             raise KeyError(name)
         self[name] = value
         return value
+
+    def evaluate(self, expression: str) -> int:
+        """Return the value of a template's expression."""
+        return int(eval(_code(expression), {"__builtins__": {}}, self))
+
+
+def evaluate(expression: str, config: Config, problem: Problem, compute_units: int) -> int:
+    """Return the value of an expression of a template's facts for one launch of a config."""
+    return _Scope(config, problem, compute_units).evaluate(expression)
 
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:

@@ -6,7 +6,7 @@ into generated modules, so a grid is written down once. A header may name, under
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tritongemm.codegen.fact_sections import GRIDS, OrderFacts, SearchFacts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
@@ -22,8 +23,8 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Pieces, WeightLayout
 
+_UNKNOWN = SearchFacts()  # for a template that is not here
 TEMPLATES = Path(__file__).parent / "templates"
-GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` says so
 # Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
 # added up in float32: without that, errors of K = 16384 were above the family's tolerance.
@@ -39,42 +40,6 @@ PADDED_STEP, MOST_PADDED = 16, 256
 # beside the ring; the fewest columns that each program adds up.
 EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class SearchFacts:
-    """What the search must know of a template beyond its configs; a header names these facts under ``search``.
-
-    Attributes:
-        rules: groups of pruning rules that decide on its configs, beside those that decide on all.
-        matrix: whether matrix instructions make its products; otherwise each thread makes its own, in registers.
-        grid: what its programs are: one for each ``tile`` and split; one for each compute ``unit``, whatever the size;
-            ``unit_unless_split``: one for each compute unit, or for each tile and split where there are several.
-        cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the
-            name of the option that says so.
-        slow_start: whether its programs take long until their first product, so that fetching ahead always pays.
-        asked: whether it is searched only where a run names it, as a kernel of another program's.
-    """
-
-    rules: frozenset[str] = frozenset()
-    matrix: bool = True
-    grid: str = "tile"
-    cuts_k: str = "always"
-    slow_start: bool = False
-    asked: bool = False
-
-    def cuts(self, config: Config) -> bool:
-        """Return whether tiles that do not fill a round of persistent programs are cut along K."""
-        if self.cuts_k in ("always", "never"):
-            return self.cuts_k == "always"
-        return bool(config.option(self.cuts_k))
-
-    def one_a_unit(self, config: Config) -> bool:
-        """Return whether a launch has a program for each compute unit, whatever the size."""
-        return self.grid == "unit" or (self.grid == "unit_unless_split" and config.split_k == 1)
-
-
-_UNKNOWN = SearchFacts()  # for a template that is not here
 
 
 @dataclass(frozen=True)
@@ -106,6 +71,7 @@ class KernelTemplate:
         microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
         edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
         search: what the search must know of it.
+        order: in which order it adds up products.
     """
 
     name: str
@@ -128,6 +94,7 @@ class KernelTemplate:
     pieces: bool = False
     microscaled: bool = False
     edited: bool = False
+    order: OrderFacts = field(default_factory=OrderFacts)
 
     def value(self, config: Config, option: str, halved: bool = False) -> int:
         """Return a config's value of one of `constexprs`: an option of its own, or one that every config has."""
@@ -287,13 +254,21 @@ def kernel_template(name: str) -> KernelTemplate:
         return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], text)
 
     read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k not in ("names", "inherit")}
-    return KernelTemplate(name=name, **read | {"search": _search_facts(path.name, facts.get("search", {}))})
+    order = OrderFacts(**_known_facts(path.name, "order", read.get("order", {}), OrderFacts))
+    search = _search_facts(path.name, _known_facts(path.name, "search", facts.get("search", {}), SearchFacts))
+    return KernelTemplate(
+        name=name, **read | {"order": replace(order, long_block=int(order.long_block)), "search": search}
+    )
+
+
+def _known_facts(file: str, section: str, given: dict[str, Any], of: type) -> dict[str, Any]:
+    """Return the facts of a section of a header, all of which are fields of a class."""
+    if unknown := sorted(set(given) - {f.name for f in fields(of)}):
+        raise InputError(f"templates/kernels/{file}: {section} has {', '.join(unknown)}, which nothing reads")
+    return given
 
 
 def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
-    known = {f.name for f in fields(SearchFacts)}
-    if unknown := sorted(set(section) - known):
-        raise InputError(f"templates/kernels/{file}: search has {', '.join(unknown)}, which nothing reads")
     if (grid := section.get("grid", _UNKNOWN.grid)) not in GRIDS:
         raise InputError(f"templates/kernels/{file}: search.grid is {grid!r}; there are: {', '.join(GRIDS)}")
     return SearchFacts(**{**section, "rules": frozenset(section.get("rules", ()))})

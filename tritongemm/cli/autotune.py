@@ -131,6 +131,7 @@ def autotune(
     target: str | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Callable[[RunProgress], object] | None = None,
+    invariant: bool | str = False,
 ) -> Results:
     """Tune GEMMs C[M, N] = A[M, K] @ B[K, N], race them with the library, and return the results.
 
@@ -150,6 +151,7 @@ def autotune(
         output: results file (default ``output/tuning_results_<target>.yaml``).
         progress: called in this thread with a `RunProgress` when a size is done, and about once a second meanwhile; an
             exception of it ends the run. None for a line of progress where the standard error is a terminal.
+        invariant: give a row the same bits at every M, as `--invariant`; ``"library"`` as `--invariant=library`.
 
     Raises:
         InputError: a size, name or budget can't be.
@@ -166,11 +168,13 @@ def autotune(
         tritongemm.core.errors.InputError: sizes: row 1 (line 1) K must be at least 1, not 0
     """
     if not isinstance(sizes, TuneRequest):
-        request = _request(sizes, dtype, effort, budget, target, output)
-    elif (dtype, effort, budget, target, output) == ("bf16", "normal", None, None, None):
+        request = replace(_request(sizes, dtype, effort, budget, target, output), invariant=invariant)
+    elif (dtype, effort, budget, target, output, invariant) == ("bf16", "normal", None, None, None, False):
         request = sizes
     else:
-        raise TypeError("a TuneRequest has dtype, effort, budget, target and output of its own; set them there")
+        raise TypeError(
+            "a TuneRequest has dtype, effort, budget, target, output and invariant of its own; set them there"
+        )
     listener = Listener(progress, request.search.seconds)
     with listener:
         outcome = requested_run.tune(request, listener)

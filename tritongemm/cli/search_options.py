@@ -53,12 +53,38 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
         help="verify and race the best N candidates (default %(default)s)",
     )
     g.add_argument(
+        "--invariant",
+        nargs="?",
+        const="kernels",
+        type=_invariant,
+        metavar="library",
+        help="give a row the same bits at every M: kernels of a product add up in one order; =library (or cublas, "
+        "hipblaslt): race algorithms of the library that agree too",
+    )
+    g.add_argument(
+        "--unconstrained",
+        type=arguments.path,
+        metavar="FILE",
+        help="with --invariant: results of the same sizes in any order, against which the price is printed too",
+    )
+    g.add_argument(
         "--max-split",
         type=arguments.integer(1, 10_000),
         default=0,
         metavar="N",
         help="split K of a tile over at most N programs; 1: no split-K (default: the search space's values)",
     )
+
+
+def _invariant(text: str) -> str:
+    """Return what races in an invariant run, beside kernels.
+
+    Raises:
+        argparse.ArgumentTypeError: it is nothing that can.
+    """
+    if text not in ("kernels", "library", "cublas", "hipblaslt"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of kernels, library, cublas and hipblaslt")
+    return text if text == "kernels" else "library"
 
 
 def _add_rivals(g: argparse._ArgumentGroup) -> None:

@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from tritongemm.core.format_row import FormatRow
+from tritongemm.core.record import Record
+from tritongemm.report import invariance
 from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import print_gain, print_held_out, print_table
 from tritongemm.tune.m_table import MTable
 from tritongemm.tune.request import SizeSource
 from tritongemm.tune.requested_rows import list_measured, list_searched, read_spans
+from tritongemm.tune.requested_run import TuningOutcome
 from tritongemm.workloads.m_spans import MSpan
 from tritongemm.workloads.sibling_layers import join_rows, saved_by_joining
 
@@ -39,3 +42,10 @@ def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], repo
     reporter.wrong_libraries([record.library_fault for record in every])
     saved = saved_by_joining(join_rows(rows), {record.problem: record for record in every})
     print_gain(reporter, rows, every, saved)
+
+
+def print_price(outcome: TuningOutcome, unconstrained: Sequence[Record], reporter: Reporter) -> None:
+    """Print what the invariance of a run's rows costs, at each measured size and over all calls."""
+    every = [record for table in outcome.tables.values() for record in table.records()] or outcome.records
+    counts = {row.problem: row.count for row in outcome.rows}
+    invariance.print_price(reporter, every, unconstrained, counts)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             return _print_sizes(request, reporter)
         if args.compare_wo_tuning or args.benchmark:
             return _run_stored(args, request, reporter)
-        return run(request, reporter, ["tune", *argv], args.compare)
+        return run(request, reporter, ["tune", *argv], args.compare, args.unconstrained)
 
 
 def read_request(args: argparse.Namespace) -> TuneRequest:
@@ -70,6 +70,7 @@ def read_request(args: argparse.Namespace) -> TuneRequest:
         profiler=args.profiler,
         timeout_s=args.timeout,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
+        invariant=args.invariant or False,
     )
 
 
@@ -77,8 +78,23 @@ def _place(name: str | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compare: bool = False) -> int:
-    """Tune what is requested and print the results; return the exit status."""
+def run(
+    request: TuneRequest,
+    reporter: Reporter,
+    command: Sequence[str],
+    compare: bool = False,
+    unconstrained: str | None = None,
+) -> int:
+    """Tune what is requested and print the results; return the exit status.
+
+    Args:
+        request: what is asked for.
+        reporter: prints.
+        command: the subcommand and the words after it that continue the run.
+        compare: print the library's times too.
+        unconstrained: a file of results in any order, against which the price of an invariant run is printed.
+    """
+    others = [] if unconstrained is None else list(sizes.from_results(Path(unconstrained), request.sizes.defaults).rows)
     try:
         outcome = requested_run.tune(request, reporter)
     except TuningStopped as stopped:
@@ -89,6 +105,8 @@ def run(request: TuneRequest, reporter: Reporter, command: Sequence[str], compar
         print(f"  {arguments.started_as()} {shlex.join(words)}", file=sys.stderr)
         raise
     _print_outcome(outcome, request, reporter, compare)
+    if request.invariant and not request.stop:
+        tables.print_price(outcome, [row.record for row in others if row.record is not None], reporter)
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)
     return shell.WRONG if outcome.failures or outcome.untunable else shell.DONE
 

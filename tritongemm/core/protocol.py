@@ -39,6 +39,7 @@ class MeasureProtocol:
         warmup: launches before them, beside the two of verification.
         seed: of the operands.
         err_ratio: share of the elements that may be outside the family's tolerance.
+        compares_rows: finalists are also run on equal rows at several places of a batch, whose bits must agree.
     """
 
     timer: str = "events"
@@ -48,6 +49,7 @@ class MeasureProtocol:
     warmup: int = 5
     seed: int = 0
     err_ratio: float = 0.0
+    compares_rows: bool = False
 
     def rotation_bytes(self, target: Target) -> int:
         """Return the bytes that the operands rotate through on a target."""

@@ -50,11 +50,23 @@ _FIELD_KINDS = {
     "quantize_seconds": SECONDS_OR_NONE,
     "code": TEXT,
     "library_wrong": TEXT,
+    "order": TEXT,
+    "row_bits": TEXT,
     "notes": MAP,
 }
 
 # Fields that are not written at their defaults.
-_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong", "notes")
+_LEFT_OUT = (
+    "compute_units",
+    "m_from",
+    "held_out",
+    "quantize_seconds",
+    "code",
+    "library_wrong",
+    "order",
+    "row_bits",
+    "notes",
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,9 @@ class Record:
         code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
         library_wrong: the error and the tolerance of the library whose result was wrong, so that it did not race; ""
             where it was right, or was not compared.
+        order: the reduction order of ``config``, in which all rows of its product add up, at every M; "" where it was
+            not asked for.
+        row_bits: hash of a row that ``config`` computed of operands that are the same at every M; "" without an order.
         notes: what a file's format or a campaign keeps with the result, by its own name, such as another tool's name of
             the kernel; they are written back, and do not count when records are compared.
 
@@ -115,6 +130,8 @@ class Record:
     quantize_seconds: float | None = None
     code: str = ""
     library_wrong: str = ""
+    order: str = ""
+    row_bits: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

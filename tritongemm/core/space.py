@@ -9,6 +9,7 @@ from math import prod
 
 from tritongemm.core.config import AXES, BLOCKS, Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.target import Target
 
 
@@ -107,6 +108,7 @@ class SearchLimits:
         options: the only options that a config may set, all others being at their defaults; None for all.
         first: configs that are tried in any case.
         interpreted: only templates whose kernels an interpreter can check, where no GPU will check others.
+        order: the only reduction order; None for any.
     """
 
     most_splits: int = 0
@@ -115,6 +117,7 @@ class SearchLimits:
     options: tuple[str, ...] | None = None
     first: tuple[Config, ...] = ()
     interpreted: bool = False
+    order: ReductionOrder | None = None
 
     def allow(self, config: Config) -> bool:
         """Say whether a listed kernel, which is of none of our templates, may be tried."""

@@ -26,6 +26,7 @@ _FIELD_KINDS = {
     "error": DEVIATION,
     "tolerance": FINITE_OR_NONE,
     "outside": FINITE_OR_NONE,
+    "row_bits": TEXT,
 }
 
 
@@ -43,6 +44,7 @@ class Trial:
         error: deviation from the reference as the family measures it; None when not checked.
         tolerance: largest error the family allows.
         outside: share of the elements beyond it, where some were allowed to be; None where none were.
+        row_bits: hash of one row of C on operands that are the same at every M; "" where it was not asked for.
         try_again: the reason may be gone when it is tried again, as where the process was killed from outside: no
             journal keeps such a trial.
     """
@@ -56,6 +58,7 @@ class Trial:
     error: float | None = None
     tolerance: float | None = None
     outside: float | None = None
+    row_bits: str = ""
     try_again: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +90,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values; `from_json` reads them back."""
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "try_again"}
+        kept |= {} if kept.pop("row_bits") == "" else {"row_bits": self.row_bits}
         return {**kept, "config": self.config.name, "samples": list(self.samples)}
 
     @classmethod

@@ -58,7 +58,7 @@ _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "library_wrong", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
-    *("quantize_us", "code", "notes"),
+    *("quantize_us", "code", "order", "row_bits", "notes"),
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
@@ -258,6 +258,8 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "held_out": entry.plain("held_out") or {},
         "quantize_seconds": entry.seconds("quantize_us"),
         "code": entry.text("code"),
+        "order": entry.text("order"),
+        "row_bits": entry.text("row_bits"),
         "notes": entry.plain("notes") or {},
     }
     try:
@@ -291,7 +293,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"quantize_us": None if record.quantize_seconds is None else _microseconds(record.quantize_seconds)}
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items())), "code": record.code or None}
-    row |= {"notes": dict(record.notes) or None}
+    row |= {"order": record.order or None, "row_bits": record.row_bits or None, "notes": dict(record.notes) or None}
     return {key: value for key, value in row.items() if value is not None}
 
 

@@ -17,6 +17,7 @@ from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.support import Support
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import choose
@@ -40,7 +41,7 @@ from tritongemm.measure.jobs import (
 from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, PreparedCandidate
 from tritongemm.measure.quantization import time_quantization
 from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
-from tritongemm.numerics import verify
+from tritongemm.numerics import shared_rows, verify
 from tritongemm.numerics.verify import VerifyResult
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend, Timer
@@ -243,6 +244,11 @@ class DeviceWorker:
             )
             if not result.ok:
                 return replace(trial, status="wrong", reason=result.reason)
+            if operands.protocol.compares_rows:
+                bits = self._row_bits(operands, candidate)
+                if isinstance(bits, Support):
+                    return replace(trial, status="wrong", reason=bits.reason)
+                trial = replace(trial, row_bits=bits)
             graph = operands.capture(prepared.in_turn(launches))
             entries.append(RaceEntry(candidate.config, graph, launches, prepared))
             entered = True
@@ -250,6 +256,18 @@ class DeviceWorker:
         finally:
             if not entered:
                 prepared.unload()
+
+    def _row_bits(self, operands: OperandSets, candidate: LaunchCandidate) -> str | Support:
+        """Return a hash of a row of C that does not depend on M, or which equal rows have other bits."""
+        prepared = operands.prepare_shared_rows(candidate)
+        try:
+            c = operands.shared_rows["c"]
+            verify.poison(c)
+            prepared.calls[0]()
+            self._torch.cuda.current_stream().synchronize()
+            return shared_rows.hash_rows(operands.problem, c)
+        finally:
+            prepared.unload()
 
     def _compared(
         self,
@@ -312,6 +330,7 @@ class DeviceWorker:
         return verify.library_fault(operands.problem, result)
 
     def _release(self, operands: OperandSets, entries: Sequence[RaceEntry]) -> None:
+        operands.__dict__.pop("shared_rows", None)
         for entry in entries:
             with suppress(DriverError):  # A device that was lost takes nothing back.
                 entry.graph.destroy()

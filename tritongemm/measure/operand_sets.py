@@ -21,6 +21,7 @@ from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tens
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
 from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
+from tritongemm.numerics import shared_rows
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 
@@ -204,6 +205,11 @@ class OperandSets:
             self._reference = self.family.reference(self.problem, self.sets[0])
         return self._reference
 
+    @cached_property
+    def shared_rows(self) -> Operands:
+        """Operands with few rows of A at many places."""
+        return shared_rows.make_operands(self.problem, str(self.sets[0]["a"].device))
+
     def buffer_address(self, name: str, nbytes: int) -> int:
         """Return the address of the workspace (initially NaN) or the counters (initially zero), grown to `nbytes`."""
         import torch
@@ -226,9 +232,9 @@ class OperandSets:
             with suppress(torch.cuda.OutOfMemoryError):
                 self.buffer_address(name, nbytes)
 
-    def _addresses(self, launch: Launch | HostLaunch, copy: int) -> dict[str, int]:
-        """Return the device addresses of a launch's buffers, with the operands of one copy."""
-        operands = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
+    def _addresses(self, launch: Launch | HostLaunch, tensors: Operands) -> dict[str, int]:
+        """Return the device addresses of a launch's buffers, with these operands."""
+        operands = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         return operands | {buffer.name: self.buffer_address(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
     def prepare(self, candidate: LaunchCandidate, copies: int) -> PreparedCandidate:
@@ -247,7 +253,7 @@ class OperandSets:
             if not calls:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
             return PreparedCandidate(calls)
-        return self._prepared(launch, [self._addresses(launch, copy) for copy in range(copies)])
+        return self._prepared(launch, [self._addresses(launch, one) for one in self.sets[:copies]])
 
     def prepare_guarded(self, candidate: LaunchCandidate, guarded: GuardedOperands) -> PreparedCandidate | None:
         """Prepare a candidate that `prepare` took on guarded copies; None for a library's, or without memory for it.
@@ -259,6 +265,16 @@ class OperandSets:
             return None
         addresses = guarded.addresses(candidate.launch.buffers)
         return self._prepared(candidate.launch, [addresses]) if addresses else None
+
+    def prepare_shared_rows(self, candidate: LaunchCandidate) -> PreparedCandidate:
+        """Prepare a candidate that `prepare` took on operands of equal rows, `shared_rows`; errors are those."""
+        config, launch = candidate.config, candidate.launch
+        if launch is None:
+            call = registry.get(LibraryBackend, config.backend).operation(self.problem, self.shared_rows, config)
+            if call is None:
+                raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
+            return PreparedCandidate([call])
+        return self._prepared(launch, [self._addresses(launch, self.shared_rows)])
 
     def _prepared(self, launch: Launch | HostLaunch, places: list[dict[str, int]]) -> PreparedCandidate:
         """Return a launch with its code loaded, once for each dictionary of the addresses of its buffers."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.codegen import template_facts
+from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.space import SearchLimits, Space
 from tritongemm.core.target import Target
@@ -12,6 +13,7 @@ from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.plugins.contracts.searching import Predictions, Pruned
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
+from tritongemm.search.pruning.rules import RULES, Rule
 
 NO_LIMITS = SearchLimits()
 
@@ -27,6 +29,19 @@ class PlannedProblem:
     module: Path
 
 
+def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) -> tuple[Rule, ...]:
+    """Return the rules of pruning, with one for the only reduction order that limits allow."""
+    if limits.order is None:
+        return RULES
+    wanted = limits.order
+
+    def other_order(config: Config, _: Problem, target: Target) -> str | None:
+        order = searched.reduction_order(config, problem, target)
+        return None if order == wanted else f"{order}, not {wanted}"
+
+    return Rule("order", other_order), *RULES
+
+
 def plan_search(
     problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
 ) -> PlannedProblem:
@@ -37,7 +52,9 @@ def plan_search(
         space = replace(space, axes=tuple(a for a in space.axes if not template_facts.search_facts(a.template).asked))
     if limits.interpreted and (checked := tuple(a for a in space.axes if searched.interpreted(a.first()))):
         space = replace(space, axes=checked)
-    pruned = prune.prune(space, problem, target)
+    pruned = prune.prune(space, problem, target, _rules(limits, searched, problem))
+    if "order" in pruned.skipped:
+        pruned = replace(pruned, kept=())  # no config has that order
     order = cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
     module = searched.write_candidates(problem, order.configs, target, folder)
     return PlannedProblem(problem, space, order, pruned, module)

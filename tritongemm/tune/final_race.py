@@ -118,7 +118,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
     library_wrong = ""
     while batch:
         try:
-            result = evaluator.race(work.problem, batch, options.library)
+            result = options.compare(work.problem, evaluator.race(work.problem, batch, options.library))
         except TritonGemmError as error:
             return RaceOutcome(tuple(lost), None, failure=str(error))
         entered = result.samples.keys() - {BASELINE_ENTRY}

@@ -32,8 +32,8 @@ class MeasuredM:
 
     @property
     def best(self) -> float:
-        """Seconds of the fastest candidate, including the library."""
-        library = self.record.library_seconds
+        """Seconds of the fastest candidate, including the library unless rows are invariant."""
+        library = None if self.record.order else self.record.library_seconds  # which adds up in an order of its own
         return min([*self.seconds.values(), *([] if library is None else [library])])
 
     def seconds_of(self, record: Record) -> float | None:

@@ -1,12 +1,16 @@
 """The class `TuningOptions`, which has the settings of a tuning run besides its problems."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
 from tritongemm.core.space import SearchLimits
+from tritongemm.core.target import Target
 from tritongemm.measure.choose import MARGIN
+from tritongemm.measure.invariance import Invariance
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class TuningOptions:
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.
         limits: what of the search spaces may be tried.
+        invariance: the only reduction order of each product, whose bits are compared; None for any.
     """
 
     folder: Path
@@ -44,3 +49,16 @@ class TuningOptions:
     stop: str = ""
     toolchain: dict[str, str] = field(default_factory=dict, hash=False)
     limits: SearchLimits = field(default_factory=SearchLimits)
+    invariance: Invariance | None = None
+
+    def limits_of(self, problem: Problem) -> SearchLimits:
+        """Return what may be tried of a problem."""
+        return replace(self.limits, order=self.invariance.order(problem)) if self.invariance else self.limits
+
+    def may_race(self, config: Config, problem: Problem, target: Target) -> bool:
+        """Say whether a config of any origin may race at a problem."""
+        return self.invariance is None or self.invariance.allows(config, problem, target)
+
+    def compare(self, problem: Problem, result: RaceResult) -> RaceResult:
+        """Return a race without the candidates whose rows' bits are not those of their product."""
+        return self.invariance.compare(problem, result) if self.invariance else result

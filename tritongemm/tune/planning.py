@@ -49,7 +49,7 @@ def search_job(
         target,
         options.folder.absolute(),
         backend,
-        options.limits,
+        options.limits_of(problem),
         options.strategy,
         options.budgets.get(problem, options.budget),
         options.population,

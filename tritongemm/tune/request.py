@@ -149,6 +149,8 @@ class TuneRequest:
         profiler: name of a timer, ``auto``, or None for the default.
         timeout_s: limit of one compile, or of one candidate on the GPU, in seconds.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
+        invariant: whether rows get the same bits at every M: all kernels of a product add up in one order, that of an
+            unsplit K; ``library``: algorithms of the library that agree race too.
 
     Examples:
         >>> from tritongemm.tune.request import SearchScope, SizeSource
@@ -165,3 +167,4 @@ class TuneRequest:
     profiler: str | None = None
     timeout_s: float = 60.0
     stop: str = ""
+    invariant: bool | str = False

@@ -5,22 +5,24 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
+from tritongemm.measure.invariance import Invariance, choose_orders
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.results import candidates_csv
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.system.stop_signals import uninterrupted
-from tritongemm.tune import requested_rows, servers, session
+from tritongemm.tune import requested_rows, roster, servers, session
 from tritongemm.tune.cluster import Cluster, open_machine
 from tritongemm.tune.effort import effort
 from tritongemm.tune.m_table import MTable
+from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.request import TuneRequest
 from tritongemm.tune.roster import choose_roster
 from tritongemm.tune.run import TuningRun
@@ -92,7 +94,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         asked = requested_rows.read_rows(request, machine.target, watcher.say)
         rows: Sequence[FormatRow] = requested_rows.select(asked.rows, machine.target, request.sizes, watcher)
         backends = _choose_backends(request, rows, machine, watcher)
-        suffix = f"_{search.server}" if search.server else ""
+        suffix = f"_{search.server}" if search.server else "_invariant" if request.invariant else ""
         output = outputs.path or Path(f"output/tuning_results_{machine.target.name}{suffix}.yaml")
         tuned_file = TunedFile.find(output, outputs.to)
         if tuned_file is not None:
@@ -108,10 +110,13 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         # rows of several GPUs may be of one problem
         problems = requested_rows.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = requested_rows.list_measured(spans) if spans else problems
+        plan = _in_one_order(plan, request, order, machine.target)
         if plan.stop == "compile" or not (machine.devices or plan.stop):
             watcher.compilers = tools.pool.jobs
         store = stack.enter_context(session.open_store(request, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
+        if plan.invariance:
+            plan.invariance.note(filter(None, map(store.record, order)))
         tuned = [p for p in problems if store.record(p) is None]
         if len(tuned) < len(problems):
             count = f"{len(problems) - len(tuned)} of {len(problems)} sizes"
@@ -137,6 +142,25 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         return TuningOutcome(
             machine.target, rows, problems, tuned, failures, tables, asked.untunable, store, plan.folder
         )
+
+
+def _in_one_order(
+    plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], target: Target
+) -> TuningOptions:
+    """Return the options of a run, where rows shall be invariant with the only order of each product.
+
+    Raises:
+        InputError: a product has no such order.
+    """
+    if not request.invariant:
+        return plan
+    searched = next(filter(roster.is_searched, plan.backends), None)
+    if searched is None or request.search.server:
+        raise InputError(
+            "--invariant: only generated kernels state their order; let --libtype name triton, without --for"
+        )
+    orders = choose_orders(problems, target, searched, plan.limits)
+    return replace(plan, invariance=Invariance(orders, with_libraries=request.invariant == "library"))
 
 
 def _choose_backends(

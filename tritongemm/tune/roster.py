@@ -107,6 +107,10 @@ def list_candidates(backend: str, problem: Problem, target: Target, limits: Sear
     plugin = registry.get(KernelBackend, backend)
     try:
         configs = list(filter(limits.allow, plugin.candidates(problem, target)))
+        orders = [plugin.reduction_order(config, problem, target) for config in configs] if limits.order else []
+        if orders and limits.order not in orders:
+            return [], f"invariant rows add up in the order {limits.order}, and its kernels: {orders[0]}"
+        configs = [c for c, order in zip(configs, orders, strict=True) if order == limits.order] if orders else configs
         return configs, "" if configs else plugin.has_candidates(problem, target).reason
     except TritonGemmError:
         raise

@@ -181,10 +181,10 @@ class TuningRun:
 
     def _candidates(self, task: Task) -> list[Config]:
         """Return the candidates of the backends that bring code; a backend that fails costs itself alone."""
-        found: list[Config] = []
+        found, limits = list[Config](), self.options.limits_of(task.problem)
         for name in filter(roster.lists_kernels, self.options.backends):
             try:
-                configs, why = roster.list_candidates(name, task.problem, self._target, self.options.limits)
+                configs, why = roster.list_candidates(name, task.problem, self._target, limits)
             except TritonGemmError as error:
                 self._refuse(task, name, str(error))
                 continue

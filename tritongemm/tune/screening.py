@@ -69,7 +69,8 @@ class DeviceThread:
             configs = self.evaluator.list_algorithms(task.problem, backend, self.options.algorithms)
         except TritonGemmError as error:
             return AlgorithmsListed(task, backend, (), str(error))
-        return AlgorithmsListed(task, backend, tuple(configs))
+        raced = (c for c in configs if self.options.may_race(c, task.problem, self.evaluator.target))
+        return AlgorithmsListed(task, backend, tuple(raced))
 
     def _screen(self, task: Task, works: list[ScreenWork]) -> Screened:
         trials: list[Trial] = []

@@ -90,7 +90,8 @@ def open_pool(request: TuneRequest, cluster: Cluster | None) -> Iterator[BuildPo
 
 def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
     """Return the measuring protocol of a run."""
-    return replace(request.protocol, timer=pick_timer(request.profiler, machine))
+    timer = pick_timer(request.profiler, machine)
+    return replace(request.protocol, timer=timer, compares_rows=bool(request.invariant and machine.devices))
 
 
 def make_options(
@@ -177,7 +178,7 @@ def race_layers(rows: Sequence[FormatRow], run: TuningRun, request: TuneRequest)
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
     """Return what must agree for trials to be continued; an option added later counts where it is used."""
     fields = asdict(protocol)
-    return {k: v for k, v in fields.items() if k != "err_ratio" or v}
+    return {k: v for k, v in fields.items() if k not in ("err_ratio", "compares_rows") or v}
 
 
 def pick_timer(profiler: str | None, machine: Machine) -> str:

@@ -119,7 +119,8 @@ class TableTuning:
 
     def race(self, problem: Problem, configs: Iterable[Config], device: RacingDevice) -> MeasuredM | None:
         """Race configs with the baseline at one M; None if none is correct there. Stored results are reused."""
-        wanted = list(dict.fromkeys(configs))
+        options, target = self._run.options, device.evaluator.target
+        wanted = [c for c in dict.fromkeys(configs) if options.may_race(c, problem, target)]
         known = self.measured(problem)
         if known is not None and all(self._was_tried(problem, config) for config in wanted):
             return known
@@ -129,14 +130,14 @@ class TableTuning:
             return known
         try:
             with device.lock:
-                result = evaluator.race(problem, artifacts, self._run.options.library, brief=True)
+                result = evaluator.race(problem, artifacts, options.library, brief=True)
                 result = with_quantization(result, problem, evaluator)
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known
+        result = options.compare(problem, result)
         if not result.samples.keys() - {BASELINE_ENTRY}:
             return known
-        options, target = self._run.options, evaluator.target
         libraries = frozenset(filter(roster.is_library, options.backends))
         winner = min(result.samples.keys() - {BASELINE_ENTRY}, key=lambda name: median(result.samples[name]))
         config = next(t.config for t in result.trials if t.config.name == winner)
@@ -177,9 +178,11 @@ class TableTuning:
         for backend in filter(roster.is_library, self._run.options.backends):
             try:
                 with device.lock:
-                    found += device.evaluator.list_algorithms(problem, backend, limit)
+                    listed = device.evaluator.list_algorithms(problem, backend, limit)
             except TritonGemmError as error:
                 self._run.watcher.refused(problem, backend, str(error))
+                continue
+            found += [c for c in listed if self._run.options.may_race(c, problem, device.evaluator.target)]
         return found
 
 

@@ -139,9 +139,11 @@ def make_record(
 ) -> Record:
     """Return the record of a final race."""
     library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
-    choice = choose.choose(race.samples, options.margin, library_entries)
-    best = next(t for t in race.trials if t.config.name == choice.name)
     baseline = race.samples.get(BASELINE_ENTRY)
+    order = str(options.invariance.order(problem)) if options.invariance else ""
+    rivals = {n: s for n, s in race.samples.items() if not (order and n == BASELINE_ENTRY)}  # whose order isn't known
+    choice = choose.choose(rivals, options.margin, library_entries)
+    best = next(t for t in race.trials if t.config.name == choice.name)
     beyond = f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""
     return Record(
         problem=problem,
@@ -162,6 +164,8 @@ def make_record(
         cold=race.cold,
         compute_units=target.compute_units,
         quantize_seconds=race.quantize_seconds,
+        order=order,
+        row_bits=best.row_bits,
         code=next((artifact.sha256 for artifact in built if artifact.config == best.config), ""),
     )
 

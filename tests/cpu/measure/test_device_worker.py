@@ -98,6 +98,14 @@ def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_p
     assert device.graphs == 0 and device.modules == 0, "every graph and all code is given back"
 
 
+def test_equal_rows_are_compared_where_a_run_wants_them_invariant(device: Device, tmp_path: Path) -> None:
+    setup = setup_of(protocol=replace(PROTOCOL, compares_rows=True))
+    right, uneven = ask(DeviceWorker(), VerifyJob(setup, candidates(tmp_path, "right", "uneven")))
+    assert right.status == "ok" and len(right.row_bits) == 16
+    assert uneven.status == "wrong" and uneven.reason == "equal rows 0 and 23 of a batch of 24 have other bits"
+    assert device.modules == 0 and not verify(candidates(tmp_path, "right"))[0].row_bits
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_the_process_after_it_was_answered(device: Device, tmp_path: Path, fault: str) -> None:
     """By whatever name: those that come after would only be refused by a device that is lost."""

@@ -10,6 +10,7 @@ from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -59,6 +60,12 @@ class BlasltBackend(LibraryBackend):
         if problem.a.scaling is None and problem.b.scaling is None:
             return SUPPORTED  # the search for a driver takes 30 ms where there is none
         return scale_modes.supports(problem, target, algorithms.vendor(), algorithms.version)
+
+    def reduction_order(self, config: Config, problem: Problem, target: Target) -> ReductionOrder | Support:
+        """Return that all of K is added up from its first product to its last, unless the algorithm splits K."""
+        if config.split_k > 1:
+            return Support(f"the library does not say how it adds the sums of {config.split_k} splits")
+        return ReductionOrder(problem.k, problem.k)
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         return algorithms.list_configs(problem, operands, limit)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tritongemm.backends.triton import assembly_edits, compiling, config_check
 from tritongemm.codegen import geometry as geometry_module
-from tritongemm.codegen import modules, render, template_facts
+from tritongemm.codegen import modules, reduction_orders, render, template_facts
 from tritongemm.codegen.geometry import LARGEST_INDEX
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
@@ -15,6 +15,7 @@ from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param, StridePlaces
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
@@ -118,6 +119,10 @@ class TritonBackend(SearchedBackend):
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
         """Return the launch of a helper kernel."""
         return make_launch(artifact, helper, arguments)
+
+    def reduction_order(self, config: Config, problem: Problem, target: Target) -> ReductionOrder | Support:
+        """Return the order in which a config's kernel adds up products, or why it can't be stated."""
+        return reduction_orders.reduction_order(config, problem, target)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = compiling.job_identity(

@@ -14,6 +14,7 @@ from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
@@ -95,6 +96,14 @@ class Backend(Plugin, abstract=True):
 
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         return SUPPORTED
+
+    def reduction_order(self, config: Config, problem: Problem, target: Target) -> ReductionOrder | Support:
+        """Return the order in which a config adds up products, the same at every M; or why it can't be stated.
+
+        Two configs with equal orders must give equal bits. Of a `LibraryBackend` it is what its algorithm names, and
+        bits are compared.
+        """
+        return Support(f"{self.name} does not state in which order its kernels add up products")
 
 
 class KernelBackend(Backend, abstract=True):

@@ -1,0 +1,98 @@
+"""The reduction orders that templates state, against sums in Triton's interpreter and against texts of known ones."""
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
+from tests.support.summing import ROLE, STEP
+from tritongemm.codegen import modules
+from tritongemm.codegen.reduction_orders import reduction_order
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.support import Support
+from tritongemm.measure.interpreting import InterpreterJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.system.child_process import WorkerProcess
+
+POLL, SWAP = (("poll", 1),), (("swap_ab", 1),)
+ONE_A_PROGRAM = (
+    Config("tile", 16, 32, 16),
+    Config("tile", 32, 16, 64, options=SWAP),
+    Config("tma", 16, 32, 32),
+    Config("persistent", 16, 32, 64),
+)
+SPLIT = tuple(
+    config
+    for split in (2, 3, 8)
+    for config in (
+        Config("tile", 16, 32, 64, split_k=split),
+        Config("tile", 16, 16, 64, split_k=split, options=POLL + SWAP),
+        Config("tma", 32, 16, 64, split_k=split),
+    )
+)
+
+
+def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(tmp_path: Path) -> None:
+    child = WorkerProcess(ROLE, {"TRITON_INTERPRET": "1"})
+    sums = defaultdict[str, set[bytes]](set)
+    try:
+        for m in (1, 20):
+            problem = Problem(m, 16, 24 * STEP, *matrices("fp32", layout="TN"))
+            text = modules.write_candidates(problem, [*ONE_A_PROGRAM, *SPLIT], SM90, tmp_path).read_text()
+            for config in (*ONE_A_PROGRAM, *SPLIT):
+                order = reduction_order(config, problem, replace(SM90, features=SM90.features - {"wgmma"}))
+                (row,) = child.ask(InterpreterJob(problem, config, text), 60)
+                sums[str(order)].add(row)
+    finally:
+        child.kill()
+    assert sorted(sums) == ["1x1536", "2x768", "3x512", "8x192"]
+    assert all(len(found) == 1 for found in sums.values()), "a stated order has several sums"
+    assert len(set.union(*sums.values())) == len(sums), "two orders have one sum"
+
+
+BF16, FP8 = matrices("bf16", layout="TN"), matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
+SIZE = Problem(16, 512, 4096, *BF16)
+BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, *FP8))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "order"),
+    [
+        (replace(PLAIN, block_k=128), SIZE, "1x4096"),
+        (replace(WS, options=()), SIZE, "1x4096"),
+        (TMA, SIZE, "2x2048"),
+        (replace(TMA, split_k=3, block_k=64), SIZE, "3x1408"),
+        (Config("ws_tma", 128, 128, 64, 1, 4, 8, 4), SIZE, "4x1024 by warp groups in tiles of 128 columns"),
+        (Config("tile", 64, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by wgmma"),
+        (Config("tile", 32, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by mma"),
+        (Config("tile", 64, 64, 64), Problem(16, 64, 16384, *FP8), "1x16384 blocks of 64 by wgmma"),
+        (Config("tile", 64, 64, 128), BLOCKS, "1x4096 blocks of 128 by wgmma"),
+        (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
+        (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
+    ],
+)
+def test_stated_orders(config: Config, problem: Problem, order: str) -> None:
+    assert str(reduction_order(config, problem, SM90)) == order
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        STREAM,
+        WS,  # tiles shared by programs
+        Config("ws_tma", 64, 64, 64, 1, 3, 4, 3),  # 64 blocks of K
+        Config("ws_tma_swapped", 32, 128, 64, 1, 4, 8, 4, SWAP),  # exchanged sums of rows
+    ],
+)
+def test_orders_that_depend_on_m_or_on_a_place_are_not_stated(config: Config) -> None:
+    assert isinstance(reduction_order(config, SIZE, SM90), Support)
+
+
+def test_instructions_of_another_shape_or_packing_are_another_order() -> None:
+    options = ({"matrix_instr_nonkdim": side, "kpack": pack} for side in (16, 32) for pack in (1, 2))
+    configs = [Config("tile", 64, 64, 64, options=tuple(one.items())) for one in options]
+    assert len({str(reduction_order(config, SIZE, GFX942)) for config in configs}) == 4

@@ -1,0 +1,92 @@
+"""Runs whose rows have the same bits at every M: the order of each product, what races, and whose bits count."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel_cases import SM90
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.reduction_order import EXACT, ReductionOrder
+from tritongemm.core.space import SearchLimits
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.invariance import Invariance, choose_orders
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, SearchedBackend
+from tritongemm.search.planner import NO_LIMITS, plan_search
+from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.task import make_record
+
+BF16, FP8 = matrices("bf16", layout="TN"), matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
+SIZE = Problem(16, 4096, 4096, *BF16)
+UNSPLIT = ReductionOrder(4096, 4096)
+TILES = [Config("tile", 16, 32, 64), Config("tma", 64, 64, 64), Config("tile", 128, 64, 64)]
+LIBRARY = Config("heuristic", 64, 64, 64, backend="blaslt")
+
+
+def raced(*bits: str, library: str = "") -> RaceResult:
+    """A race of kernels, and of a library's algorithm, whose rows have these bits."""
+    found = [(config, one) for config, one in zip(TILES, bits, strict=False)] + [(LIBRARY, library)] * bool(library)
+    trials = [Trial(c, "ok", "", (1e-6,), "events", "final", 0.0, 0.1, row_bits=one) for c, one in found]
+    samples = {t.config.name: t.samples for t in trials} | {BASELINE_ENTRY: (1e-6,)}
+    return RaceResult(tuple(trials), samples, cold=True)
+
+
+def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
+    blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
+    int8 = Problem(16, 64, 512, *matrices("int8", "int8", "int32", layout="TN"))
+    orders = choose_orders([SIZE, SIZE.at(2048), blocks, int8], SM90, "triton", NO_LIMITS)
+    assert orders == {
+        SIZE.at(1): UNSPLIT,
+        blocks.at(1): ReductionOrder(2048, 2048, 128, "wgmma"),
+        int8.at(1): EXACT,
+    }
+
+
+@pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2))])
+def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
+    with pytest.raises(InputError, match=r"--invariant: .*rows"):
+        choose_orders([problem], SM90, "triton", NO_LIMITS)
+
+
+@pytest.mark.parametrize("m", [1, 300])
+def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None:
+    problem = registry.get(Family, "a8w8_blockscale").problem(Problem(m, 512, 2048, *FP8))
+    order = ReductionOrder(2048, 2048, 128, "wgmma")
+    planned = plan_search(problem, SM90, tmp_path, "triton", SearchLimits(order=order))
+    triton = registry.get(SearchedBackend, "triton")
+    assert planned.pruned.kept
+    assert {str(triton.reduction_order(c, problem, SM90)) for c in planned.pruned.kept} == {str(order)}
+    none = plan_search(problem, SM90, tmp_path, "triton", SearchLimits(order=ReductionOrder(2048, 1024, unit="hand")))
+    assert not none.pruned.kept and not none.order.configs
+
+
+def test_the_bits_of_the_first_race_hold_at_every_m() -> None:
+    run = Invariance({SIZE.at(1): UNSPLIT}, with_libraries=True)
+    first = run.compare(SIZE, raced("aa", "aa", "bb", library="aa"))
+    assert [t.status for t in first.trials] == ["ok", "ok", "wrong", "ok"]
+    assert first.samples.keys() == {TILES[0].name, TILES[1].name, LIBRARY.name, BASELINE_ENTRY}
+    assert first.trials[2].reason == "its rows have other bits than those of the order 1x4096"
+    assert [t.status for t in run.compare(SIZE.at(300), raced("bb", "bb", library="bb")).trials] == ["wrong"] * 3
+
+
+def test_a_library_races_where_it_is_asked_for_and_does_not_split() -> None:
+    split = replace(LIBRARY, split_k=4)
+    alone, both = (Invariance({SIZE.at(1): UNSPLIT}, with_libraries=one) for one in (False, True))
+    assert [one.allows(c, SIZE, SM90) for one in (alone, both) for c in (LIBRARY, split)] == [False, False, True, False]
+    stream_k = Config("stream_k", 64, 64, 64)
+    assert [both.allows(c, SIZE, SM90) for c in (*TILES, stream_k)] == [True, True, True, False]
+
+
+def test_results_say_their_order_and_the_baseline_never_wins(tmp_path: Path) -> None:
+    run = Invariance({SIZE.at(1): UNSPLIT})
+    options = TuningOptions(tmp_path, invariance=run)
+    record = make_record(SIZE, run.compare(SIZE, raced("aa")), SM90, options, frozenset(), "by eye")
+    assert (record.order, record.row_bits, record.winner, record.library_seconds) == ("1x4096", "aa", "triton", 1e-6)
+    run.note([record])
+    with pytest.raises(InputError, match="16x4096x4096_bf16_TN states no order, not 1x4096: name another file with -o"):
+        run.note([replace(record, order="")])

@@ -1,0 +1,124 @@
+"""Kernels whose stated reduction orders are equal give equal bits, at every M, on a real GPU."""
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.test_numeric import CONFIGS, triton, usable
+from tests.gpu.test_scales import CONFIGS as SCALED
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.reduction_order import ReductionOrder
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family
+
+ROWS = (1, 16, 70, 300)
+SPLITS = tuple(
+    Config(template, bm, bn, bk, 1, split, 4, 3, options)
+    for split in (2, 4, 8, 16)
+    for template, bm, bn, bk, options in (
+        ("tile", 16, 32, 64, (("swap_ab", 0),)),
+        ("tile", 64, 64, 32, (("swap_ab", 0),)),
+        ("tile", 16, 64, 128, (("poll", 1), ("swap_ab", 1))),
+        ("tma", 64, 128, 64, (("swap_ab", 0),)),
+        ("tma", 16, 64, 128, (("poll", 1), ("swap_ab", 1))),
+        ("ws_tma", 64, 32, 64, ()),
+        ("ws_tma", 64, 256, 64, ()),
+        ("ws_tma_swapped", 16, 64, 64, (("swap_ab", 1),)),
+    )
+)
+
+
+def scaled(family: str, k: int, scales: str = "", dtype: str = "fp8e4m3fn") -> Problem:
+    product: Problem = registry.get(Family, family).problem(
+        Problem(1, 512, k, *matrices(dtype, dtype, "bf16", layout="TN")), scales
+    )
+    return product
+
+
+CASES = {
+    "bf16": Problem(1, 1024, 4096, *matrices("bf16", layout="TN"), bias="n"),
+    "fp16": Problem(1, 512, 2112, *matrices("fp16", layout="TT")),
+    "tf32": Problem(1, 512, 2048, *matrices("fp32", layout="TN")),
+    "batched": Problem(1, 256, 2048, *matrices("bf16", layout="TN"), batch=3),
+    "fp8": Problem(1, 512, 4096, *matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")),
+    "fp8 long": Problem(1, 512, 16384, *matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")),
+    "fp8 rows": scaled("a8w8", 2048),
+    "int8 rows": scaled("a8w8", 2048, dtype="int8"),
+    "fp8 blocks": scaled("a8w8_blockscale", 2048),
+    "mx fp4": scaled("a4w4_blockscale", 2048, dtype="fp4e2m1"),
+    "mx fp8": scaled("a4w4_blockscale", 2048, "mx"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_orders_give_equal_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    if not registry.get(Family, case.family).supports(case, gpu.target):
+        pytest.skip(f"{gpu.target.name} does not compute it")
+    gpu.protocol = replace(gpu.protocol, compares_rows=True)
+    try:
+        classes, faults = find_classes(gpu, compiler, case)
+    finally:
+        gpu.protocol = replace(gpu.protocol, compares_rows=False)
+    for order, bits in sorted(classes.items()):
+        print(f"{name}: {order}: " + "; ".join(f"{one} {len(of)} x {sorted(of)[0]}" for one, of in bits.items()))
+    found = [one for bits in classes.values() for one in bits]
+    print(f"{name}: {len(classes)} stated orders, {len(set(found))} by bits; {len(faults)} without")
+    assert not faults, "\n".join(faults)
+    mixed = {order: bits for order, bits in classes.items() if len(bits) > 1}
+    assert classes and not mixed, "\n".join(f"{order}: {bits}" for order, bits in mixed.items())
+
+
+def find_classes(
+    gpu: GpuEvaluator, compiler: BuildPool, case: Problem
+) -> tuple[dict[str, dict[str, set[str]]], list[str]]:
+    """Return the configs of each stated order by the bits of a row, and what is wrong or differs in a batch."""
+    classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    faults, built = [], dict[str, Artifact]()
+    work = []
+    for m in ROWS:
+        problem = case.at(m)
+        for config in usable(problem, gpu.target, (*CONFIGS, *SPLITS, *(SCALED if case.scale_depth else ()))):
+            order = triton().reduction_order(config, problem, gpu.target)
+            if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 16):
+                job = triton().compile_job(config, problem, gpu.target)
+                work.append((problem, config, order, job))
+    for one in compiler.stream({job.digest: job for *_, job in work}.values()):
+        built[one.digest] = one
+    for m in reversed(ROWS):
+        for problem, config, order, job in (w for w in work if w[0].m == m):
+            if built[job.digest].status == "out_of_resources":
+                continue
+            (trial,) = gpu.verify(problem, [replace(built[job.digest], config=config)])
+            if trial.status == "ok":
+                classes[str(order)][trial.row_bits].add(f"{config.name} at M {m}")
+            elif trial.status != "out_of_resources":
+                faults.append(f"{problem.key} {config.name}: {trial.status} {trial.reason}")
+    return classes, faults
+
+
+def test_an_unsplit_algorithm_of_the_library_has_the_kernels_bits(gpu: GpuEvaluator, compiler: BuildPool) -> None:
+    gpu.protocol = replace(gpu.protocol, compares_rows=True)
+    try:
+        agreeing, asked = 0, 0
+        for m in ROWS:
+            problem = CASES["bf16"].at(m)
+            config = Config("tile", 16, 64, 64, 1, 1, 4, 3)
+            (kernel,) = compiler.stream([triton().compile_job(config, problem, gpu.target)])
+            (ours,) = gpu.verify(problem, [kernel])
+            listed = gpu.list_algorithms(problem, "blaslt", 24)
+            backend = registry.get(Backend, "blaslt")
+            unsplit = [c for c in listed if isinstance(backend.reduction_order(c, problem, gpu.target), ReductionOrder)]
+            trials = list(gpu.verify(problem, [Artifact(c, "") for c in unsplit]))
+            same = sum(t.row_bits == ours.row_bits for t in trials if t.status == "ok")
+            print(f"M {m}: {same} of {len(trials)} unsplit algorithms of {len(listed)} agree")
+            agreeing, asked = agreeing + same, asked + len(trials)
+        assert asked and agreeing, "the library's unsplit order is another one here"
+    finally:
+        gpu.protocol = replace(gpu.protocol, compares_rows=False)

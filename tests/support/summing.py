@@ -1,0 +1,34 @@
+"""A process in which kernels of Triton's interpreter add up numbers whose order of additions shows in the sum."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tritongemm.measure.interpreting import InterpreterJob, mend_interpreter
+
+ROLE = "tests.support.summing:Summing"
+STEP = 64  # elements of K with one number that is not 0: a block of at most as many is added up without rounding
+
+
+class Summing:
+    """Answers an `InterpreterJob` with the bytes of C's first row."""
+
+    def __init__(self) -> None:
+        mend_interpreter()
+
+    def __call__(self, job: InterpreterJob) -> Iterator[bytes]:
+        """Yield the first row, of which each element is the sum of other numbers."""
+        import torch
+
+        from tritongemm.codegen import modules
+
+        module = modules.run_text(job.text, "generated")
+        problem, place = job.problem, torch.arange(job.problem.k // STEP)
+        numbers = ((place * 7919) % 1021 - 500) * 2.0 ** ((place * 5) % 23)
+        a = torch.zeros(problem.m, problem.k)
+        a[:, place * STEP + place * 11 % STEP] = numbers
+        columns = torch.arange(problem.n)[:, None]
+        b = 2.0 ** ((columns * 5 + torch.arange(problem.k)[None, :] // STEP * columns) % 13)
+        operands: dict[str, Any] = {"a": a, "b": b.t()}
+        c = torch.zeros(problem.m, problem.n)
+        module.launch(job.config.name, c=c, **operands)
+        yield c[0].numpy().tobytes()

@@ -1,0 +1,135 @@
+"""The order in which each product of an invariant run adds up, and the comparison of bits in its races."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tritongemm.codegen.template_facts import search_facts
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.reduction_order import ReductionOrder
+from tritongemm.core.space import SearchLimits, TemplateSpace
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+from tritongemm.numerics import shared_rows
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBackend
+
+_LARGEST = {"block_m": 128, "block_n": 128, "block_k": 128, "split_k": 1, "num_warps": 8}  # of a tile of many rows
+
+
+class Invariance:
+    """The reduction orders of a run's products, and what their rows' bits were found to be.
+
+    Args:
+        orders: the order of each product, by its problem of M 1.
+        with_libraries: whether algorithms of a library that does not split K race too; their bits decide.
+    """
+
+    def __init__(self, orders: Mapping[Problem, ReductionOrder], with_libraries: bool = False) -> None:
+        self.orders, self.with_libraries = orders, with_libraries
+        self._bits: dict[Problem, str] = {}
+        self._lock = threading.Lock()
+
+    def order(self, problem: Problem) -> ReductionOrder:
+        """Return the order of a problem's product."""
+        return self.orders[problem.at(1)]
+
+    def note(self, records: Iterable[Record]) -> None:
+        """Note the bits of a run's stored results.
+
+        Raises:
+            InputError: a result is of another order than this run's.
+        """
+        for record in records:
+            wanted = str(self.order(record.problem))
+            if record.order != wanted:
+                found = f"adds up in the order {record.order}" if record.order else "states no order"
+                raise InputError(f"the result of {record.problem.key} {found}, not {wanted}: name another file with -o")
+            self._bits.setdefault(record.problem.at(1), record.row_bits)
+
+    def allows(self, config: Config, problem: Problem, target: Target) -> bool:
+        """Say whether a config may race: its order is the product's, or a library states none but an unsplit K."""
+        backend, wanted = registry.get(Backend, config.backend), self.order(problem)
+        order = backend.reduction_order(config, problem, target)
+        if not isinstance(backend, LibraryBackend):
+            return order == wanted
+        return self.with_libraries and isinstance(order, ReductionOrder) and order.runs == wanted.runs == 1
+
+    def compare(self, problem: Problem, result: RaceResult) -> RaceResult:
+        """Return a race without the candidates whose rows have other bits than the product's at other M.
+
+        The first race of a product decides what these are, by most of the kernels.
+        """
+        passed = [t for t in result.trials if t.status == "ok"]
+        kernels = [t for t in passed if not isinstance(registry.get(Backend, t.config.backend), LibraryBackend)]
+        with self._lock:
+            votes = Counter(t.row_bits for t in kernels or passed).most_common(1)
+            known = self._bits.setdefault(problem.at(1), votes[0][0]) if votes else ""
+        trials = tuple(self._with_bits(t, problem, known) for t in result.trials)
+        names = {t.config.name for t in trials if t.status == "wrong"}
+        samples = {name: found for name, found in result.samples.items() if name not in names}
+        return replace(result, trials=trials, samples=samples)
+
+    def _with_bits(self, trial: Trial, problem: Problem, known: str) -> Trial:
+        if trial.status != "ok" or trial.row_bits == known:
+            return trial
+        reason = f"its rows have other bits than those of the order {self.order(problem)}"
+        return replace(trial, status="wrong", reason=reason, samples=())
+
+
+def choose_orders(
+    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits
+) -> dict[Problem, ReductionOrder]:
+    """Return the order of each product, by its problem of M 1: K is not split.
+
+    Of several such orders it is that of the templates that are made for many rows, with deep blocks: they are fastest
+    where a product costs most.
+
+    Args:
+        problems: all that a run tunes.
+        target: where.
+        backend: the backend that is searched.
+        limits: what may be tried.
+
+    Raises:
+        InputError: a product's rows can't be compared, or no config of it has a stated order.
+    """
+    largest: dict[Problem, Problem] = {}
+    for problem in problems:
+        if not (comparable := shared_rows.supports(problem)):
+            raise InputError(f"--invariant: {comparable}")
+        product = problem.at(1)
+        largest[product] = max(problem, largest.get(product, problem), key=lambda one: one.m)
+    searched: SearchedBackend = registry.get(SearchedBackend, backend)
+    return {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
+
+
+def _unsplit_order(problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits) -> ReductionOrder:
+    """Return the order of a config for many rows that does not split K."""
+    sizes = _LARGEST | {"block_k": min(problem.scale_depth or 128, 128) if not problem.microscaled else 128}
+    spaces = limits.narrow(searched.space(problem, target)).axes
+    for axes in sorted(spaces, key=_is_for_few):
+        config = _nearest(axes, sizes)
+        order = searched.reduction_order(config, problem, target)
+        if isinstance(order, ReductionOrder) and order.runs == 1 and searched.check(config, problem, target):
+            return order
+    raise InputError(f"--invariant: no config of {problem.key} states in which order it adds up products")
+
+
+def _nearest(axes: TemplateSpace, sizes: Mapping[str, int]) -> Config:
+    """Return the config of a template whose axes are nearest to these sizes, at the first value of all others."""
+    wanted = ((values, sizes.get(name, values[0])) for name, values in axes.values)
+    return axes.config(tuple(min(values, key=lambda value: abs(value - size)) for values, size in wanted))
+
+
+def _is_for_few(axes: TemplateSpace) -> tuple[bool, bool]:
+    """Return a key that sorts templates for many rows first."""
+    facts = search_facts(axes.template)
+    return not facts.matrix, "warp_roles" not in facts.rules

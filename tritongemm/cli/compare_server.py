@@ -20,6 +20,7 @@ from tritongemm.report import plain_table
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.results import server_comparison
 from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
+from tritongemm.serving import shipped_tables
 from tritongemm.system import files, settings
 from tritongemm.system.printable import printable
 from tritongemm.system.temporary_folder import TemporaryFolder
@@ -76,7 +77,7 @@ def parser() -> arguments.Parser:
     p.add_argument("server", nargs=argparse.REMAINDER, metavar="SERVER",
                    help="the command that starts the server, behind --; it has --port")  # fmt: skip
     p.add_argument("--table", type=arguments.path, required=True, metavar="FILE",
-                   help="the results that B serves, as in TRITONGEMM_CONFIG; A serves none")  # fmt: skip
+                   help="the results that B serves, or shipped, as in TRITONGEMM_CONFIG; A serves none")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output_file, metavar="FILE",
                    help="write all values as JSON, for tritongemm report --server")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
@@ -130,7 +131,8 @@ def _alternate(
         "start often takes two minutes, a later one one, and the requests about one."
     )
     logs.mkdir(parents=True, exist_ok=True)
-    table = os.pathsep.join(map(os.path.abspath, args.table.split(os.pathsep)))
+    named = args.table.split(os.pathsep)
+    table = os.pathsep.join(path if path == shipped_tables.NAME else os.path.abspath(path) for path in named)
     order = [f"{name}{1 + place}" for place in range(args.rounds) for name in "AB"]
     begin = time.monotonic()
     for done, label in enumerate(order, start=1):

@@ -15,11 +15,15 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
+from tritongemm.hip_ext import machine
 from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of, name_product
 from tritongemm.results import history, journal
 from tritongemm.results.history import History
 from tritongemm.results.run_files import RunFiles
 from tritongemm.search_spaces import loader
+from tritongemm.serving import shipped_tables
+from tritongemm.serving.loaded_tables import read_table
+from tritongemm.serving.source_row import same_memory
 from tritongemm.system import files
 from tritongemm.workloads import sizes
 
@@ -55,7 +59,11 @@ class ReadFiles:
 
 
 def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
-    """Read results and the journal beside them, a journal alone, a library, or a campaign's folder."""
+    """Read results and the journal beside them, a journal alone, a library, a campaign's folder, or shipped tables."""
+    if str(path) == shipped_tables.NAME:
+        gbps = machine.memory_gbps(machine.find_machine(None))
+        found.add(row.record for row in read_table(path).rows if same_memory(row.shipped_for, gbps))
+        return
     if (path / CAMPAIGN).is_file():
         _read_campaign(path, defaults, found)
         return

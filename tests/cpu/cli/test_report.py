@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DATA, libraries
+from tests.support import DATA, libraries, shipped
 from tests.support.reports import problem, result, table, write_results, write_run
 from tritongemm.cli import report, result_files
-from tritongemm.formats import results_format
+from tritongemm.formats import Defaults, results_format
+from tritongemm.hip_ext import machine
 from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
 
 drawn = pytest.mark.skipif(
@@ -69,6 +70,17 @@ def test_older_results_and_a_server(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert report.main([*words, "--server", str(server)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>2.000</b> step, batch 1" in page and "Against older results" in page
+
+
+def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped.ship(tmp_path, monkeypatch)
+    counts = []
+    for gbps in (4800, 100):
+        monkeypatch.setattr(machine, "memory_gbps", lambda _, gbps=gbps: gbps)
+        found = result_files.ReadFiles()
+        result_files.read(Path("shipped"), Defaults(), found)
+        counts.append(len(found.records))
+    assert counts[0] > 0 and counts[1] == 0
 
 
 @drawn

@@ -1,7 +1,5 @@
 """Every backend keeps the contract, and so does the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

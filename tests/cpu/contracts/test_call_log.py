@@ -1,7 +1,5 @@
 """What every reader of logs must do: each plug-in of campaigns/logs, and the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

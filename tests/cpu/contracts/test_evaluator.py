@@ -1,7 +1,5 @@
 """What every evaluator must do: the GPU's on a stand-in for its driver, the offline one, and that of other tests."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What every file format must do: each plug-in of formats/, and the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator

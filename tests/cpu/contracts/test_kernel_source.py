@@ -1,7 +1,5 @@
 """What holds for every kernel source, the documented toy included, and that a file put beside them serves calls."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

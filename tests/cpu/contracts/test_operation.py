@@ -1,7 +1,5 @@
 """The contract of operations: of each of this package, and of a toy, which is one file beside them."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, run_on_cpu
+from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
@@ -25,36 +24,19 @@ from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.workloads import sizes
 
-B, M, N, K, G = 2, 5, 48, 256, 3
-FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
-ONE, ENDS = torch.ones, torch.tensor([2, 2, M], dtype=torch.int32)
-CHOSEN = ONE(M, 2), torch.zeros(M, 2, dtype=torch.int64)
-
-
-def q(*shape: int) -> Tensor:
-    return torch.randn(shape).to(FP8)
-
-
-CALLS: dict[str, tuple[Any, ...]] = {
-    "mm": (torch.randn(M, K), torch.randn(N, K), ONE(N)),
-    "scaled_mm": (q(M, K), q(N, K), ONE(M), ONE(N)),
-    "bmm": (torch.randn(B, M, K), torch.randn(B, K, N)),
-    "scaled_bmm": (q(B, M, K), q(B, N, K).mT, ONE(B, M, 2), ONE(B, 2, 1)),
-    "grouped_mm": (q(M, K), q(G, N, K).mT, ENDS, ONE(M), ONE(G, N)),
-    "fused_moe": (torch.randn(M, 128), torch.randn(G, 256, 128), torch.randn(G, 128, 128), *CHOSEN),
-    "linear_fp8": (torch.randn(M, K, dtype=BF16), q(N, K), ONE(1, 2)),
-}
-every_call = pytest.mark.parametrize("call", CALLS)
+OPERATIONS = {name for one in contract.every() for name in (one.name, *one.calls)}
+MADE = {name: make(Rows(5, wide=torch.float32)) for name, make in (PLAIN | SCALED).items()}
+CALLS = {name: call for name, call in MADE.items() if call.name in OPERATIONS and "out" not in call.named}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 def test_every_operation_has_a_case() -> None:
-    names = {name for one in contract.every() for name in (one.name, *one.calls)}
-    assert names == CALLS.keys()
+    assert {call.name for call in CALLS.values()} == OPERATIONS
 
 
 @every_call
-def test_operands_are_those_of_the_schema(call: str) -> None:
-    operation, given = contract.bind(call, CALLS[call], {})
+def test_operands_are_those_of_the_schema(call: Call) -> None:
+    operation, given = contract.bind(call.name, call.given, call.named)
     listed = [
         one.split("=")[0].split()[-1] for one in operation.schema.partition("(")[2].rpartition(")")[0].split(", ")
     ]
@@ -64,12 +46,12 @@ def test_operands_are_those_of_the_schema(call: str) -> None:
 
 
 @every_call
-def test_it_is_inferred_read_and_computed_alike(call: str) -> None:
+def test_it_is_inferred_read_and_computed_alike(call: Call) -> None:
     """On a CPU, and of tensors without memory."""
-    operation, given = contract.bind(call, CALLS[call], {})
+    operation, given = contract.bind(call.name, call.given, call.named)
     result = operation.fallback(operation.check(given))
     assert torch.equal(result, operation.fallback(operation.check(given)))
-    torch.testing.assert_close(getattr(tritongemm, call)(*CALLS[call]).float(), result.float(), rtol=2e-2, atol=0.5)
+    torch.testing.assert_close(call().float(), result.float(), rtol=2e-2, atol=0.5)
     with FakeTensorMode() as mode:
         inferred = operation.infer(type(given)(*(mode.from_tensor(t) if isinstance(t, Tensor) else t for t in given)))
     assert (inferred.shape, inferred.dtype) == (result.shape, result.dtype)
@@ -84,15 +66,15 @@ def test_it_is_inferred_read_and_computed_alike(call: str) -> None:
             assert operation.name == "linear_fp8" or reading.tensors.keys() == wanted
 
 
-@every_call
-def test_it_is_captured_as_what_is_looked_up(call: str, tmp_path: Path) -> None:
-    operation, given = contract.bind(call, CALLS[call], {})
+@pytest.mark.parametrize("call", [call for name, call in CALLS.items() if "masked" not in name], ids=lambda c: c.name)
+def test_it_is_captured_as_what_is_looked_up(call: Call, tmp_path: Path) -> None:
+    operation, given = contract.bind(call.name, call.given, call.named)
     with torch.no_grad(), tritongemm.capture(tmp_path / "shapes.yaml"):
-        getattr(tritongemm, call)(*CALLS[call])
+        getattr(tritongemm, call.name)(*call.given, **call.named)  # a capture puts others in their place
     rows = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     read = [product.read(checked) for product, checked in operation.products(given)]
     wanted = [one.problems for one in read if not isinstance(one, Support)]
-    assert len(rows) == len(wanted) and all(row.operation == f"tritongemm.{call}" for row in rows)
+    assert len(rows) == len(wanted) and all(row.operation == f"tritongemm.{call.name}" for row in rows)
     for row, problems in zip(rows, wanted, strict=True):
         problem = row.problem  # whose rows of groups are spread as they were
         assert problem in [
@@ -101,17 +83,17 @@ def test_it_is_captured_as_what_is_looked_up(call: str, tmp_path: Path) -> None:
 
 
 @every_call
-def test_it_is_explained_by_function_and_by_name(call: str) -> None:
-    said = tritongemm.explain(call, *CALLS[call])
-    assert said == tritongemm.explain(getattr(tritongemm, call), *CALLS[call])
+def test_it_is_explained_by_function_and_by_name(call: Call) -> None:
+    said = tritongemm.explain(call.name, *call.given, **call.named)
+    assert said == tritongemm.explain(call.function, *call.given, **call.named)
     lines = [line for line in said.splitlines() if not line.startswith("quantised: ")]
-    assert len(lines) == (2 if call == "fused_moe" else 1)
+    assert len(lines) == (2 if call.name == "fused_moe" else 1)
     assert all(line.startswith("fallback: ") and line.endswith("on cpu; tuned kernels run on a GPU") for line in lines)
 
 
 def test_what_is_no_call_is_refused() -> None:
     with pytest.raises(InputError, match="no operation is called 'conv'; there are: bmm, fused_moe, grouped_mm"):
-        tritongemm.explain("conv", ONE(2, 2))
+        tritongemm.explain("conv", torch.ones(2, 2))
     with pytest.raises(AttributeError, match="has no attribute 'conv'"):
         tritongemm.conv  # noqa: B018
 
@@ -119,7 +101,7 @@ def test_what_is_no_call_is_refused() -> None:
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductOperation]:
     with dropped(Operation, "gram", tmp_path, monkeypatch):
-        operation, _ = contract.bind("gram", [ONE(1, 1)], {})
+        operation, _ = contract.bind("gram", [torch.ones(1, 1)], {})
         assert isinstance(operation, ProductOperation)
         yield operation
 

@@ -1,7 +1,5 @@
 """What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the documented toy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

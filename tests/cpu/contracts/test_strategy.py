@@ -1,7 +1,5 @@
 """What every strategy must do: each plug-in of search/strategies, and the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32

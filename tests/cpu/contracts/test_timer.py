@@ -1,7 +1,5 @@
 """What every timer must do: each plug-in of measure/timers, and the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Iterator

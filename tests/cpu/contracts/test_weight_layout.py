@@ -1,7 +1,5 @@
 """What every order of B must do: each plug-in of numerics/weight_layouts, and the toy that docs/plugins shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A file of tuned records that TRITONGEMM_CONFIG names, and a process that has read none yet."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

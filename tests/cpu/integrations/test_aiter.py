@@ -1,7 +1,5 @@
 """The names of AITER's functions, over `mm`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """AITER's names of batched products, over `bmm`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The names of AITER's functions of products with scales, over `scaled_mm`; signatures beside the real ones."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """fp8 layers in blocks of vLLM and SGLang: tuned kernels stand before the servers' own, which compute the rest."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """SGLang's plug-in: on a stand-in of its modules everywhere, on the real ones where they can be imported."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """vLLM's plug-in: on a stand-in of its modules everywhere, on the real ones where they can be imported."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from functools import partial

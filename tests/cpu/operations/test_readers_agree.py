@@ -1,7 +1,5 @@
 """What a capture writes of a call with scale factors is what serving looks up for it, over all shapes and layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

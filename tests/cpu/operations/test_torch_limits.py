@@ -1,7 +1,5 @@
 """PyTorch's limits in one table: what they say, and that what serves a row of another M reads them there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tritongemm.core.problem import Problem, matrices

@@ -1,7 +1,5 @@
 """Plug-ins: one file dropped into a folder is found and used; one that can't run, or lacks something, says why."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

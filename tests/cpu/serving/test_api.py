@@ -1,20 +1,15 @@
 """Serving without a GPU: PyTorch's fallback, tracing, and which records serve."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
@@ -63,21 +58,6 @@ def test_eight_bit_operands() -> None:
 def test_wrong_shapes_are_refused_as_pytorch_does() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         tritongemm.mm(torch.randn(2, 8), torch.randn(4, 9))
-
-
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("operand", [[1.0], 3, None, "x"])
-def test_what_is_no_tensor_is_refused_as_pytorch_does(operand: Any, grad: bool) -> None:
-    x, w = torch.randn(2, 8), torch.randn(4, 8)
-    calls: list[tuple[tuple[Any, ...], str]] = [((operand, w), "x"), ((x, operand), "w")]
-    calls += [((x, w, operand), "bias")] if operand is not None else []
-    with torch.set_grad_enabled(grad):
-        for arguments, name in calls:
-            for function in (tritongemm.mm, partial(tritongemm.explain, "mm")):
-                with pytest.raises(TypeError, match=f"^{name} must be a tensor, not {type(operand).__name__}$"):
-                    function(*arguments)
-            with pytest.raises(TypeError):
-                functional.linear(*arguments)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -149,12 +129,6 @@ for _ in range(4):
     assert said.stdout.splitlines() == ["[1, 1, 1, 1]"] * 4
 
 
-def test_gradients_flow() -> None:
-    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
-    tritongemm.mm(x, w).sum().backward()
-    assert torch.equal(x.grad, w.sum(0).expand(3, 8))
-
-
 def test_forward_derivatives_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = torch.autograd.forward_ad
     x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
@@ -165,61 +139,6 @@ def test_forward_derivatives_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     with forward.dual_level():
         out = tritongemm.mm(forward.make_dual(x, tangent), w)
         torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
-
-
-def test_autocast_casts_as_a_linear_layer() -> None:
-    x, w = torch.randn(3, 8), torch.randn(4, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(tritongemm.mm(x, w), functional.linear(x, w))
-
-
-def test_transforms_and_tracers_see_it() -> None:
-    x, w = torch.randn(5, 3, 8), torch.randn(4, 8)
-    assert torch.equal(torch.vmap(lambda one: tritongemm.mm(one, w))(x), functional.linear(x, w))
-    traced = torch.jit.trace(lambda x, w: tritongemm.mm(x, w), (x, w))
-    other = torch.randn(5, 3, 8)
-    assert torch.equal(traced(other, w), functional.linear(other, w))
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_without_a_graph_break(backend: str, dynamic: bool) -> None:
-    torch._dynamo.reset()
-    bias = torch.randn(4)
-    compiled = torch.compile(
-        lambda x, w: tritongemm.mm(x, w, bias).relu() + 1, fullgraph=True, backend=backend, dynamic=dynamic
-    )
-    with torch.no_grad():
-        for rows in (3, 5):
-            x, w = torch.randn(2, rows, 8), torch.randn(4, 8)
-            torch.testing.assert_close(compiled(x, w), functional.linear(x, w, bias).relu() + 1)
-
-
-def test_the_graph_holds_one_operation() -> None:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    torch._dynamo.reset()
-    torch.compile(lambda x, w: tritongemm.mm(x, w), fullgraph=True, backend=keep)(torch.randn(3, 8), torch.randn(4, 8))
-    assert [n.target for n in graphs[0].graph.nodes if n.op == "call_function"] == [torch.ops.tritongemm.mm]
-
-
-def test_compiled_gradients_are_pytorchs() -> None:
-    torch._dynamo.reset()
-    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
-    torch.compile(lambda x: tritongemm.mm(x, w).sum(), fullgraph=True, backend="aot_eager")(x).backward()
-    torch.testing.assert_close(x.grad, w.sum(0).expand(3, 8))
-
-
-def test_fake_tensors_and_the_operation_itself() -> None:
-    with FakeTensorMode():
-        out = tritongemm.mm(torch.empty(2, 3, 8), torch.empty(4, 8), None, torch.bfloat16)
-        assert out.shape == (2, 3, 4) and out.dtype == torch.bfloat16
-    args = torch.randn(3, 8), torch.randn(4, 8), torch.randn(4), torch.float32
-    torch.library.opcheck(torch.ops.tritongemm.mm.default, args)
 
 
 def test_importing_is_light() -> None:

@@ -1,18 +1,14 @@
 """`bmm`: PyTorch's results, what a call's strides mean, and calls on stand-ins of a GPU's kernels."""
 
-from __future__ import annotations
-
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -25,27 +21,13 @@ from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.contract import Strides
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import OperandCall
 from tritongemm.system import settings
 
 BF16 = ("bf16",) * 3
 SM90 = loader.load_target("sm90")
-Make: TypeAlias = Any
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
-    """A dispatcher, and what makes operands on a GPU that is not there."""
-    run_on_cpu(monkeypatch)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-
-        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device="cuda:0")
-
-        yield Dispatcher(), empty
 
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
@@ -134,7 +116,7 @@ def test_batches_of_nothing_have_empty_results() -> None:
     assert tritongemm.scaled_bmm(a, b, torch.ones(2, 0), torch.ones(2, 7)).shape == (2, 0, 7)
 
 
-def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
+def test_strides_of_a_call(gpu: Gpu) -> None:
     _, empty = gpu
     dense = BATCHED.read(BatchOperands(empty(4, 16, 64), empty(4, 32, 64).transpose(1, 2)))
     assert not isinstance(dense, Support) and dense.problems == (
@@ -162,7 +144,7 @@ def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
         assert isinstance(refused, Support) and why in refused.reason
 
 
-def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> None:
+def test_a_tuned_row_serves_and_others_do_not(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     tuned = Problem(16, 32, 64, *matrices(*BF16, layout="TN"), batch=4)
     assert dispatcher.load([record(tuned), record(replace(tuned, m=8, batch=1, bias="m"))]) == 1
@@ -180,43 +162,7 @@ def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> N
     assert dispatcher.run(empty(16, 64), empty(32, 64), None, None).shape == (16, 32)
 
 
-@pytest.mark.parametrize("scales", ["block", "block_rows", "group", "group_rows"])
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: str, shared: str) -> None:
-    """What tuning measures is what a call of the same operands asks for; other M are served by the next one."""
-    dispatcher, empty = gpu
-    family = registry.get(Family, "a8w8_blockscale")
-    fp8, name = torch.float8_e4m3fn, "" if scales == "block" else scales
-    tuned = family.problem(
-        Problem(16, 300, 640, *matrices("fp8e4m3fn", c="bf16", layout="TN", shared=shared), batch=4), name
-    )
-    assert dispatcher.load([record(tuned)]) == 1 and not dispatcher.scaled_weights, "a layer has no row"
-    kernels = attach_device(dispatcher, {tuned: StandInKernel()})
-    kernels.binders[tuned, 0] = lambda m: StandInKernel()
-
-    def placed(shape: tuple[int, ...], alone: bool, turned: bool) -> Tensor:
-        entire = empty(*(shape[::-1] if turned else shape), dtype=torch.float32).expand(4, -1, -1)
-        apart = empty(4, *(shape[::-1] if turned else shape), dtype=torch.float32)
-        found = entire if alone else apart
-        return found.mT if turned else found
-
-    def operands(m: int) -> BatchOperands:
-        a, b = empty(4, m, 640, dtype=fp8), empty(4, 300, 640, dtype=fp8).mT
-        a = a.narrow(0, 0, 1).expand(4, m, 640) if shared == "a" else a
-        b = b.narrow(0, 0, 1).expand(4, 640, 300) if shared == "b" else b
-        of_a = placed((m, 5), shared == "a", scales in ("block", "group"))
-        across = 3 if scales.startswith("block") else 300
-        return BatchOperands(a, b, None, torch.bfloat16, of_a, placed((across, 5), shared == "b", scales == "group").mT)
-
-    found = BATCHED.read(BATCHED.check(operands(16)))
-    assert not isinstance(found, Support)
-    assert tuned in found.problems and found.moved(tuned) == {}
-    answers = dispatcher.ask(BATCHED, BATCHED.check(operands(16)))
-    assert str(answers).startswith("exact: tile") and answers.resolution.kernel is not None
-    assert str(dispatcher.ask(BATCHED, BATCHED.check(operands(77)))).startswith("near: M 16, as no row has 77")
-
-
-def test_factors_of_each_product_are_as_far_apart(gpu: tuple[Dispatcher, Make]) -> None:
+def test_factors_of_each_product_are_as_far_apart(gpu: Gpu) -> None:
     """A kernel for factors of its own reads those that all products share, and those further apart."""
     _, empty = gpu
     a, b = empty(4, 16, 640, dtype=torch.int8), empty(4, 256, 640, dtype=torch.int8).mT
@@ -309,46 +255,6 @@ def test_one_binary_serves_a_range_of_m(m: int) -> None:
     problems = [Problem(each, 24, 40, *matrices(*BF16, layout="TN"), batch=4) for each in (m, 64)]
     one, other = (triton.compile_job(replace(TILE, split_k=1), p, SM90) for p in problems)
     assert one.digest == other.digest
-
-
-def test_torch_compile_sees_one_operation() -> None:
-    graphs: list[list[Any]] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append([node.target for node in graph.graph.nodes])
-        return graph.forward
-
-    compiled = torch.compile(lambda a, b: tritongemm.bmm(a, b) + 1, backend=backend, dynamic=True)
-    with torch.no_grad():
-        for m in (3, 5):
-            a, b = torch.randn(2, m, 8), torch.randn(2, 4, 8).transpose(1, 2)
-            torch.testing.assert_close(compiled(a, b), torch.bmm(a, b) + 1)
-    assert len(graphs) == 1 and graphs[0].count(torch.ops.tritongemm.bmm) == 1
-
-
-def test_gradients_are_pytorchs() -> None:
-    a, b = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
-    tritongemm.bmm(a, b).sum().backward()
-    assert a.grad is not None and torch.allclose(a.grad, b.sum(2)[:, None].expand(2, 3, 4))
-
-
-@pytest.mark.parametrize(("layout", "shared"), list(itertools.product([True, False], ["", "a", "b"])))
-def test_family_operands_are_read_back_as_their_problem(
-    gpu: tuple[Dispatcher, Make], layout: bool, shared: str
-) -> None:
-    """What tuning measures is what a call of the same operands asks for."""
-    problem = Problem(
-        16, 24, 32, *matrices(*BF16, layout="NT"[layout] + "NT"[not layout], shared=shared), bias="n", batch=4
-    )
-    made: dict[str, Tensor] = registry.get(Family, "dense").make_inputs(problem, "cpu")
-    a, b, bias = (
-        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0")
-        for t in (made["a"], made["b"], made["bias"])
-    )
-    a, b = (t if t.dim() == 3 else t.expand(4, *t.shape) for t in (a, b))
-    found = BATCHED.read(BATCHED.check(BatchOperands(a, b, bias)))
-    assert not isinstance(found, Support)
-    assert found.problems[0] == problem and found.moved(problem) == {}
 
 
 @pytest.mark.parametrize("wanted", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])

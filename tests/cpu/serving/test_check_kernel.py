@@ -1,7 +1,5 @@
 """Kernels that another toolchain tuned, or that a library loads late, are run before they serve."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The files that the environment lists, as one table in memory."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tuned kernels made ready without a GPU: compiled for an H200, launched on stand-ins."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import struct
@@ -81,7 +79,7 @@ class Function:
 
     def prepare(
         self, grid: Grid, block: Grid, shared: int, params: bytes, cluster: int, offsets: tuple[int, ...], overlap: bool
-    ) -> Function:
+    ) -> "Function":
         self.params, self.offsets = bytearray(params), offsets
         return self
 

@@ -1,9 +1,7 @@
 """What serves a call, by its operands and the records: on stand-ins of a GPU and its kernels."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -11,9 +9,9 @@ from typing import NoReturn, TypeAlias
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
@@ -24,19 +22,7 @@ from tritongemm.operations.dense import DenseOperands
 from tritongemm.serving.calls import CallKey
 from tritongemm.serving.dispatcher import Dispatcher
 
-Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 SetPrecision: TypeAlias = Callable[[str], None]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """(fake tensors of [rows, K] and friends on a GPU, a dispatcher that believes in an sm90 there)."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    dispatcher = Dispatcher()
-    attach_device(dispatcher)
-    with FakeTensorMode():
-        yield dispatcher, lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda:0")
 
 
 def say(

@@ -1,8 +1,4 @@
-"""Products of no rows, no K and no batch, and of types that PyTorch has no product for, on a CPU."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
+"""Products of no rows, no K and no batch, of what is no number, and of mixed types, on a CPU."""
 
 import pytest
 import torch
@@ -10,35 +6,57 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support import no_rows
-from tests.support.no_rows import Rows, tensors
+from tests.support.operation_calls import CALLS, QUANTISED, Rows, parts
 from tritongemm.core.errors import InputError
 
 M, N, K = 3, 32, 256
-ONE, INT8, INT32 = torch.ones, torch.int8, torch.int32
+ONE, INT8, INT32, FP8 = torch.ones, torch.int8, torch.int32, torch.float8_e4m3fn
+NO_NUMBERS = (float("nan"), float("inf"), -float("inf"))
 
 
 def q(*shape: int) -> Tensor:
     return torch.ones(shape).to(torch.float8_e4m3fn)
 
 
-def powers(*shape: int) -> Tensor:
-    return torch.full(shape, 127, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("name", no_rows.CALLS)
+@pytest.mark.parametrize("name", CALLS)
 def test_no_rows_give_an_empty_result(name: str) -> None:
     """One of the type and extents that rows give, also where a tracer asks; a factor of all numbers is there, as 1."""
-    call = no_rows.CALLS[name]
-    of_three, found = tensors(call(Rows(5))), tensors(call(Rows(0)))
-    with FakeTensorMode():
-        traced = tensors(call(Rows(0)))
-    for some, none, fake in zip(of_three, found, traced, strict=True):
+    of_five, none = (parts(CALLS[name](Rows(rows))()) for rows in (5, 0))
+    with FakeTensorMode() as mode:
+        call = CALLS[name](Rows(0))
+        traced = parts(call(*map(mode.from_tensor, call.tensors)))
+    for some, empty, fake in zip(of_five, none, traced, strict=True):
         extents = [0 if size in (5, 10, 32) else size for size in some.shape]  # rows, rows of rows, padded rows
-        assert list(none.shape) == extents == list(fake.shape) and none.dtype == some.dtype == fake.dtype
-        assert not none.numel() or bool((none == 1).all())
-    if name in no_rows.QUANTISED:
-        assert found[1].numel() == (name == "quantize tensor")
+        assert list(empty.shape) == extents == list(fake.shape) and empty.dtype == some.dtype == fake.dtype
+        assert not empty.numel() or bool((empty == 1).all())
+    if name in QUANTISED:
+        assert none[1].numel() == (name == "quantize tensor")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("factors", [ONE(1), ONE(N), ONE(1, 2), torch.full((N, K // 32), 127, dtype=torch.uint8)])
+def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(value: float, factors: Tensor) -> None:
+    """As on a GPU, where no program waits to look at them: one token must not end the batch of a server."""
+    x = ONE(4, K)
+    x[1, 5] = value
+    for dtype in (FP8, INT8) if factors.dtype == torch.float32 else (FP8,):
+        found = tritongemm.linear_fp8(x, ONE(N, K).to(dtype), factors)
+        assert found.isnan().any(1).tolist() == [False, True, False, False] and bool(found[1].isnan().all())
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("name", ["fused_moe", "fused_moe rows", "fused_moe int8", "fused_moe blocks"])
+def test_tokens_that_are_no_numbers_make_their_own_result_nan(value: float, name: str) -> None:
+    call = CALLS[name](Rows(4, wide=torch.float32))
+    x, w1, w2, weights, ids, *scales = call.tensors
+    x = x.clone()
+    x[1, 5], ids = value, torch.zeros_like(ids)
+    finite = call(x, w1, w2, weights, ids, *scales).isfinite()
+    assert finite.all(1).tolist() == [True, False, True, True] and not finite[1].any()
+
+
+def powers(*shape: int) -> Tensor:
+    return torch.full(shape, 127, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -67,19 +85,12 @@ def test_a_layer_trains_on_a_step_of_no_tokens() -> None:
     assert bias.grad is not None and not bias.grad.any()
 
 
-def test_no_columns_are_named_and_no_k_gives_zeros_where_mm_has_them() -> None:
-    with pytest.raises(InputError, match=r"b \(0, 256\) is empty"):
-        tritongemm.linear_fp8(ONE(M, K), q(0, K), ONE(0))
+def test_no_k_gives_zeros_where_mm_has_them() -> None:
     for x, w in ((ONE(M, 0), ONE(N, 0)), (q(M, 0), q(N, 0)), (q(M, 0).to(INT8), q(N, 0).to(INT8))):
         assert tritongemm.mm(x, w).shape == (M, N) and not tritongemm.mm(x, w).any()
     for of_a, of_b in ((ONE(2, M), ONE(2, N)), (ONE(2, M, 0), ONE(2, 0, 1)), (powers(2, M, 0), powers(2, 0, N))):
         none = tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, N), of_a, of_b)
         assert none.shape == (2, M, N) and not none.any()
-
-
-def test_explain_says_why_no_kernel_serves_no_rows() -> None:
-    said = tritongemm.explain("scaled_mm", q(0, K), q(N, K), ONE(0), ONE(N))
-    assert said.startswith("fallback: ")
 
 
 @pytest.mark.parametrize("factors", [ONE(N), ONE(1), ONE(1, 2), powers(N, 8)], ids=["row", "one", "block", "mx"])
@@ -108,23 +119,6 @@ def test_a_product_without_k_is_its_bias(bias: Tensor) -> None:
     assert not tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, 4), ONE(2, M), ONE(2, 4)).any()
 
 
-@pytest.mark.parametrize(
-    ("a", "w"),
-    [
-        (ONE(2, 4).to(INT8), torch.full((3, 4), 0.5)),
-        (ONE(2, 4).to(INT32), torch.full((3, 4), 0.5)),
-        (ONE(2, 4) * 1j, torch.full((3, 4), 0.5)),
-        (ONE(2, 4), torch.full((3, 4), 0.5) * 1j),
-    ],
-)
-def test_mixed_types_whose_product_would_be_cut_are_named(a: Tensor, w: Tensor) -> None:
-    types = f"the operands are {a.dtype} and {w.dtype}"
-    with pytest.raises(InputError, match=types):
-        tritongemm.mm(a, w)
-    with pytest.raises(InputError, match=types):
-        tritongemm.bmm(a[None], w.mT[None])
-
-
 def test_mixed_types_whose_result_holds_the_product_are_computed() -> None:
     half = torch.full((3, 4), 0.5)
     assert bool((tritongemm.mm(ONE(2, 4).to(INT8), half, None, torch.float32) == 2).all())
@@ -138,23 +132,32 @@ def test_sums_beyond_int32_go_round_as_those_of_kernels_do() -> None:
     assert [int(one) for one in products] == [right] * 3
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: tritongemm.mm(ONE(2, 4), ONE(3, 4), None, "x"),
-        lambda: tritongemm.bmm(ONE(1, 2, 4), ONE(1, 4, 3), None, "x"),
-    ],
-    ids=["mm", "bmm"],
-)  # fmt: skip
-def test_a_result_of_no_type_is_named(call: Callable[[], Tensor]) -> None:
-    with pytest.raises(InputError, match="out_dtype is 'x'; give a dtype"):
-        call()
+def test_groups_may_have_no_rows_and_a_step_no_token() -> None:
+    """A router may give an expert nothing."""
+    weights, ends = ONE(4, K, N), torch.zeros(4, dtype=INT32)
+    assert tritongemm.grouped_mm(ONE(0, K), weights, ends).shape == (0, N)
+    assert tritongemm.grouped_mm(ONE(M, K), weights, ends + torch.tensor([0, M, M, M], dtype=INT32)).shape == (M, N)
+    codes = [powers(*shape) for shape in ((0, 64), (2, 8, 64), (0, 4), (2, 8, 4))]
+    assert tritongemm.grouped_mm(codes[0], codes[1].mT, ends[:2], *codes[2:]).shape == (0, 8)
 
 
-def test_factors_in_an_order_have_its_shape() -> None:
-    with pytest.raises(InputError, match=r"scale_a is .* it may be \(32, 8\) in e8m0 .* in the layout e8m0_32x8"):
-        tritongemm.scaled_mm(q(5, K), q(N, K), powers(5, 8), powers(N, 8), scale_layout="e8m0_32x8")
-    with pytest.raises(InputError, match=r"scale_b is .* it may be \(8, 64\) in e8m0 .* in the layout e8m0_32x8"):
-        tritongemm.scaled_bmm(q(2, 5, K), q(2, K, 33), powers(2, 32, 8), powers(2, 8, 33), scale_layout="e8m0_32x8")
-    with pytest.raises(InputError, match=r"strides \(7, 1\); of each product it may be one for .* \(5, 8\) in e8m0"):
-        tritongemm.scaled_bmm(q(2, 5, K), q(2, K, N), ONE(2, 7), ONE(2, N))
+@pytest.mark.parametrize(("n", "k"), [(16, 2048), (64, 8192), (17, 2048)])
+def test_factors_of_blocks_are_no_factors_of_rows(n: int, k: int) -> None:
+    """[1, K / 128] of a weight that has as many rows."""
+    x, w, scale = torch.randn(5, k), torch.randn(n, k).to(FP8), torch.rand(1, k // 128) + 0.1
+    right = x.double() @ (w.double() * scale.double().repeat_interleave(128, 1)).T
+    assert (tritongemm.linear_fp8(x, w, scale) - right).norm() < 0.05 * right.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_groups_without_factors_are_summed_as_wide_as_their_result(masked: bool) -> None:
+    """Integers of eight bits overflow in eight bits, and bfloat16 has few digits of a float32 result."""
+    call = CALLS["grouped_mm masked" if masked else "grouped_mm"](Rows(M))
+    a, b, _ = call.tensors
+    ends = torch.full((3,), M, dtype=INT32)
+    out = call(torch.full(a.shape, 100, dtype=INT8), torch.full(b.shape, -99, dtype=INT8), ends)
+    assert out.dtype == INT32 and bool((out == -9900 * K).all())
+    exact = a.double() @ (b.double() if masked else b[0].double())
+    assert (call(a, b, ends, out_dtype=torch.float32) - exact).abs().max() < 1e-3
+    assert call(a.to(FP8), b.to(FP8), ends).dtype == torch.float16
+    assert tritongemm.mm(q(M, K), q(N, K), None, FP8).dtype == FP8

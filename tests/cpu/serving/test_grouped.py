@@ -1,7 +1,5 @@
 """`grouped_mm` and `fused_moe` without a GPU: what PyTorch computes, what is refused, which record would serve."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any
@@ -55,37 +53,6 @@ def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int,
         )
     )
     return made
-
-
-@pytest.mark.parametrize("room", [0, 11])
-@pytest.mark.parametrize("family", ["dense", "a8w8", "a8w8_blockscale"])
-def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
-    asked = problem(family, room)
-    operands = registry.get(Family, family).make_inputs(asked, "cpu")
-    scales = {name: operands[name] for name in ("scale_a", "scale_b") if name in operands}
-    if family == "a8w8":
-        scales = {"scale_a": scales["scale_a"].view(operands["a"].shape[:-1]), "scale_b": scales["scale_b"].view(4, -1)}
-    elif scales:
-        scales["scale_a"] = scales["scale_a"].mT
-    found = tritongemm.grouped_mm(operands["a"], operands["b"], operands[asked.group_operand], **scales)
-    exact = registry.get(Family, family).reference(asked, operands)
-    there = ~exact[..., 0].isnan()
-    torch.testing.assert_close(found[there].double(), exact[there], rtol=1e-2, atol=0.05)
-    given = GroupedOperands(
-        operands["a"],
-        operands["b"],
-        operands[asked.group_operand],
-        scales.get("scale_a"),
-        scales.get("scale_b"),
-        found.dtype,
-    )
-    even = replace(asked, m=asked.rows, groups=Groups(asked.group_count, asked.group_m if asked.masked else 0))
-    reading = GROUPED.read(given)
-    assert isinstance(reading, Reading) and reading.problems == (even,)
-    read = reading.tensors
-    for name, tensor in scales.items():
-        assert tuple(read[name].shape) in (asked.operands[name].shape, tuple(tensor.shape))
-        assert read[name].is_contiguous() and read[name].numel() == operands[name].numel()
 
 
 def test_the_record_of_the_next_larger_m_serves() -> None:
@@ -232,15 +199,6 @@ def integers(rows: Tensor) -> Tensor:
     return (rows.double() / factors(rows)).round()
 
 
-def test_an_infinite_activation_makes_the_rows_of_its_token_nan() -> None:
-    """Int8 has no such number: the factor says it."""
-    x, weights, ids = torch.ones(3, 16), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int64)
-    x[0, 3], x[2, 5] = float("nan"), float("inf")
-    q1, q2 = torch.ones(2, 8, 16, dtype=INT8), torch.ones(2, 16, 4, dtype=INT8)
-    found = tritongemm.fused_moe(x, q1, q2, weights, ids, "silu", torch.ones(2, 8), torch.ones(2, 16))
-    assert found.isnan().all(-1).tolist() == [True, False, True] and bool(found[1].isfinite().all())
-
-
 def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
     ids = torch.zeros(5, 2, dtype=torch.int64)
@@ -271,20 +229,6 @@ def quantised(w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     scale = w.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / 448
     wide = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
     return (w / wide).to(torch.float8_e4m3fn), scale
-
-
-def test_the_call_is_one_operation_to_a_tracer() -> None:
-    x, w1, w2 = torch.randn(4, 16), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
-    weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    graph = make_fx(lambda *given: tritongemm.fused_moe(*given), tracing_mode="fake")(x, w1, w2, weights, ids)
-    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_function"] == [
-        "tritongemm.fused_moe.default"
-    ]
-    ends = torch.tensor([2, 2, 4], dtype=torch.int32)
-    graph = make_fx(lambda *given: tritongemm.grouped_mm(*given), tracing_mode="fake")(x, w1.mT, ends)
-    assert "tritongemm.grouped_mm.default" in [str(node.target) for node in graph.graph.nodes]
 
 
 KERNELS_AND_PYTORCH = """

@@ -1,7 +1,5 @@
 """The kernels beside the products on an emulated AMD GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers of one input that are computed as one product: when, what falls back, and how it is undone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """The kernels of records are loaded as their backends say; a backend that was put beside the others serves calls."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import struct
@@ -48,7 +46,7 @@ class HostFunction:
 
     attributes: dict[str, int] = {}  # noqa: RUF012
 
-    def prepare(self, *arguments: Any) -> HostFunction:
+    def prepare(self, *arguments: Any) -> "HostFunction":
         self.params = bytearray(arguments[3])
         return self
 
@@ -67,7 +65,7 @@ class HostDriver(StandInDriver):
         self.loaded: list[tuple[bytes, str]] = []
 
     def load(self, code: bytes) -> SimpleNamespace:
-        def function(symbol: str) -> HostFunction:
+        def function(symbol: str) -> "HostFunction":
             self.loaded.append((code, symbol))
             return HostFunction()
 

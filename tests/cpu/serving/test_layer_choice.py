@@ -1,7 +1,5 @@
 """Whether activations are quantised: by the times of loaded rows, with the quantisation and without it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

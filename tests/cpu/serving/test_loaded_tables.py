@@ -1,7 +1,5 @@
 """The line that a process logs of its tables, and that ranks notice where theirs differ."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Rows that serve a range of M: looked up, bound to the M that is called, reported by explain."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

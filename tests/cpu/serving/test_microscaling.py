@@ -1,7 +1,5 @@
 """`quantize` with powers of two along K, orders of scales and weights as users convert them, and products of both."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,12 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.numerics.scale_factors import scale_places
-from tritongemm.operations.checks import check_encodings
-from tritongemm.operations.scaled_operands import ScaledOperands, read_product
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 LARGEST = {torch.uint8: 6.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-NAMES = {torch.uint8: "fp4e2m1", torch.float8_e4m3fn: "fp8e4m3fn", torch.float8_e5m2: "fp8e5m2"}
 
 
 def activations(m: int, k: int) -> Tensor:
@@ -149,25 +141,6 @@ def test_products_of_what_was_quantised(dtype: torch.dtype, layout: str) -> None
     of_a[0, 0] = 255
     with pytest.raises(InputError, match="scale_a holds NaN"):
         tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=layout)
-
-
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm90", "sm100"])
-@pytest.mark.parametrize("dtype", LARGEST)
-@pytest.mark.parametrize("layout", ["", "e8m0_32x8"])
-def test_calls_are_taken_for_the_problem_that_was_tuned(arch: str, dtype: torch.dtype, layout: str) -> None:
-    x, w = activations(33, 320), torch.randn(48, 320)
-    (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", dtype, layout or "rows") for t in (x, w))
-    product = read_product(ScaledOperands(a, b, of_a, of_b, scale_layout=layout))
-    target = loader.load_target(arch)
-    check_encodings({"a": a, "b": b, "scale_a": of_a}, lambda: target)
-    family = registry.get(Family, "a4w4_blockscale" if dtype == torch.uint8 else "a8w8_blockscale")
-    name = NAMES[dtype]
-    scales = "mx" if not layout else "mx_shuffled"
-    wanted = family.problem(
-        Problem(33, 48, 320, *matrices(name, c="bf16", layout="TN")),
-        "" if (scales, dtype) == ("mx_shuffled", torch.uint8) else scales,
-    )
-    assert product.problems() == (wanted,)
 
 
 # One process runs all kernels: an interpreter must be chosen before Triton is imported.

@@ -1,7 +1,5 @@
 """`fused_moe` of OCP MX: results by PyTorch and by kernels in the interpreter, rows asked for, what is refused."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -66,12 +64,6 @@ def test_all_its_kernels_give_the_same(tmp_path: Path) -> None:
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
     errors = [float(line.split(": ")[1]) for line in ran.stdout.splitlines()[:2]]
     assert max(errors) < 1e-5, ran.stdout
-
-
-def test_it_is_one_operation_to_a_compiler() -> None:
-    mixture = Mixture.make(FP4, SHUFFLED)
-    compiled = torch.compile(mixture.compute, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(), mixture.compute())
 
 
 def test_what_does_not_belong_together_is_refused() -> None:

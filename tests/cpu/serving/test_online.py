@@ -1,7 +1,5 @@
 """Algorithms tried while a program runs: which is chosen, what is kept, and that the next process tries nothing."""
 
-from __future__ import annotations
-
 import csv
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Algorithms of the BLASLt libraries tried while a program runs, on stand-ins that compute on the host."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 from collections.abc import Iterator

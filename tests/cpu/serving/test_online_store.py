@@ -1,7 +1,5 @@
 """What was found while programs ran is kept for the next process, whatever happens to the file."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from pathlib import Path

@@ -1,25 +1,20 @@
 """Rows of other memory layouts than a linear layer's: which calls they serve, and that others are left alone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
 from tests.support.served_region import gpu_that_serves
 from tritongemm.core.record import Record
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.serve import ServedRegion
-
-Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 
 
 def row(m: int, layout: str = "TT", n: int = 32, m_from: int = 0) -> Record:
@@ -48,10 +43,8 @@ class Named(StandInKernel):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """(a dispatcher with rows of N 32 and K 64, what makes tensors); a launch gives the name of its row."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def gpu(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """The same; a launch gives the name of its row."""
 
     def prepare(kernel: Named, *others: object) -> Callable[..., object]:
         def call(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> object:
@@ -62,8 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         return call
 
     monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", prepare)
-    with FakeTensorMode():
-        yield Dispatcher(), lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="cuda:0")
+    return gpu
 
 
 @pytest.mark.parametrize("order", [1, -1])

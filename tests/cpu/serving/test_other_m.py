@@ -1,7 +1,5 @@
 """Rows that serve other M than their own: of which products, which row, at which binary, and with which memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -71,18 +69,6 @@ def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch:
     assert serves_other_m(asked, arch) == serves
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
-    """A dispatcher that believes in an sm90."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    dispatcher = Dispatcher()
-    attach_device(dispatcher)
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    with FakeTensorMode():
-        yield dispatcher
-
-
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda:0")
 
@@ -112,10 +98,10 @@ def said(m: int, scales: str) -> str:
     return tritongemm.explain("scaled_mm", a, w, of_a, of_b)
 
 
-def test_the_next_larger_m_serves_else_the_largest(gpu: Dispatcher) -> None:
+def test_the_next_larger_m_serves_else_the_largest(gpu: Gpu) -> None:
     own = next(p for p in _mx_problems(16))
     rows = [record(own), record(own.at(64), m_from=33), record(own.at(8), winner="torch"), record(scaled(64))]
-    asked = attach(gpu, *rows)
+    asked = attach(gpu[0], *rows)
     assert said(16, "mx").startswith("exact") and said(40, "mx").startswith("range: M 33 to 64")
     assert said(8, "mx").startswith("library")
     assert not asked.get(own.key)
@@ -135,29 +121,29 @@ def _mx_problems(m: int) -> Iterator[Problem]:
     yield from read_product(ScaledOperands(a, w, of_a, of_b)).problems()
 
 
-def test_rows_of_another_gpu_do_not_serve_other_m(gpu: Dispatcher) -> None:
+def test_rows_of_another_gpu_do_not_serve_other_m(gpu: Gpu) -> None:
     """Neither of fewer compute units nor of another architecture: the split and the grid follow from them."""
     own = next(_mx_problems(64))
-    attach(gpu, record(own, compute_units=78), record(own.at(128), target="gfx950"))
-    assert said(777, "mx").startswith("fallback: ") and not gpu._devices[0].near_rows(own.at(777))
-    attach(gpu, record(own.at(16), compute_units=132))
+    attach(gpu[0], record(own, compute_units=78), record(own.at(128), target="gfx950"))
+    assert said(777, "mx").startswith("fallback: ") and not gpu[0]._devices[0].near_rows(own.at(777))
+    attach(gpu[0], record(own.at(16), compute_units=132))
     assert said(777, "mx").startswith("near: M 16, as no row has 777")
 
 
-def test_a_row_that_can_not_be_launched_there_leaves_the_call_to_the_next_one(gpu: Dispatcher) -> None:
+def test_a_row_that_can_not_be_launched_there_leaves_the_call_to_the_next_one(gpu: Gpu) -> None:
     own = next(_mx_problems(16))
-    attach(gpu, record(own), record(own.at(64)))
-    kernels = gpu._devices[0]
+    attach(gpu[0], record(own), record(own.at(64)))
+    kernels = gpu[0]._devices[0]
     kernels.binders[own.at(64), 0] = lambda m: Support(f"M {m} needs another binary")
     assert said(777, "mx").startswith("near: M 16, as no row has 777")
     kernels.binders[own, 0] = lambda m: Support("gone")
     assert "near_record declines: 64x256x512" in said(777, "mx") and "needs another binary" in said(777, "mx")
 
 
-def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Dispatcher) -> None:
+def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Gpu) -> None:
     """A server's own kernel, which computes what no row has, is fast."""
     exact, far = (replace(scaled(m, scales), c=Operand("fp16")) for m, scales in ((16, "block_rows"), (64, "block")))
-    attach(gpu, record(exact), record(far))
+    attach(gpu[0], record(exact), record(far))
     weight, scale = empty(256, 512, dtype=FP8), empty(2, 4)
 
     def operands(m: int) -> BlockOperands:

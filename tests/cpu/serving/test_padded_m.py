@@ -1,7 +1,5 @@
 """Calls of other M find rows of AITER's own files where AITER finds them, and run at their true M."""
 
-from __future__ import annotations
-
 import csv
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """A patched model: what is served, what is left, and that nothing else of it changes."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -97,6 +95,8 @@ def test_layers_that_others_changed_are_left(records: list[Record]) -> None:
     packed.weight = nn.Parameter(torch.empty(96, 64).as_subclass(Packed), requires_grad=False)
     nn.utils.parametrizations.weight_norm(wrapped)
     left = tritongemm.patch(nn.ModuleList([hooked, packed, wrapped]), records).left
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not float"):
+        tritongemm.patch(1.0)
     assert left["0"] == "another library replaced its forward" and left["1"] == "its weight is a Packed"
     assert "ParametrizedLinear" in left["2"]
 

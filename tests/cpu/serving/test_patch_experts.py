@@ -1,7 +1,5 @@
 """`patch` on mixtures of experts of transformers: its own classes, bf16 and fp8, with random weights, on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import io
 from dataclasses import replace
@@ -21,9 +19,9 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import served_experts
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.workloads import sizes
 
+pytestmark = pytest.mark.usefixtures("unloaded")
 EXPERTS, HIDDEN, INNER, CHOSEN = 4, 128, 128, 2
 OCP = "fp8e4m3fn"
 
@@ -35,14 +33,6 @@ def modeling() -> Any:
 
 def fp8() -> Any:
     return pytest.importorskip("transformers.integrations.finegrained_fp8")
-
-
-@pytest.fixture(autouse=True)
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    return dispatcher
 
 
 def problem(n: int, k: int, is_fp8: bool = False) -> Problem:

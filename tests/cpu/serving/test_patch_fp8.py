@@ -1,7 +1,5 @@
 """`patch` on transformers' fine-grained fp8 layers: its own class, with random weights, on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any
@@ -19,7 +17,8 @@ from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import served_fp8
-from tritongemm.serving.dispatcher import Dispatcher
+
+pytestmark = pytest.mark.usefixtures("unloaded")
 
 
 def fp8() -> Any:
@@ -61,14 +60,6 @@ class Model(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(torch.relu(self.up(x)))
         return result
-
-
-@pytest.fixture(autouse=True)
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    return dispatcher
 
 
 def test_layers_with_a_row_are_served_until_that_is_undone() -> None:

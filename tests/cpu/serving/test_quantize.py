@@ -1,7 +1,5 @@
 """`quantize` and `linear_fp8`: PyTorch's operations against float64, kernels in Triton's interpreter and compiled."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What PyTorch's own scaled products are given, on stand-ins of them: its order of factors, and one refusal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

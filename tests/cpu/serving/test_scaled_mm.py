@@ -1,18 +1,15 @@
 """`scaled_mm`: granularities by shapes and strides, PyTorch's results, and calls on stand-ins of a GPU's kernels."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.codegen import template_facts
 from tritongemm.core.errors import InputError
@@ -25,12 +22,9 @@ from tritongemm.numerics import verify
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.launching import ScaledCall
 from tritongemm.serving.loaded_tables import LoadReport, read_table
 from tritongemm.serving.stored_kernels import check_kernel
 
-Make: TypeAlias = Callable[..., Tensor]
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
 
@@ -126,56 +120,17 @@ def test_bytes_are_two_numbers_of_fp4() -> None:
         assert bool((out == exact).all())
 
 
-def test_what_is_no_tensor_is_refused() -> None:
-    a, w = quantised(4, 6, 32, FP8)
-    with pytest.raises((TypeError, AttributeError)):
-        tritongemm.scaled_mm(a, w, 1.0, factors(6))
-    with pytest.raises(TypeError, match="scale_b"):
-        tritongemm.explain("scaled_mm", a, w, factors(4))
-
-
-def test_a_tracer_sees_one_operation() -> None:
-    a, w = quantised(4, 6, 32, FP8)
-    scale_b = factors(6)
-
-    def model(a: Tensor, scale_a: Tensor) -> Tensor:
-        return tritongemm.scaled_mm(a, w, scale_a, scale_b, out_dtype=torch.float16) + 1
-
-    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
-    for rows in (4, 2):
-        assert torch.equal(compiled(a[:rows], factors(rows)), model(a[:rows], factors(rows)))
-    names = ("test_schema", "test_faketensor")
-    a, w = quantised(4, 6, 32, INT8)  # opcheck multiplies operands, which fp8 is not for
-    operands = a, w.t(), factors(4), scale_b[None, :, 0]
-    torch.library.opcheck(torch.ops.tritongemm.scaled_mm.default, operands, test_utils=names)
-
-
-@pytest.mark.parametrize("wanted", ["scale_a", "bias"])
-def test_a_gradient_is_pytorchs(wanted: str) -> None:
-    a, w = quantised(4, 6, 32, FP8)
-    given = {"scale_a": factors(4), "scale_b": factors(6), "bias": torch.ones(6)}
-    given[wanted].requires_grad_()
-    tritongemm.scaled_mm(a, w, **given, out_dtype=torch.float32).sum().backward()
-    assert given[wanted].grad is not None and bool(given[wanted].grad.abs().sum() > 0)
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
-    """(a dispatcher that believes in an sm90, what makes fake tensors there)."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    dispatcher = Dispatcher()
-    attach_device(dispatcher)
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    with FakeTensorMode():
-        yield dispatcher, lambda *shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device="cuda:0")
+def gpu(gpu: Gpu) -> Gpu:
+    """The same, whose tensors are float32 if nothing else is said."""
+    return gpu[0], partial(gpu[1], dtype=torch.float32)
 
 
 def say(*operands: Any, **named: Any) -> str:
     return tritongemm.explain("scaled_mm", *operands, **named).splitlines()[0]
 
 
-def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Make]) -> None:
+def test_a_record_serves_the_call_that_its_scales_say(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     rows = problem("a8w8", 16, 256, 512, "n")
     blocks = replace(
@@ -211,9 +166,7 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Mak
         say(empty(16, 512, dtype=torch.float8_e4m3fnuz), empty(256, 512, dtype=torch.float8_e4m3fnuz), *of_rows)
 
 
-def test_a_shuffled_weight_is_served_by_a_record_of_ours(
-    gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shuffled_weight_is_served_by_a_record_of_ours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """AITER's names find a kernel that Triton made for B in their order, and no other."""
     dispatcher, empty = gpu
     rows = problem("a8w8", 16, 256, 512)
@@ -231,7 +184,7 @@ def test_a_shuffled_weight_is_served_by_a_record_of_ours(
     assert aiter.gemm_a8w8_blockscale_bpreshuffle(a, w, empty(16, 4), of_blocks[1]).startswith("exact")
 
 
-def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Make]) -> None:
+def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: Gpu) -> None:
     """Of one row, factors in rows and in groups are the same memory."""
     dispatcher, empty = gpu
     known = problem("a8w8_blockscale", 1, 256, 512)
@@ -246,15 +199,6 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Ma
     dispatcher.load([won])
     attach_device(dispatcher)
     assert say(a, w, empty(1, 4), empty(2, 4)).startswith(f"library: torch won the tuning of {known.key}")
-
-
-def test_a_capture_of_a_graph_loads_nothing(gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, empty = gpu
-    unloaded = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    said = say(empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(16), empty(256))
-    assert said.startswith("fallback: not loaded on this device")
 
 
 class AddressesKernel:
@@ -277,25 +221,6 @@ class AddressesKernel:
 
 def aligned(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(*shape).to(dtype)
-
-
-def test_every_address_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on_cpu(monkeypatch)
-    kernel, passed = AddressesKernel(), list[Tensor]()
-    call = ScaledCall(kernel, stand_in_device(), (4, 64), torch.bfloat16, lambda a, *_: passed.append(a))
-    bias = aligned(64, dtype=torch.bfloat16)
-    for _ in range(2):
-        a, w = aligned(4, 128, dtype=FP8), aligned(64, 128, dtype=FP8)
-        scale_a, scale_b = torch.ones(4, 1), torch.ones(64)
-        if any(t.data_ptr() % 16 for t in (a, w, scale_a, scale_b, bias)):
-            pytest.skip("PyTorch's memory is not aligned here")
-        c = call(a, w.t(), scale_a, scale_b, bias, torch.bfloat16)
-        named = {"a": a, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-        assert kernel.launched[-1] == {name: tensor.data_ptr() for name, tensor in named.items()}
-        assert c.shape == (4, 64) and c.dtype == torch.bfloat16
-    call(torch.zeros(128, 4).to(FP8).t(), w, scale_a, scale_b, bias, torch.bfloat16)
-    call(a, w, torch.ones(5)[1:], scale_b, bias, torch.bfloat16)
-    assert len(passed) == 2 and len(kernel.launched) == 2
 
 
 class ExactKernel(AddressesKernel):

@@ -1,7 +1,5 @@
 """PyTorch's functions inside of `with tritongemm.serve(…)`, and that they are its own again outside."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias

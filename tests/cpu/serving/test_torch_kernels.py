@@ -1,7 +1,5 @@
 """PyTorch's own kernel called directly: when it is known which, and that it is asked for once."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 from collections.abc import Callable

@@ -1,0 +1,59 @@
+"""Shared by tests: the call of a problem, with the operands that tuning would measure it with."""
+
+import torch
+from torch import Tensor
+
+import tritongemm
+from tests.support.operation_calls import Call
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+SHUFFLED = "e8m0_32x8"
+
+
+def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Operands, Tensor]:
+    """The call that looks a problem up, its operands as kernels read them, and the exact result.
+
+    The scale factors of families are in memory as kernels read them; a caller's have one row for each row of its
+    operand, whatever the rows are padded to.
+    """
+    family = registry.get(Family, of.family)
+    made = family.make_inputs(of, device, seed=seed)
+    a, b, bias = made["a"], made["b"], made.get("bias")
+    exact, result = family.reference(of, made), getattr(torch, of.c.type.torch)
+    its_a, its_b = of.a.scaling, of.b.scaling
+    named = {"scale_layout": SHUFFLED} if its_a is not None and its_a.layout == SHUFFLED else {}
+    scales = [_by_rows(made[name], its) for name, its in (("scale_a", its_a), ("scale_b", its_b)) if its is not None]
+    if of.batch > 1:
+        a, b = _each(a, of), _each(b, of)
+    if its_a is None or its_b is None:
+        if of.groups:
+            return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], out_dtype=result), made, exact
+        function, w = (tritongemm.bmm, b) if of.batch > 1 else (tritongemm.mm, b.T)
+        return Call(function, a, w, bias, result), made, exact
+    of_a, of_b = scales
+    if of.groups:
+        of_a = of_a.reshape(*a.shape[:-1], -1) if of.masked and not named else of_a
+        of_a = of_a if its_a.depth else of_a.reshape(a.shape[:-1])
+        of_b = of_b if its_b.depth else of_b.reshape(b.shape[0], -1)
+        return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], of_a, of_b, result, **named), made, exact
+    if of.batch > 1:
+        of_b = of_b.mT if its_b.depth else of_b
+        of_a, of_b = (
+            one.expand(of.batch, *one.shape) if operand.shared else one for one, operand in ((of_a, of.a), (of_b, of.b))
+        )
+        return Call(tritongemm.scaled_bmm, a, b, of_a, of_b, bias, result, **named), made, exact
+    of_a = of_a if named or not its_a.depth else of_a[: of.m]
+    return Call(tritongemm.scaled_mm, a, b.T, of_a, of_b, bias, result, **named), made, exact
+
+
+def _each(one: Tensor, of: Problem) -> Tensor:
+    """An operand of each product of a batch."""
+    return one if one.dim() == 3 else one.expand(of.batch, *one.shape)
+
+
+def _by_rows(scales: Tensor, scaling: Scaling) -> Tensor:
+    return scales.mT if scaling.depth and scaling.layout == "groups" else scales

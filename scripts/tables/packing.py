@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,9 +56,9 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
             for problem, table in packed.items()
         ],
     }  # fmt: skip
-    path = folder / f"{toolchain['device'].split()[1].lower()}.json.xz"
+    path = folder / f"{toolchain['device'].split()[1].lower()}.json.gz"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(lzma.compress(json.dumps(data, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
+    path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
     return f"{path}: {len(rows)} of {len(records)} rows, {path.stat().st_size / 1024:.0f} KiB; {_held_out(records)}"
 
 

@@ -1,5 +1,6 @@
 """Loads tuned records on a GPU as kernels that it can launch: compiled where the cache lacks them, and checked."""
 
+import logging
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_kernels import TorchKernels
 from tritongemm.system import settings
 
+_LOG = logging.getLogger("tritongemm")
 _MOST_NAMED = 10  # records that a warning names
 
 
@@ -58,8 +60,12 @@ def load_device(
 def load_waiting(found: DeviceKernels, problems: Iterable[Problem]) -> None:
     """Load the kernels of shipped rows that wait for the first call of one of these products."""
     for product in {problem.at(1) for problem in problems} & found.waiting.keys():
+        rows = found.waiting[product]
         with torch.cuda.device(found.device.index):
-            _add_rows(found, found.waiting[product])
+            refused = or_refusal(partial(_add_rows, found, rows))
+        if isinstance(refused, Support):  # such as a cache that can't be written: calls go on by PyTorch
+            found.loaded_ranges |= {row.record.problem: refused for row in rows}
+            _LOG.warning("PyTorch computes %s: %s", product.product, refused)
         del found.waiting[product]  # last, as other threads see by it that they must wait
 
 

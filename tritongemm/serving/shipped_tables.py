@@ -1,7 +1,8 @@
 """The tables over M that come along in this package: one packed file for each kind of GPU that they were made on."""
 
+import gzip
 import json
-import lzma
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from tritongemm.serving.source_row import SourceRow
 
 NAME = "shipped"  # what `load`, TRITONGEMM_CONFIG and lookup call these tables
 FOLDER = Path(__file__).with_name("shipped")
-_SUFFIX = ".json.xz"
+_SUFFIX = ".json.gz"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def find(name: str) -> ShippedTables:
 def _read(path: Path) -> ShippedTables:
     name = path.name.removesuffix(_SUFFIX)
     try:
-        data = json.loads(lzma.decompress(path.read_bytes()))
+        data = json.loads(gzip.decompress(path.read_bytes()))
         gpu, common = data["gpu"], data["common"]
         rows = list[SourceRow]()
         made = f"shipped tables of {name}, {data['made']['date']}"
@@ -76,5 +77,5 @@ def _read(path: Path) -> ShippedTables:
                 record = Record.from_json(common | row["result"], problem.at(row["m"]))
                 rows.append(SourceRow(record, NAME, where, shipped_for=gpu["memory_gbps"]))
         return ShippedTables(gpu, data["made"], tuple(rows))
-    except (OSError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: the shipped tables are damaged ({error}); install tritongemm again") from None

@@ -12,7 +12,7 @@ import torch
 import tritongemm
 from tests.support import shipped
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.serving import kernel_loading, loaded_tables, shipped_tables, stored_kernels
@@ -76,6 +76,19 @@ def test_calls_are_served_without_any_tuning(said: list[str], gpu: SimpleNamespa
     assert gpu.loaded == [16, 32, 96]
 
 
+def test_kernels_that_cant_be_loaded_leave_calls_to_pytorch(
+    said: list[str], gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OutputError("the cache can't be written")
+
+    tritongemm.load("shipped")
+    default_dispatcher().device(-1)
+    monkeypatch.setattr(kernel_loading, "load_kernels", fail)
+    x, w = torch.empty(5, shipped.K, dtype=torch.bfloat16), torch.empty(shipped.N, shipped.K, dtype=torch.bfloat16)
+    assert tritongemm.explain(x, w).startswith("fallback: ") and "the cache can't be written" in caplog.text
+
+
 @pytest.mark.parametrize(("gbps", "serving", "reason"), [(4800, 4, 3352), (3350, 4, 4917), (2039, 0, 3352)])
 def test_rows_serve_gpus_of_their_own_memory(
     gbps: int, serving: int, reason: int, said: list[str], gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture
@@ -114,7 +127,7 @@ def test_a_damaged_file_is_named(said: list[str]) -> None:
     file = shipped_tables.files()[1]
     shipped_tables._read.cache_clear()
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"h200\.json\.xz: the shipped tables are damaged .*; install"):
+    with pytest.raises(InputError, match=r"h200\.json\.gz: the shipped tables are damaged .*; install"):
         loaded_tables.read_table("shipped")
     for one in shipped_tables.files():
         one.unlink()

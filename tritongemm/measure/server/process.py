@@ -16,7 +16,7 @@ from tritongemm.system.child_process import kill_at_end_of
 from tritongemm.system.printable import printable
 from tritongemm.system.stop_signals import handled, uninterrupted
 
-_END_SECONDS = 20.0  # that a server may take to end by itself
+_END_SECONDS = 10.0  # that a server may take to end by itself
 _LONGEST_PAUSE_SECONDS = 1.0  # between two questions whether it answers
 _LAST_BYTES = 1 << 14  # of its log that are shown
 _SERVED = re.compile(r"\d+ of \d+ rows serve.*|tuned kernels serve .*|.*nothing is served by tuned kernels.*")

@@ -9,6 +9,7 @@ from typing import Any
 from tritongemm.codegen.template_facts import (
     LONG_FP8_SUM,
     _code,
+    apart_in_bytes,
     in_halves,
     kernel_template,
     operand_of,
@@ -185,6 +186,13 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
         return f"block_k must be a multiple of {least} where matrix units apply scales, not {config.block_k}"
     if problem.microscaled and config.block_k % problem.scale_depth:
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
+    if config.block_k % max(1, span := 2 * apart_in_bytes(problem)):
+        return f"block_k must be a multiple of the {span} elements in whose bytes B's are, not {config.block_k}"
+    complete = span and config.block_k % problem.scale_depth == 0
+    if span and not complete and problem.b.scaling and problem.b.scaling.dtype == "e8m0":
+        return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
+    if complete:
+        return None
     if matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     return None

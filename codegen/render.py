@@ -16,8 +16,10 @@ from tritongemm.codegen.template_facts import (
     TEMPLATES,
     KernelTemplate,
     adds_blocks,
+    apart_in_bytes,
     arguments,
     compiler_options,
+    has_four_bit_weight,
     in_halves,
     kernel_template,
     operand_of,
@@ -64,6 +66,8 @@ class KernelFacts:
             it or matrix units read them.
         unit: elements that share a byte, as what divides a number of them; "" where each has its own.
         formats: what ``tl.dot_scaled`` calls the types of A and B; empty where no such factors are there.
+        apart: where a weight of four bits is multiplied by a wider A: elements along K from the number in the low half
+            of a byte to the one in its high half; 0 elsewhere.
         pieces: how the columns of B are interleaved in memory; None if B is row-major or column-major.
     """
 
@@ -81,6 +85,7 @@ class KernelFacts:
     zero: str
     unit: str
     formats: tuple[str, ...]
+    apart: int
     pieces: Pieces | None
     narrows: bool
     unpacks: bool
@@ -127,6 +132,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         dot_options = ", out_dtype=tl.int32"
     acc = TL[accumulator(problem).name]
     alike, both_fp8 = problem.a.type == problem.b.type, problem.a.type.is_fp8 and problem.b.type.is_fp8
+    apart = apart_in_bytes(problem)
     long_sum = adds_blocks(problem, target)
     if long_sum:
         dot_options = ", max_num_imprecise_acc=BLOCK_K"
@@ -138,7 +144,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         extras=problem.extras,
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         batch_strides=batch_strides(problem),
-        compute="BF16" if compute.name == "bf16" else "" if alike or both_fp8 else TL[compute.name],
+        compute=_computed_in(problem, compute),
         long_sum=long_sum,
         fp8_pair=both_fp8 and not alike and target.has("matrix_instr_nonkdim"),
         dot_options=dot_options,
@@ -146,10 +152,19 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         zero="0" if integer or compute.packed > 1 else "0.0",
         unit=f" // {compute.packed}" if compute.packed > 1 else "",
         formats=(DOT_FORMATS[problem.a.dtype], DOT_FORMATS[problem.b.dtype]) if problem.microscaled else (),
+        apart=apart,
         pieces=pieces_of_b(problem),
         narrows=problem.c.type.is_fp8 and target.supports(problem.c.type) and target.has("narrow_fp8"),
-        unpacks=unpacked and problem.a.dtype == "fp4e2m1" and target.has("unpack_fp4"),
+        unpacks=((unpacked and problem.a.dtype == "fp4e2m1") or apart > 0) and target.has("unpack_four_bits"),
     )
+
+
+def _computed_in(problem: Problem, compute: DType) -> str:
+    """Return the type that operands are converted to before the dot, as written in a kernel; "" where they are not."""
+    if compute.name == "bf16" or has_four_bit_weight(problem):
+        return compute.name.upper()
+    alike = problem.a.type == problem.b.type or (problem.a.type.is_fp8 and problem.b.type.is_fp8)
+    return "" if alike else TL[compute.name]
 
 
 def _bounds(c: DType, integer: bool) -> tuple[str, ...]:

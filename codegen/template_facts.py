@@ -69,6 +69,7 @@ class KernelTemplate:
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
         pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
         microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
+        four_bits: whether it multiplies a weight of four bits by a wider A.
         edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
         search: what the search must know of it.
         order: in which order it adds up products.
@@ -93,6 +94,7 @@ class KernelTemplate:
     kinds: tuple[str, ...] = ("one",)
     pieces: bool = False
     microscaled: bool = False
+    four_bits: bool = False
     edited: bool = False
     order: OrderFacts = field(default_factory=OrderFacts)
 
@@ -194,9 +196,24 @@ def pieces_of_b(problem: Problem) -> Pieces | None:
     return None if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).pieces(problem.b.type)
 
 
+def has_four_bit_weight(problem: Problem) -> bool:
+    """Return whether two numbers of B share a byte, beside an A whose numbers are wider."""
+    return problem.b.type.packed > problem.a.type.packed
+
+
+def apart_in_bytes(problem: Problem) -> int:
+    """Return the elements along K between the two numbers in a byte of a weight of four bits; 0 of other weights."""
+    if not has_four_bit_weight(problem):
+        return 0
+    return 1 if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).apart()
+
+
 def reads_b(template: str, problem: Problem) -> bool:
-    """Return whether a template's kernel reads B in the order in which it is stored."""
-    return problem.b.order == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
+    """Return whether a template's kernel reads B's type in the order in which it is stored."""
+    facts = kernel_template(template)
+    if has_four_bit_weight(problem):
+        return facts.four_bits
+    return problem.b.order == PLAIN or (facts.pieces and pieces_of_b(problem) is not None)
 
 
 def reads_scales(layout: str) -> bool:

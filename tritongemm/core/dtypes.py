@@ -58,6 +58,7 @@ DTYPES = {
         DType("fp8e5m2", 1, "fp8e5", "float8_e5m2", 2**-2, 57344.0),
         DType("fp8e5m2fnuz", 1, "fp8e5b16", "float8_e5m2fnuz", 2**-2, 57344.0),
         DType("fp4e2m1", 1, "u8", "float4_e2m1fn_x2", 2**-1, 6.0, packed=2),
+        DType("int4", 1, "u8", "uint4", 0.0, 7.0, packed=2),
         DType("e8m0", 1, "u8", "float8_e8m0fnu", 1.0, 2.0**127),
         DType("int8", 1, "i8", "int8", 0.0, 127.0),
         DType("int32", 4, "i32", "int32", 0.0, 2147483647.0),
@@ -75,6 +76,7 @@ ALIASES = {
 
 E8M0_BIAS = 127  # An e8m0 byte is the exponent of a power of two plus this.
 E8M0_NAN = 255  # The e8m0 byte that is no number.
+INT4_ZERO = 8  # The bits of int4 are a number plus this, as in checkpoints whose weights have no zero points.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # The numbers of fp4 by their bits; the same below zero follow.
 
 # Names without an encoding mean the one the target's matrix units read.

@@ -79,8 +79,14 @@ _GROUP_BY_DEPTH = Scaling(depth=SCALED_BLOCK, layout="groups")
 _GROUP_PADDED = Scaling(depth=SCALED_BLOCK, layout="groups", pad=(PADDED_ROWS, 1))
 _MX = Scaling("e8m0", depth=MX_DEPTH)
 _MX_SHUFFLED = Scaling("e8m0", depth=MX_DEPTH, layout="e8m0_32x8", pad=(32, 8))
+WEIGHT_DEPTHS = (32, 64, 128)  # elements along K that share a factor of a weight of int4
+_OF_WEIGHTS: dict[str, ScalePair] = {
+    f"weight_{depth}{suffix}": (None, Scaling(dtype, depth=depth, layout="groups"))
+    for dtype, suffix in (("bf16", ""), ("fp16", "_fp16"))
+    for depth in WEIGHT_DEPTHS
+}
 # What a command line and a file call a pair; of those along K the first name is for factors that are stored
-# [groups, rows], the one in _tma for such of A with its rows padded.
+# [groups, rows], the one in _tma for such of A with its rows padded. Those of a weight alone say how many share one.
 GRANULARITIES: dict[str, ScalePair] = {
     "tensor": (Scaling(rows=0), Scaling(rows=0)),
     "row": (Scaling(), Scaling()),
@@ -92,6 +98,8 @@ GRANULARITIES: dict[str, ScalePair] = {
     "group_tma": (_GROUP_PADDED, _GROUP_BY_DEPTH),
     "mx": (_MX, _MX),
     "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
+    "weight_mx": (None, _MX),
+    **_OF_WEIGHTS,
 }
 _NAMES = {pair: name for name, pair in GRANULARITIES.items()}
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import sqrt
 
+from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Operand, Problem
 from tritongemm.plugins.contracts import Family
@@ -55,7 +56,7 @@ def make_infinite(problem: Problem, operands: Operands) -> None:
             continue
         if problem.operands[name].dtype.bytes > 1 and not problem.operands[name].dtype.is_integer:
             _put(operands[name], place, value)
-        elif spec is not None and spec.scaling is not None and spec.scaling.rows == 1 and spec.dtype.name == "fp32":
+        elif spec is not None and spec.scaling is not None and spec.scaling.rows == 1 and spec.dtype.bytes > 1:
             factors = operands[f"scale_{name}"]
             factors[tuple(size // 2 for size in factors.shape)] = float("nan") if spec.scaling.depth else value
 
@@ -76,6 +77,9 @@ def _absolute(problem: Problem, name: str, tensor: Tensor) -> Tensor:
     import torch
 
     spec = problem.operands[name]
+    if spec.dtype.name == "int4":
+        absolute = [((tensor >> shift & 15).char() - INT4_ZERO).abs().clamp(max=7) + INT4_ZERO for shift in (0, 4)]
+        return (absolute[0] | absolute[1] << 4).byte()
     if spec.dtype.packed > 1:
         return tensor & 0x77  # clear the signs of both numbers
     if spec.dtype.is_fp8:

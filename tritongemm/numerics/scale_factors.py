@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN, FP4_VALUES
+from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN, FP4_VALUES, INT4_ZERO
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -21,6 +21,15 @@ def _exponents_as_numbers(factors: Tensor) -> Tensor:
 
     exponents = factors.contiguous().view(torch.uint8).double()
     return torch.where(exponents == E8M0_NAN, torch.nan, (exponents - E8M0_BIAS).exp2())
+
+
+def four_bits_as_numbers(packed: Tensor, name: str) -> Tensor:
+    """Return the numbers [..., K] in float64 of bytes [..., K / 2] of a type of four bits, by our name."""
+    import torch
+
+    if name == "fp4e2m1":
+        return fp4_as_numbers(packed, torch.float64)
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).double() - INT4_ZERO
 
 
 def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:

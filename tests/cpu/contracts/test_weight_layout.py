@@ -27,35 +27,43 @@ def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def problem(layout: WeightLayout) -> Problem:
-    return Problem(33, 64, 128, *matrices("bf16", layout="TN", order=layout.name))
+    """A product whose weight can be in the order: of bf16, or of four bits."""
+    plain = Problem(33, 64, 128, *matrices("bf16", layout="TN", order=layout.name))
+    if layout.supports(plain):
+        return plain
+    family = registry.get(Family, "a16w4")
+    return family.problem(replace(plain, b=plain.b._replace(dtype="int4")))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_unpacking_undoes_packing(layout: WeightLayout, dtype: torch.dtype) -> None:
-    """Bytes are moved and nothing else: type, shape and the way it is stored stay."""
+def test_unpacking_undoes_packing(layout: WeightLayout, problem: Problem) -> None:
+    """Numbers are moved and nothing else: type, shape and the way it is stored stay."""
     numbers = torch.randint(0, 120, (64, 128), generator=torch.Generator().manual_seed(0))
-    b = numbers.float().to(dtype).T
-    packed = layout.pack(b)
-    assert (packed.shape, packed.dtype, packed.stride()) == (b.shape, b.dtype, b.stride())
-    assert torch.equal(layout.unpack(packed).double(), b.double())
-    assert not torch.equal(packed.double(), b.double()), "an order of its own"
-    values = [t.double().flatten().sort().values for t in (packed, b)]
-    assert torch.equal(*values)
+    packed = problem.b.type.packed
+    for dtype in (torch.uint8,) if packed > 1 else DTYPES:
+        b = numbers.float().to(dtype).T
+        stored = layout.pack(b)
+        assert (stored.shape, stored.dtype, stored.stride()) == (b.shape, b.dtype, b.stride())
+        assert torch.equal(layout.unpack(stored).double(), b.double())
+        assert not torch.equal(stored.double(), b.double()), "an order of its own"
+        values = [
+            (t.to(torch.uint8) & 15, t.to(torch.uint8) >> 4) if packed > 1 else (t.double(),) for t in (stored, b)
+        ]
+        assert torch.equal(*(torch.cat([part.flatten() for part in parts]).sort().values for parts in values))
 
 
 def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem) -> None:
     assert layout.supports(problem)
-    for wrong in (replace(problem, n=63), replace(problem, b=problem.b._replace(row_major=True))):
+    for wrong in (_divided(problem), replace(problem, b=problem.b._replace(row_major=True))):
         refused = layout.supports(wrong)
         assert not refused and refused.reason
 
 
 def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> None:
     """The same numbers in another order, the same reference; templates of ours read it where it is one of pieces."""
-    family = registry.get(Family, "dense")
+    family = registry.get(Family, problem.family)
     assert family.supports(problem, GFX942)
-    assert bool(space(problem, GFX942).axes) == (layout.pieces(problem.b.type) is not None)
-    assert not family.supports(replace(problem, n=63), GFX942)
+    assert bool(space(problem, GFX942).axes) == (layout.pieces(problem.b.type) is not None or layout.apart() > 1)
+    assert not family.supports(_divided(problem), GFX942)
     plain = family.make_inputs(replace(problem, b=problem.b._replace(order=PLAIN)), "cpu")
     operands = family.make_inputs(problem, "cpu")
     assert torch.equal(operands["a"], plain["a"]) and torch.equal(operands["b"], layout.pack(plain["b"]))
@@ -63,6 +71,11 @@ def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> 
         family.reference(problem, operands),
         family.reference(replace(problem, b=problem.b._replace(order=PLAIN)), plain),
     )
+
+
+def _divided(problem: Problem) -> Problem:
+    """A product whose N, or of four bits K, no order divides."""
+    return replace(problem, n=63) if problem.b.type.packed == 1 else replace(problem, k=130)
 
 
 def test_problems_of_two_orders_are_distinguished(problem: Problem) -> None:

@@ -124,7 +124,9 @@ def test_defaults_of_what_is_not_said() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
     assert make_problem(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
     assert make_problem(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
-    with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"):
+    with pytest.raises(
+        InputError, match=r"no family is called 'a9w9'; there are: a16w4, a4w4_blockscale, .*a8w8, .*dense"
+    ):
         make_problem(Defaults(family="a9w9"), 1, 2, 3)
     tune_gemm = registry.get(Format, "tune_gemm")
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())

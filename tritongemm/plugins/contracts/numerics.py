@@ -139,6 +139,10 @@ class WeightLayout(Plugin, abstract=True):
         """Return how columns of a type are interleaved, which generated kernels can read; None for another layout."""
         return None
 
+    def apart(self) -> int:
+        """Return how many elements along K lie between the numbers in the low and in the high half of a byte."""
+        return 1
+
     @abstractmethod
     def pack(self, b: Tensor) -> Tensor:
         """Convert B [K, N], column-major, to this layout; for packed types K counts bytes."""

@@ -47,6 +47,8 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
     depth, block = problem.scale_depth, config.block_k
     if without_matrix_units(config) or not config.is_generated or problem.microscaled:
         return None
+    if problem.b.type.packed > problem.a.type.packed:  # a weight of four bits is multiplied by its scales in registers
+        return f"BK {block} splits the {depth} elements along K of a scale" if block % depth else None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
 

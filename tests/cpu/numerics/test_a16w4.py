@@ -1,0 +1,109 @@
+"""Family a16w4: weights of four bits, what their bytes mean, and kernels that widen them, in Triton's interpreter."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.interpreted import errors
+from tests.support.kernel_cases import GFX942, SM90
+from tests.support.lent_processes import LentProcess
+from tritongemm.codegen import modules
+from tritongemm.codegen.geometry import unmet_need
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Operand, Problem, matrices
+from tritongemm.core.target import Target
+from tritongemm.measure.interpreting import InterpreterJob
+from tritongemm.numerics.verify import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, WeightLayout
+from tritongemm.search.space import space
+
+FAMILY = registry.get(Family, "a16w4")
+PLAIN = Problem(19, 40, 384, *matrices("bf16", "int4", "bf16", layout="TN"))
+INT4 = FAMILY.problem(PLAIN)
+FP4 = FAMILY.problem(replace(PLAIN, b=PLAIN.b._replace(dtype="fp4e2m1")))
+FP16 = replace(PLAIN, a=Operand("fp16"), c=Operand("fp16"))
+# A block of K smaller than a scale's, as long, and of several; splits, swapped operands, sums that are polled for.
+CONFIGS = (
+    Config("tile", 16, 16, 64, split_k=2),
+    Config("tile", 32, 16, 128, options=(("swap_ab", 1),)),
+    Config("tile", 16, 32, 256, 2, 2, options=(("poll", 1), ("swap_ab", 1))),
+)
+
+
+def in_order(problem: Problem, order: str) -> Problem:
+    return replace(problem, b=problem.b._replace(order=order))
+
+
+@pytest.mark.parametrize(
+    ("problem", "target"),
+    [
+        (INT4, SM90),
+        (in_order(INT4, "halves_128"), GFX942),
+        (FAMILY.problem(FP16, "weight_64_fp16"), SM90),
+        (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
+        (FP4, SM90),
+        pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
+        pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),
+    ],
+    ids=lambda case: case.key if isinstance(case, Problem) else case.name,
+)
+def test_kernels_are_right(interpreter: LentProcess, problem: Problem, target: Target, tmp_path: Path) -> None:
+    fitting = [config for config in CONFIGS if unmet_need(config, problem, 132) is None]
+    found = errors(interpreter, problem, fitting, target, tmp_path)
+    assert len(found) >= 2 and max(found.values()) <= 1, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "config"),
+    [
+        ("b_low, b_high = b.to", "b_high, b_low = b.to", 0),
+        ("- 136.0", "- 135.0", 0),
+        ("(k + 1) * BLOCK_K // 128", "k * BLOCK_K // 128", 1),
+        ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2),
+    ],
+    ids=["swapped halves", "another zero", "factors of the block before", "the first factors"],
+)  # fmt: skip
+def test_wrong_kernels_are_noticed(interpreter: LentProcess, old: str, new: str, config: int, tmp_path: Path) -> None:
+    chosen = CONFIGS[config]
+    text = modules.write_candidates(INT4, [chosen], GFX942, tmp_path).read_text()
+    assert old in text
+    ((error, tolerance),) = interpreter.ask(InterpreterJob(INT4, chosen, text.replace(old, new)), 60)
+    assert error > tolerance
+
+
+def test_the_reference_is_what_the_bytes_say() -> None:
+    operands = FAMILY.make_inputs(INT4, "cpu")
+    a, b, scale = operands["a"].double(), operands["b"], operands["scale_b"].double()
+    assert b.shape == (192, 40) and b.stride() == (1, 192) and scale.shape == (3, 40)
+    exact = FAMILY.reference(INT4, operands)
+    for i, j in ((0, 0), (18, 39), (7, 20)):
+        weights = [((int(b[k // 2, j]) >> 4 * (k % 2) & 15) - 8) * float(scale[k // 128, j]) for k in range(384)]
+        assert float(exact[i, j]) == pytest.approx(sum(float(a[i, k]) * weights[k] for k in range(384)), rel=1e-12)
+    assert deviation(exact.bfloat16(), exact) < FAMILY.tolerance(INT4)
+
+
+def test_numbers_of_the_halves_of_a_span_share_a_byte() -> None:
+    order = registry.get(WeightLayout, "halves_32")
+    numbers = torch.arange(32) % 16  # of one column
+    plain = (numbers[::2] | numbers[1::2] << 4).to(torch.uint8)[:, None]
+    stored = order.pack(plain)[:, 0]
+    assert stored.tolist() == [int(numbers[k] | numbers[k + 16] << 4) for k in range(16)]
+
+
+def test_what_it_is_for() -> None:
+    assert [axes.template for axes in space(INT4, SM90).axes] == ["tile"]
+    assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
+    for problem, reason in (
+        (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),
+        (replace(INT4, k=320), "K a multiple of the 128"),
+        (replace(INT4, c=Operand("int32")), "bf16, fp16 or fp32, not int32"),
+        (replace(FP4, a=Operand("fp16")), "fp4 by bf16"),
+        (in_order(replace(FP4, k=352), "halves_128"), "multiples of 128"),
+    ):
+        assert reason in FAMILY.supports(problem, SM90).reason
+    with pytest.raises(InputError, match="no scales of the granularity 'weight_16'"):
+        FAMILY.problem(PLAIN, "weight_16")

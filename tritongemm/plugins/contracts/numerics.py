@@ -140,7 +140,7 @@ class WeightLayout(Plugin, abstract=True):
         return None
 
     def apart(self) -> int:
-        """Return how many elements along K the number in the high half of a byte comes after the one in its low half."""
+        """Return how many elements along K the number in a byte's high half comes after the one in its low half."""
         return 1
 
     @abstractmethod

@@ -161,6 +161,16 @@ def blaslt_libraries(shared_folder: Path) -> Path:
     return compile_once(shared_folder / "blaslt", {"nvidia.so": command, "amd.so": [*command, "-DAMD"]})
 
 
+@pytest.fixture(scope="session")
+def profilers(shared_folder: Path) -> Path:
+    """Folder of the stand-ins of profilers; `tests.support.timers.stand_in` loads one."""
+    from tests.support.timers import compilers
+
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    return compile_once(shared_folder / "profilers", compilers())
+
+
 @pytest.fixture
 def stand_in_driver(
     driver_libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

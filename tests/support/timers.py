@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,14 +39,18 @@ class Playback:
 
     def launch(self, name: str, ns: int, gap: int = 50) -> None:
         start, self.now, self.count = self.now + gap, self.now + gap + ns, self.count + 1
+        self.record(name, self.count, start, self.now)
+
+    def record(self, name: str, order: int, start: int, end: int) -> None:
+        """Record a kernel's name, its order, and when it started and ended."""
         if self.kind == "cupti":
             kept = self.known.setdefault(name, ctypes.create_string_buffer(name.encode()))  # CUPTI keeps names alive
-            self.library.fake_launch(kept, start, self.now, self.count)
+            self.library.fake_launch(kept, start, end, order)
             return
         if name not in self.known:
             self.known[name] = len(self.known) + 1
             self.library.fake_load(f"{name}.kd".encode(), self.known[name], 2, 1)
-        self.library.fake_launch(self.known[name], self.count, start, self.now)
+        self.library.fake_launch(self.known[name], order, start, end)
 
 
 class PlayedGraph:
@@ -78,28 +81,35 @@ class Profiled:
     library: ctypes.CDLL
 
 
-def compile_profilers(folder: Path) -> Path:
-    """Compile the stand-ins into a folder, those whose headers this Triton brings; the folder."""
-    for name, (_, source, *options) in PROFILERS.items():
-        if name != "cupti" and not (TRITON_BACKENDS / "amd/include/rocprofiler-sdk").is_dir():
-            continue
-        command = ["cc", "-w", "-shared", "-fPIC", *options, str(FAKES / source), "-o", str(folder / name), "-lpthread"]
-        subprocess.run(command, check=True, timeout=60)
-    return folder
+def compilers() -> dict[str, list[str]]:
+    """The compiler's command for each stand-in whose headers this Triton brings."""
+    there = (TRITON_BACKENDS / "amd/include/rocprofiler-sdk").is_dir()
+    return {
+        name: ["cc", "-w", "-shared", "-fPIC", *options, str(FAKES / source), "-lpthread"]
+        for name, (_, source, *options) in PROFILERS.items()
+        if name == "cupti" or there
+    }
+
+
+def stand_in(kind: str, compiled: Path, folder: Path) -> ctypes.CDLL:
+    """The library of a stand-in, whose state starts anew; skips the test where there is none."""
+    if not (compiled / kind).exists():
+        pytest.skip("this triton wheel has no SDK headers")
+    library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
+    if kind != "cupti":
+        ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
+    return library
 
 
 @contextmanager
 def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Profiled]:
     """The clock of a profiler on its stand-in; skips the test where there is none."""
-    if not (compiled / kind).exists():
-        pytest.skip("this triton wheel has no SDK headers")
-    library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
+    library = stand_in(kind, compiled, folder)
     patch.setattr(libraries, "load", lambda *_: library)
     handle: Any = cupti_binding.open_tracer if kind == "cupti" else sdk_binding.configure
     if kind == "cupti":
         patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(api=SimpleNamespace(keeps_code=False)))
     else:
-        ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
         patch.setattr(symbols, "bind", lambda vendor: None)
         patch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
         patch.setattr(atexit, "register", lambda function: None)

@@ -1,6 +1,5 @@
 """What every timer must do: each plug-in of measure/timers, and the toy that docs/plugins shows."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support import host_device
 from tests.support.plugins import dropped
-from tests.support.timers import PROFILERS, STREAM, PlayedGraph, compile_profilers, profiled
+from tests.support.timers import PROFILERS, STREAM, PlayedGraph, profiled
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -58,20 +57,15 @@ def timer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield registry.get(Timer, request.param)
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_profilers(tmp_path_factory.mktemp("profilers")) if shutil.which("cc") else Path("/nowhere")
-
-
 @pytest.fixture
-def bench(timer: Timer, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedGraphs]:
+def bench(timer: Timer, profilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedGraphs]:
     """The timer's clock on what stands in for its device."""
     stand_ins = [kind for kind, (name, *_) in PROFILERS.items() if name == timer.name]
     with ExitStack() as stack:
         if isinstance(timer, ExternalTimer):
             pytest.skip("it times no graphs")
         if stand_ins:
-            found = stack.enter_context(profiled(stand_ins[-1], compiled, tmp_path, monkeypatch))
+            found = stack.enter_context(profiled(stand_ins[-1], profilers, tmp_path, monkeypatch))
             yield TimedGraphs(found.clock, lambda ns: PlayedGraph(found.gpu, [("gemm", ns, 50)] * LAUNCHES))
         elif timer.name == TOY:
             device = SimpleNamespace(synchronize=lambda: None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.timers import PROFILERS, PlayedGraph, Profiled, compile_profilers, profiled
+from tests.support.timers import PROFILERS, PlayedGraph, Profiled, profiled
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
@@ -33,16 +33,11 @@ from tritongemm.tune import session
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_profilers(tmp_path_factory.mktemp("profilers"))
-
-
 @pytest.fixture(params=PROFILERS)
 def clock(
-    request: pytest.FixtureRequest, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, profilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Profiled]:
-    with profiled(request.param, compiled, tmp_path, monkeypatch) as found:
+    with profiled(request.param, profilers, tmp_path, monkeypatch) as found:
         yield found
 
 

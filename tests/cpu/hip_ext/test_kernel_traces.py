@@ -1,0 +1,111 @@
+"""What a trace of kernels keeps and refuses, whichever vendor's profiler recorded it: CUPTI, and both SDKs of AMD."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.timers import PROFILERS, Playback, stand_in
+from tritongemm.hip_ext.profilers.cupti import CuptiTracer
+from tritongemm.hip_ext.profilers.rocprofiler import RocprofilerTracer
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A profiler's stand-in.
+
+    Attributes:
+        library: its variables.
+        trace: begins a trace.
+        launch: records a kernel's name, its order, and when it started and ended.
+        counts_anew: whether dropped records are counted for each trace.
+    """
+
+    library: ctypes.CDLL
+    trace: Callable[[], KernelTrace]
+    launch: Callable[[str, int, int, int], None]
+    counts_anew: bool
+
+    def poke(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self.library, f"fake_{name}").value = value
+
+    def traced(self, start: int = 2000, end: int = 2100, **poked: int) -> KernelTrace:
+        """A trace in which one kernel ran, and variables of the stand-in were then set."""
+        with self.trace() as trace:
+            self.launch("a", 1, start, end)
+            for name, value in poked.items():
+                self.poke(name, value)
+        return trace
+
+
+@pytest.fixture(params=PROFILERS)
+def profiler(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path) -> Traced:
+    library = stand_in(request.param, profilers, tmp_path)
+    tracer: Any = (CuptiTracer if request.param == "cupti" else RocprofilerTracer)(library)
+    player = Playback(library, request.param)
+    return Traced(library, lambda: KernelTrace(tracer, lambda: None), player.record, request.param == "cupti")
+
+
+def test_records_come_in_launch_order_with_names_and_times(profiler: Traced) -> None:
+    with profiler.trace() as trace:
+        profiler.launch("second", 8, 3000, 3500)
+        profiler.launch("first", 7, 2000, 2600)
+    records = trace.records(["first", "second"])
+    assert records == [KernelRecord("first", 2000, 2600), KernelRecord("second", 3000, 3500)]
+    assert records[0].seconds == pytest.approx(600e-9) and trace.records(2) == trace.records() == records
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        (3, "3 launches, but 2 records"),
+        (1, "1 launches, but 2 records"),
+        (["a"], "1 launches, but 2 records"),
+        (["a", "c"], "launch 1 was c, its record says b"),
+        (["b", "a"], "launch 0 was b, its record says a"),
+    ],
+)
+def test_records_of_other_launches_are_refused(profiler: Traced, expected: int | list[str], message: str) -> None:
+    with profiler.trace() as trace:
+        profiler.launch("a", 1, 2000, 2100)
+        profiler.launch("b", 2, 2200, 2300)
+    with pytest.raises(TraceError, match=message):
+        trace.records(expected, timeout=0.01)
+
+
+def test_dropped_and_incomplete_records_spoil_their_trace_alone(profiler: Traced) -> None:
+    profiler.poke("dropped", 5)
+    with pytest.raises(TraceError, match="dropped 5 records"):
+        profiler.traced().records(1)
+    profiler.poke("dropped", 0 if profiler.counts_anew else 5)  # or the count never goes back
+    with pytest.raises(TraceError, match="1 records without a valid start and end"):
+        profiler.traced(end=0).records(1)
+    assert len(profiler.traced().records(1)) == 1
+
+
+def test_late_records_are_waited_for_and_never_taken_for_others(profiler: Traced) -> None:
+    assert len(profiler.traced(hold=3).records(1)) == 1
+    late = profiler.traced(3000, 3100, hold=10_000)
+    with pytest.raises(TraceError, match="1 launches, but 0 records"):
+        late.records(1, timeout=0.02)
+    profiler.poke("time", 4000)
+    with profiler.trace() as trace:  # still held back when this one starts
+        profiler.poke("hold", 0)
+    with pytest.raises(TraceError, match="1 records of launches before this trace"):
+        trace.records()
+    assert [r.start_ns for r in profiler.traced(5000, 5100).records(1)] == [5000]
+
+
+def test_traces_do_not_nest_and_close_on_errors(profiler: Traced) -> None:
+    with profiler.trace() as trace:
+        with pytest.raises(TraceError, match="after the with block"):
+            trace.records()
+        with pytest.raises(TraceError, match="another one is open"), profiler.trace():
+            pass
+    with pytest.raises(ZeroDivisionError), profiler.trace():
+        raise ZeroDivisionError
+    assert len(profiler.traced().records(1)) == 1

@@ -105,6 +105,7 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
     assert "raced again" in capsys.readouterr().err
 
 
+@pytest.mark.heavy  # measure/test_cluster.py loses GPUs quickly
 def test_a_campaign_whose_gpus_are_all_lost_goes_on_where_it_was(
     ray: fake_ray.FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 import types
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,7 +205,6 @@ class Runs:
 
     right: subprocess.CompletedProcess[str]
     others: subprocess.CompletedProcess[str]
-    large: subprocess.CompletedProcess[str]
     refused: subprocess.CompletedProcess[str]
 
 
@@ -250,25 +248,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     winner = modules.write_winner(record, GFX942, folder)
     other = replace(record, problem=Problem(33, 20, 40, *matrices("bf16")))
     bf16 = modules.write_winner(other, GFX942, folder)
-    many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
-    (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
-    timed = (
-        "import time, torch, triton; t = time.perf_counter(); "
-        "import many; print(time.perf_counter() - t, len(many.CONFIGS))"
-    )
     script = OTHERS.format(folder=str(folder), module=winner.stem, bf16=bf16.stem, config=PLAIN.name)
     return Runs(
         right=forked.run([str(module)], folder, environment()),
         others=forked.run(["-c", script], folder, environment(TRITON_INTERPRET="1")),
-        large=forked.run(["-c", timed], folder, environment()),
         refused=forked.run(["refused.py"], folder, environment()),
     )
-
-
-def alone(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A process that has imported nothing."""
-    command = [sys.executable, *argv]
-    return subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=100)
 
 
 def test_a_module_verifies_itself_without_a_gpu(runs: Runs) -> None:
@@ -303,19 +288,13 @@ def test_the_winner_stands_alone(runs: Runs) -> None:
     assert right == "right"
 
 
-def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
-    """Under two seconds; the machine may be busy, so the import is tried again before it counts as slow."""
-    assert runs.large.returncode == 0, runs.large.stderr
-    seconds, count = runs.large.stdout.split()
-    assert count == "5000"
-    argv = runs.large.args[1:]
-    for _ in range(3):
-        if float(seconds) < 2:
-            break
-        again = alone(argv, Path(runs.right.args[0]).parent)
-        again.check_returncode()
-        seconds = again.stdout.split()[0]
-    assert float(seconds) < 2
+@pytest.mark.heavy  # it times an import, again where the machine is busy
+def test_thousands_of_configs_import_quickly(tmp_path: Path) -> None:
+    many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
+    (tmp_path / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
+    timed = "import time, torch, triton; t = time.perf_counter(); import many; print(time.perf_counter() - t)"
+    seconds = (float(forked.run(["-c", timed], tmp_path, environment()).stdout) for _ in range(4))
+    assert any(second < 2 for second in seconds)
 
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])

@@ -37,6 +37,7 @@ def result(problem: Problem, config: Config = CONFIG, **more: Any) -> Record:
     return foreign_rows.result(problem, config, **{"target": "sm90", **more})
 
 
+@pytest.mark.heavy  # it imports Inductor; test_what_is_written_is_read_back is quick
 def test_keys_are_those_that_torch_makes_and_finds() -> None:
     """With Inductor's own code; it asks a GPU for its name alone."""
     lookup = pytest.importorskip("torch._inductor.lookup_table")

@@ -107,6 +107,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tm
     assert list(tmp_path.glob("tritongemm-*")) == []
 
 
+@pytest.mark.heavy  # the next sweeps what a killed run leaves, which is quick
 def test_ctrl_c_while_sizes_are_planned_is_one_line(tmp_path: Path) -> None:
     """A terminal sends it to all processes of the run."""
     run, planners = begin_planning(tmp_path)

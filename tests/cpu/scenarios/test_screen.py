@@ -9,7 +9,7 @@ import pytest
 from tests.support import terminal
 from tests.support.call_logs import line
 
-SEARCH = "--target gfx1100 --budget 2 --num_threads 1"
+SEARCH = "--target gfx1100 --budget 1 --num_threads 1"
 COMMANDS = (
     f"tune --gemm_size_file sizes.yaml {SEARCH} --compare -o first.yaml",
     "tune --gemm_size_file first.yaml --compare_wo_tuning --target gfx1100",

@@ -31,13 +31,6 @@ def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
             arguments.processes(str(most + 1))
 
 
-def test_a_home_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell does so neither behind = nor in quotes, and there would be a folder called ~."""
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert options.parse([*SIZE, "--tuning_results_file=~/t.yaml"]).output == "/home/someone/t.yaml"
-    assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/someone/s.yaml"
-
-
 @pytest.mark.parametrize("folder", [".", "./", "/"])
 def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     """Its name is empty, and those of journal, lock and modules can't begin with it."""
@@ -60,9 +53,6 @@ def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], o
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--timeout", "inf"), "--timeout: 'inf' is not a number that is more than 0 and at most 31536000"),
-        (("--timeout", "1e30"), "--timeout: '1e30' is not a number"),
-        (("--num_threads", "100000000"), "--num-threads: '100000000' is not a whole number from 0 to "),
         (("--all", "²"), "--all: '²' is not a whole number from 0 to 2147483647"),
         (("--all", "9" * 100_000), "9…9"),
         (("-m", "8", "-m", "9"), "-m: is given twice"),

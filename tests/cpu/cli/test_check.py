@@ -261,19 +261,3 @@ def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, caps
     (path / helper.member).write_bytes(bytes(helper.size))
     assert command.main([str(path)]) == 1
     assert f"damaged: {path}: {helper.name}: its code object" in capsys.readouterr().err
-
-
-def test_what_was_repaired_before_a_signal_is_written(
-    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stopped(FakeEvaluator):
-        def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
-            if problem == SIZES[1]:
-                raise KeyboardInterrupt
-            return super().race(problem, *args, **more)
-
-    before = results.read_text().splitlines()
-    monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([Stopped(baseline_seconds=3e-5, rounds=9)]))
-    assert command.main([str(results), "--repair"]) == 130
-    after = results.read_text().splitlines()
-    assert after[1] != before[1] and after[2:] == before[2:]

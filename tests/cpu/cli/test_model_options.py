@@ -39,12 +39,6 @@ def test_sizes_are_printed_and_nothing_is_tuned(
     assert [path.name for path in model.iterdir()] == ["config.json"]
 
 
-def test_sizes_of_a_file_are_printed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n- {M: 4, N: 5, K: 6}\n")
-    assert tune.main(["--gemm_size_file", str(path), "--print_sizes"]) == 0
-    assert "4x5x6_fp16_TT" in capsys.readouterr().out
-
-
 def test_its_sizes_are_tuned(model: Path) -> None:
     """All the way, up to the modules."""
     argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]

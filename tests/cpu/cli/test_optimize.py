@@ -13,7 +13,6 @@ import pytest
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
 from tritongemm.cli import optimize, shell
-from tritongemm.core.errors import TargetError
 from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.workloads import sizes
@@ -100,15 +99,14 @@ def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: p
     assert not list(tmp_path.glob("tunings/gemms.csv"))
 
 
-def test_a_backend_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reported before anything is measured."""
-    assert run(tmp_path, log_in(tmp_path), "--libtype", "abacus", "--log_summary") == shell.REFUSED
-    assert "abacus" in capsys.readouterr().err and not (tmp_path / "tunings").exists()
-
-
-def test_devices_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, log_in(tmp_path), "--devices", "0,3") == shell.REFUSED
-    assert "need a GPU" in capsys.readouterr().err and TargetError.__doc__
+@pytest.mark.parametrize(
+    ("words", "complaint"), [(("--libtype", "abacus", "--log_summary"), "abacus"), (("--devices", "0,3"), "need a GPU")]
+)
+def test_what_is_not_there_is_reported_before_anything_is_measured(
+    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, log_in(tmp_path), *words) == shell.REFUSED
+    assert complaint in capsys.readouterr().err and not (tmp_path / "tunings").exists()
 
 
 def test_the_last_stages_need_a_gpu(

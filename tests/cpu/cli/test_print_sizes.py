@@ -61,11 +61,6 @@ def test_a_workloads_sizes_are_those_of_its_tables(capsys: pytest.CaptureFixture
     assert "3 tables over M: these sizes are searched, " in err and "6 sizes" in err
 
 
-def test_a_target_that_computes_all_refuses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune.main(["--gemm_size_file", "sizes.yaml", "--target", "sm90", "--print_sizes"]) == 0
-    assert listed(capsys) == (["16", "17", "18"], ["3 sizes"])
-
-
 def test_no_size_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command line, and of a workload."""
     Path("sizes.yaml").write_text(SIZES.splitlines()[1])

@@ -193,18 +193,6 @@ def test_notes_of_a_result_are_written_back() -> None:
     assert again == RECORD and again.notes == noted.notes == Record.from_json(noted.to_json()).notes
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "{M: 16, N: 16, K: 16, dtype_a: bf16, num_wraps: 4}",
-        "{M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, backend: triton, num_wraps: 4}",
-    ],
-)
-def test_a_row_written_by_hand_has_no_unknown_keys(row: str) -> None:
-    with pytest.raises(InputError, match=r"row 1 \(line 1\) has an unknown key 'num_wraps'; did you mean 'num_warps'"):
-        rows(f"- {row}\n")
-
-
 def test_ranges_of_m_that_overlap_are_named() -> None:
     """Of one product and device; the file is read as it is."""
     problem = replace(RECORD.problem, m=64)

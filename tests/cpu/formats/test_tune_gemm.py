@@ -1,8 +1,5 @@
 """tune_gemm's YAML and lists of sizes: what their keys mean, and what is reported of a wrong row."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -202,16 +199,3 @@ def test_wrong_file_is_named(text: str, complaint: str) -> None:
 def test_repeated_row_names_both() -> None:
     with pytest.raises(InputError, match=r"row 3 \(line 4\) repeats row 1 \(line 1\), 1x1x1_fp16_TT"):
         rows("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 1, K: 1}\n\n- {M: 1, N: 1, K: 1, rowMajorA: T}\n")
-
-
-@pytest.mark.parametrize(
-    ("make", "known"),
-    [
-        (lambda: (Path("a.yml"), "M: 1"), True),
-        (lambda: (Path("sizes.txt"), "# c\n\n---\n- {M: 1}"), True),
-        (lambda: (Path("sizes.csv"), "M,N,K\n1,2,3\n"), False),
-        (lambda: (Path("sizes.json"), '{"M": 1}'), False),
-    ],
-)
-def test_recognises(make: Callable[[], tuple[Path, str]], known: bool) -> None:
-    assert (TUNE_GEMM.recognises(*make()) or NATIVE.recognises(*make())) is known

@@ -39,13 +39,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("main", [tune.main, launch_plan.main])
-def test_help_lists_it(main: object, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])  # type: ignore[operator]
-    assert BACKEND in capsys.readouterr().out
-
-
 def test_its_kernel_is_launch_planned_and_exported(tmp_path: Path) -> None:
     size, place = ["-m", "33", "-n", "48", "-k", "64"], ["--target", "gfx942", "-o"]
     assert launch_plan.main([*size, "--backend", BACKEND, *place, str(tmp_path / "plan")]) == 0

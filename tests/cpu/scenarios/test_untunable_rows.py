@@ -69,9 +69,3 @@ def test_many_such_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main(["--gemm_size_file", write(GOOD, *rows), "-o", "out.yaml", *FLAGS]) == 1
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not tuned: ")]
     assert len(said) == 1 and said[0].endswith("; 14 others likewise (--verbose lists them)")
-
-
-def test_lines_of_tunableop_too(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("untuned.csv").write_text("GemmTunableOp_double_TN,tn_64_16_64\nGemmTunableOp_Half_TN,tn_64_16_64\n")
-    assert tune.main(["--gemm_size_file", "untuned.csv", "-o", "out.yaml", *FLAGS]) == 1
-    assert "not tuned: untuned.csv: row 1 (line 1) can't be tuned here: 'double' has a" in capsys.readouterr().err

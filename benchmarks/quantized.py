@@ -34,7 +34,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
-from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
+from tritongemm.hip_ext.launching.patched_launch import prepare_launch, tensor_map_makers
 from tritongemm.measure.jobs import LaunchCandidate
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
 from tritongemm.numerics import verify

@@ -1,4 +1,4 @@
-"""Reads what a kernel needs from its binary, a cubin (NVIDIA) or hsaco (AMD), without a GPU, driver or vendor tool."""
+"""Reads what a kernel needs from its binary, a cubin or hsaco, and fills the hidden arguments of an hsaco's kernel."""
 
 import struct
 from collections.abc import Iterator
@@ -186,3 +186,31 @@ def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
             at += short
         else:
             yield attribute, struct.pack("<H", short)[: 2 if form == _HALF else 1]
+
+
+_DIMENSIONS = 3  # HIP always launches in three
+
+
+def append_hidden_args(
+    block: bytes, kernel: KernelInfo, grid: tuple[int, int, int], threads: tuple[int, int, int], dynamic_lds: int
+) -> bytes:
+    """Return a parameter block with its hidden arguments; pointers into the runtime (heap, queue, calls) stay zero.
+
+    Args:
+        block: what the caller passes.
+        kernel: has the offsets of the hidden arguments; without any the block is returned unchanged.
+        grid: workgroups along x, y, z.
+        threads: threads of a workgroup along x, y, z.
+        dynamic_lds: bytes of LDS the launch adds.
+    """
+    values = {"hidden_grid_dims": _DIMENSIONS, "hidden_dynamic_lds_size": dynamic_lds}
+    for axis, count, size in zip("xyz", grid, threads, strict=True):
+        values |= {f"hidden_block_count_{axis}": count, f"hidden_group_size_{axis}": size}
+    hidden = [a for a in kernel.args if a.kind.startswith("hidden_")]
+    if not hidden:
+        return block
+    padded = bytearray(block.ljust(kernel.kernarg_bytes, b"\0"))
+    for argument in hidden:
+        value = values.get(argument.kind, 0)
+        padded[argument.offset : argument.offset + argument.size] = value.to_bytes(argument.size, "little")
+    return bytes(padded)

@@ -15,8 +15,7 @@ from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from typing import Any
 
 from tritongemm.core.errors import DriverError
-from tritongemm.hip_ext.blaslt.tables import AMD, Table, result_type
-from tritongemm.hip_ext.blaslt.types import Matmul
+from tritongemm.hip_ext.blaslt.tables import AMD, Matmul, Table, result_type
 
 ALGO_BYTES = AMD.algo_bytes
 _GEMM = 1  # GemmType::HIPBLASLT_GEMM

@@ -1,6 +1,6 @@
 """Binds cuBLASLt and hipBLASLt alike: D = op(A) op(B) (+ C) with every algorithm the library has for it.
 
-Two tables (`tables`), one code; `matmul` runs the products that `types` describes; matrices are column-major, as BLAS
+Two tables (`tables`), one code; `matmul` runs the products; matrices are column-major, as BLAS
 has it. Algorithms come from the heuristics, asked for many. hipBLASLt keeps further ones behind C++ entry points, which
 `cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). Only
 hipBLASLt's C++ side names the kernel; cuBLASLt gives tile, stages and other attributes instead. hipBLASLt's side

@@ -11,8 +11,7 @@ from typing import Any
 
 from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.blaslt.library import Library
-from tritongemm.hip_ext.blaslt.tables import ATTRIBUTES, EPILOGUE_BIAS
-from tritongemm.hip_ext.blaslt.types import REFUSALS, Algorithm, Matmul, Matrix
+from tritongemm.hip_ext.blaslt.tables import ATTRIBUTES, EPILOGUE_BIAS, REFUSALS, Algorithm, Matmul, Matrix
 
 
 class PreparedMatmul:

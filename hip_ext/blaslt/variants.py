@@ -12,8 +12,7 @@ from itertools import chain
 from tritongemm.core.errors import DriverError
 from tritongemm.core.integers import cdiv
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
-from tritongemm.hip_ext.blaslt.tables import tiles
-from tritongemm.hip_ext.blaslt.types import Algorithm
+from tritongemm.hip_ext.blaslt.tables import Algorithm, tiles
 
 # cublasLtMatmulAlgoCapAttributes_t
 _SPLIT_K, _REDUCTIONS, _SWIZZLE, _TILES, _CUSTOM_MOST, _STAGES = 0, 1, 2, 6, 7, 13

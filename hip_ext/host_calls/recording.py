@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.launch import HostLaunch
-from tritongemm.hip_ext.binaries import code_object, hidden_args, offload_bundle
+from tritongemm.hip_ext.binaries import code_object, elf
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.libraries import load_kept
 
@@ -45,7 +45,7 @@ class LaunchRecorder:
         names = [str(p.value) for p in call.params if p.kind == "pointer" and p.value not in ("", "stream")]
         addresses = {name: _STEP * (i + 1) for i, name in enumerate(names)}
         by_address = {address: name for name, address in addresses.items()}
-        code = offload_bundle.device_code(Path(call.path).read_bytes(), arch)
+        code = elf.device_code(Path(call.path).read_bytes(), arch)
         kernels = {k.symbol: k for k in code_object.read(code)}
         found: list[RecordedLaunch] = []
         zeroed: list[str] = []
@@ -66,7 +66,7 @@ class LaunchRecorder:
                     pointers[buffer] = at
                     block[at : at + 8] = bytes(8)
             grid, threads = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
-            params = hidden_args.append(bytes(block), kernel, grid, threads, lds)
+            params = code_object.append_hidden_args(bytes(block), kernel, grid, threads, lds)
             found.append(RecordedLaunch(kernel.symbol, grid, threads, lds, params, pointers, tuple(zeroed)))
 
         sizes_type, pointers_type = ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p)

@@ -9,8 +9,15 @@ from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.hip_ext.launching.launch_preparation import PLACEHOLDER_ADDRESS, prepare_launch, tensor_map_makers
-from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch, address_writer, as_words, call_all
+from tritongemm.hip_ext.launching.patched_launch import (
+    PLACEHOLDER_ADDRESS,
+    ZeroedLaunch,
+    address_writer,
+    as_words,
+    call_all,
+    prepare_launch,
+    tensor_map_makers,
+)
 
 
 @dataclass(frozen=True)

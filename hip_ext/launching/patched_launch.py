@@ -1,9 +1,11 @@
-"""Writes addresses into a prepared launch's parameter block, and zeroes memory before a kernel that adds into it."""
+"""Prepares launches: encodes tensor maps, packs parameters, and writes addresses into the block between launches."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
-from tritongemm.core.launch import Buffer
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.driver.module import PreparedLaunch
 
 WORD_BYTES = 8  # of an address
 
@@ -63,3 +65,42 @@ class ZeroedLaunch:
         for buffer in self._buffers:
             self._device.memset(self._addresses[buffer.name], 0, buffer.bytes, stream)
         self._launch(stream)
+
+
+PLACEHOLDER_ADDRESS = 1 << 20  # a tensor map needs an aligned address until it gets its own
+
+TensorMapMaker: TypeAlias = Callable[[int], bytes]  # the tensor map of a matrix at an address
+
+
+def tensor_map_makers(device: driver.Device, launch: Launch) -> dict[int, TensorMapMaker]:
+    """Return the maker of each tensor map among a launch's parameters, by the index of the parameter."""
+    return {index: _maker(device, param) for index, param in enumerate(launch.params) if param.kind == "tma"}
+
+
+def _maker(device: driver.Device, p: Param) -> TensorMapMaker:
+    return lambda address: device.tensor_map(address, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
+
+
+def prepare_launch(
+    function: driver.Function,
+    launch: Launch,
+    makers: Mapping[int, TensorMapMaker],
+    addresses: Mapping[str, int] | None = None,
+) -> PreparedLaunch:
+    """Return a launch with everything but the stream fixed.
+
+    Args:
+        function: the loaded kernel.
+        launch: its grid, block and parameters.
+        makers: its `tensor_map_makers`.
+        addresses: device address of each buffer by name. None where they are written into the parameters later: until
+            then pointers are null and tensor maps are at `PLACEHOLDER_ADDRESS`, and where there are such maps the
+            driver gets the offset of each parameter.
+    """
+    if addresses is None:
+        packed = launch.pack({}, {index: make(PLACEHOLDER_ADDRESS) for index, make in makers.items()})
+        offsets = tuple(launch.offsets()) if makers else ()
+    else:
+        maps = {index: make(addresses[str(launch.params[index].value)]) for index, make in makers.items()}
+        packed, offsets = launch.pack(addresses, maps), ()
+    return function.prepare(launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets, launch.overlap)

@@ -23,8 +23,8 @@ from tritongemm.report.progress import RunProgress
 from tritongemm.results import tuned_file
 from tritongemm.results.rewriting import place_of
 from tritongemm.tune import requested_run
-from tritongemm.tune.effort import effort as effort_named
 from tritongemm.tune.request import SizeSource, TuneRequest
+from tritongemm.tune.request import effort as effort_named
 from tritongemm.workloads.sizes import Size
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.export.library import building, checking, storage
-from tritongemm.export.library.checking import Checked, Claim
-from tritongemm.export.library.held import HeldLibrary
+from tritongemm.export.library.checking import Checked, Claim, HeldLibrary
 from tritongemm.export.library.storage import open_library
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine

@@ -10,8 +10,7 @@ from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
 from tritongemm.tune import servers
-from tritongemm.tune.effort import EFFORTS
-from tritongemm.tune.request import SearchScope
+from tritongemm.tune.request import EFFORTS, SearchScope
 
 
 def add_search_options(p: argparse.ArgumentParser) -> None:

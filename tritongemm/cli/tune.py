@@ -1,35 +1,40 @@
-"""The command line: `tritongemm tune`."""
+"""The command line of `tritongemm tune`, which prints sizes, tables over M and results."""
 
 import argparse
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tritongemm.cli import arguments, model_options, options, search_options, shell, tables, tuned_rows
+from tritongemm.cli import arguments, model_options, options, search_options, shell, tuned_rows
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.format_row import FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.numerics.computable_families import defaults_on, name_others
 from tritongemm.plugins import registry
+from tritongemm.report import invariance
 from tritongemm.report.console import Reporter
 from tritongemm.report.quality import quality_over_time
-from tritongemm.report.revalidation import print_retimed, print_verified
-from tritongemm.report.sizes import print_sizes
+from tritongemm.report.tables import print_gain, print_held_out, print_retimed, print_sizes, print_table, print_verified
 from tritongemm.results import history
 from tritongemm.results.store import Store
 from tritongemm.tune import requested_rows, requested_run, session
 from tritongemm.tune.cluster import open_machine
+from tritongemm.tune.m_table import MTable
 from tritongemm.tune.request import Devices, Outputs, SizeSource, TuneRequest
+from tritongemm.tune.requested_rows import list_measured, list_searched, read_spans
 from tritongemm.tune.requested_run import TuningOutcome, TuningStopped
 from tritongemm.tune.revalidate import Revalidation, require_results
 from tritongemm.workloads import sizes
+from tritongemm.workloads.m_spans import MSpan
+from tritongemm.workloads.sibling_layers import join_rows, saved_by_joining
 
 parser = options.parser
 
@@ -106,7 +111,7 @@ def run(
         raise
     _print_outcome(outcome, request, reporter, compare)
     if request.invariant and not request.stop:
-        tables.print_price(outcome, [row.record for row in others if row.record is not None], reporter)
+        print_price(outcome, [row.record for row in others if row.record is not None], reporter)
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)
     return shell.WRONG if outcome.failures or outcome.untunable else shell.DONE
 
@@ -121,7 +126,7 @@ def _print_outcome(outcome: TuningOutcome, request: TuneRequest, reporter: Repor
         reporter.records(records, outcome.target, compare=compare)
         if compare:
             reporter.backends(records, lambda problem: store.trials(problem).values())
-    tables.print_tables(outcome.tables, outcome.rows, reporter)
+    print_tables(outcome.tables, outcome.rows, reporter)
     if counts:
         reporter.say(f"trials: {counts}")
     _print_quality(outcome.tuned, store, reporter)
@@ -157,7 +162,7 @@ def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
         asked = requested_rows.read_rows(request, machine.target, reporter.say)
     complaints = [(row, requested_rows.complain(row, machine.target, source)) for row in asked.rows]
     kept = [row for row, complaint in complaints if not complaint]
-    print_sizes(reporter, tables.list_planned(kept, source, reporter))
+    print_sizes(reporter, list_planned(kept, source, reporter))
     refused = [*filter(None, (complaint for _, complaint in complaints)), *(r.reason for r in asked.untunable)]
     shell.report_alike((f"refused: {complaint}" for complaint in refused), reporter.verbose)
     of_others = requested_rows.is_for_another_target
@@ -211,3 +216,39 @@ def _list_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str,
         if trial.status == "refused":
             reason = f"{trial.reason}{name_others(row.problem, target)}"
             yield f"refused: {row.where(path)}: {row.problem.key}: {reason}"
+
+
+def list_planned(rows: Sequence[FormatRow], source: SizeSource, reporter: Reporter) -> list[FormatRow]:
+    """Return the rows of a command's sizes or, for tables over M, of the sizes that are searched for them.
+
+    Their counts are of the calls at exactly their M; a size at another M has the callers of its product.
+    """
+    spans = read_spans(rows, source, reporter.say)
+    if not spans:
+        return list(rows)
+    every = [*rows, *(joined.row for joined in join_rows(rows))]
+    known = {row.problem: row for row in every}
+    callers = {row.problem.at(1): row.callers for row in every}
+    searched, measured = list_searched(spans), len(list_measured(spans))
+    tables = f"{len(spans)} table{'s' * (len(spans) != 1)} over M"
+    reporter.say(f"{tables}: these sizes are searched, {measured - len(searched)} more are measured")
+    return [known.get(p) or FormatRow(p, count=0.0, callers=callers.get(p.at(1), ())) for p in searched]
+
+
+def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], reporter: Reporter) -> None:
+    """Print the ranges of each table, how well they do at M held out, and what the rows' calls gain."""
+    found = [table.records() for table in tables.values() if table.rows]
+    for records in found:
+        print_table(reporter, records)
+    every = [record for records in found for record in records]
+    print_held_out(reporter, every)
+    reporter.wrong_libraries([record.library_fault for record in every])
+    saved = saved_by_joining(join_rows(rows), {record.problem: record for record in every})
+    print_gain(reporter, rows, every, saved)
+
+
+def print_price(outcome: TuningOutcome, unconstrained: Sequence[Record], reporter: Reporter) -> None:
+    """Print what the invariance of a run's rows costs, at each measured size and over all calls."""
+    every = [record for table in outcome.tables.values() for record in table.records()] or outcome.records
+    counts = {row.problem: row.count for row in outcome.rows}
+    invariance.print_price(reporter, every, unconstrained, counts)

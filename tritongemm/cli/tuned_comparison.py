@@ -21,7 +21,7 @@ from tritongemm.formats import results_format
 from tritongemm.numerics.computable_families import defaults_on
 from tritongemm.plugins import registry
 from tritongemm.report.console import Reporter
-from tritongemm.report.revalidation import print_retimed
+from tritongemm.report.tables import print_retimed
 from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store

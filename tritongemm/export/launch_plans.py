@@ -12,7 +12,7 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
-from tritongemm.hip_ext.binaries import code_object, hidden_args, offload_bundle
+from tritongemm.hip_ext.binaries import code_object, elf
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.host_calls.recording import RecordedLaunch
 from tritongemm.system import settings
@@ -63,7 +63,7 @@ def plans(
     call: HostLaunch, facts: Target, known: dict[str, dict[str, Any]], sizes: dict[str, int]
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield the code object and the plan of each launch, without the object's file name."""
-    code = offload_bundle.device_code(Path(call.path).read_bytes(), facts.name)
+    code = elf.device_code(Path(call.path).read_bytes(), facts.name)
     for launch in record(call, facts):
         buffers = []
         for name, offset in launch.pointers.items():
@@ -121,13 +121,14 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
         # A name that comes back is a parameter the kernel does not read, e.g. the bias of a GEMM without one.
         if param.kind == "pointer" and param.value in known:
             buffers.append({"name": param.value, "offset": offset, **known.pop(str(param.value))})
+    kernarg = code_object.append_hidden_args(launch.pack({}), kernel, launch.grid, launch.block, launch.shared)
     return {
         "arch": facts.name,
         "kernel": launch.symbol,
         "grid": list(launch.grid),
         "block": list(launch.block),
         "dynamic_lds": launch.shared,
-        "kernarg": hidden_args.append(launch.pack({}), kernel, launch.grid, launch.block, launch.shared).hex(),
+        "kernarg": kernarg.hex(),
         "buffers": buffers,
         "problem": {"M": problem.m, "N": problem.n, "K": problem.k}
         | ({"batch": problem.batch} if problem.batch > 1 else {}),

@@ -27,8 +27,7 @@ from tritongemm.formats._aiter_rows import (
     two_decimals,
 )
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
-from tritongemm.formats._kept import KeptError
-from tritongemm.formats._rows import make_problem
+from tritongemm.formats._rows import KeptError, make_problem
 
 # Our family and its scales ("" for the first that it has), by the last word of ``q_type``; of fp8 by powers of two.
 _FAMILIES = {

@@ -22,7 +22,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
-from tritongemm.formats._kept import RowFaults
+from tritongemm.formats._rows import RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.system.printable import printable

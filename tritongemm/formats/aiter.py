@@ -13,7 +13,6 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError, RemarkWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
-from tritongemm.formats import _aiter_header as header
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_moe as moe
 from tritongemm.formats._aiter_families import (
@@ -26,8 +25,8 @@ from tritongemm.formats._aiter_families import (
     is_header,
 )
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, result_cells, seconds_of
-from tritongemm.formats._aiter_table import CsvLine, CsvTable, columns_of
-from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._aiter_table import CsvLine, CsvTable, check_names, columns_of, fault_of
+from tritongemm.formats._rows import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, TunerFormat
 from tritongemm.system.printable import printable
@@ -55,7 +54,7 @@ class AiterCsv(TunerFormat):
 
     def why_unrecognised(self, path: Path, text: str) -> str:
         """Return what is wrong with the names of columns, of a file that has sizes in columns."""
-        return header.fault_of(path, text)
+        return fault_of(path, text)
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """Return the rows of a file, in its order; those that are wrong or not computed here are kept apart.
@@ -66,7 +65,7 @@ class AiterCsv(TunerFormat):
             InputError: nothing says which family it is, or nothing here computes that.
         """
         table = CsvTable.parse(path, text)
-        header.check(path, text, table.columns)
+        check_names(path, text, table.columns)
         family = family_of_file(path, table.columns, defaults.family, defaults.dtype_a or "")
         _remark(path, family, table)
         read = CellReader(family, defaults).read

@@ -25,7 +25,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, LIBRARY_TYPES, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
+from tritongemm.formats._rows import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, WritableFormat
 from tritongemm.system.printable import printable

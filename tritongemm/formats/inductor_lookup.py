@@ -23,8 +23,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
-from tritongemm.formats._kept import KeptError, RowFaults
-from tritongemm.formats._rows import baseline_won, by_device, make_problem
+from tritongemm.formats._rows import KeptError, RowFaults, baseline_won, by_device, make_problem
 from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.search_spaces.loader import target_of_device
 from tritongemm.system.printable import printable

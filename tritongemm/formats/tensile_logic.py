@@ -14,7 +14,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel,
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats._column_major import LIBRARY, ColumnMajor, column_major, winning_solution
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
+from tritongemm.formats._rows import FULL_FLOAT32, KeptError, RowFaults
 from tritongemm.formats._tensile_text import Logic, Size, begins_logic, read_logic, shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, WritableFormat

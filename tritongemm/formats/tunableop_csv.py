@@ -22,8 +22,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Transla
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.formats._kept import FULL_FLOAT32, KeptError, RowFaults
-from tritongemm.formats._rows import baseline_won, by_device, make_problem
+from tritongemm.formats._rows import FULL_FLOAT32, KeptError, RowFaults, baseline_won, by_device, make_problem
 from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.search_spaces.loader import target_of_device
 from tritongemm.system.printable import printable

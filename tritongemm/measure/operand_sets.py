@@ -17,8 +17,7 @@ from tritongemm.core.launch import Buffer, HostLaunch, Launch
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
-from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
+from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch, prepare_launch, tensor_map_makers
 from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.numerics import shared_rows

@@ -9,8 +9,7 @@ from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.launch import Launch
 from tritongemm.core.operands import Tensor
 from tritongemm.hip_ext.driver.driver import Device, Function
-from tritongemm.hip_ext.launching.launch_preparation import prepare_launch, tensor_map_makers
-from tritongemm.hip_ext.launching.patched_launch import call_all
+from tritongemm.hip_ext.launching.patched_launch import call_all, prepare_launch, tensor_map_makers
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, side_by_side
 
 _GRAPH_SECONDS = 4e-4

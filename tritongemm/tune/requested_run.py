@@ -20,10 +20,9 @@ from tritongemm.results.tuned_file import TunedFile
 from tritongemm.system.stop_signals import uninterrupted
 from tritongemm.tune import requested_rows, roster, servers, session
 from tritongemm.tune.cluster import Cluster, open_machine
-from tritongemm.tune.effort import effort
 from tritongemm.tune.m_table import MTable
 from tritongemm.tune.options import TuningOptions
-from tritongemm.tune.request import TuneRequest
+from tritongemm.tune.request import TuneRequest, effort
 from tritongemm.tune.roster import choose_roster
 from tritongemm.tune.run import TuningRun
 from tritongemm.tune.table_tuning import TableTuning

@@ -26,11 +26,10 @@ from tritongemm.results.store import Store
 from tritongemm.system import settings
 from tritongemm.tune import servers
 from tritongemm.tune.cluster import Cluster
-from tritongemm.tune.effort import effort
 from tritongemm.tune.final_race import best_kernel
 from tritongemm.tune.layer_tuning import LayerTuning
 from tritongemm.tune.options import TuningOptions
-from tritongemm.tune.request import TuneRequest
+from tritongemm.tune.request import TuneRequest, effort
 from tritongemm.tune.run import TuningRun
 
 

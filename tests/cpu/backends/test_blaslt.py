@@ -25,7 +25,7 @@ from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.hip_ext.blaslt import variants as blaslt_variants
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
-from tritongemm.hip_ext.blaslt.types import Matmul, Matrix
+from tritongemm.hip_ext.blaslt.tables import Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family

@@ -22,7 +22,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
-from tritongemm.hip_ext.binaries import offload_bundle
+from tritongemm.hip_ext.binaries import elf
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -333,16 +333,16 @@ def test_bundles() -> None:
         ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
         ("hipv4-amdgcn-amd-amdhsa--gfx950", b"five"),
     )
-    assert offload_bundle.device_code(both, "gfx942") == b"nine"
-    assert offload_bundle.device_code(both, "gfx950") == b"five"
+    assert elf.device_code(both, "gfx942") == b"nine"
+    assert elf.device_code(both, "gfx950") == b"five"
     with pytest.raises(InputError, match=r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a"):
-        offload_bundle.device_code(both, "gfx90a")
+        elf.device_code(both, "gfx90a")
     with pytest.raises(InputError, match="ends at byte"):
-        offload_bundle.device_code(both[:-2], "gfx950")
+        elf.device_code(both[:-2], "gfx950")
     with pytest.raises(InputError, match="truncated"):
-        offload_bundle.device_code(both[:40], "gfx950")
+        elf.device_code(both[:40], "gfx950")
     with pytest.raises(InputError, match="not an ELF file"):
-        offload_bundle.device_code(b"CCOB", "gfx950")
+        elf.device_code(b"CCOB", "gfx950")
 
 
 def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)) -> Path:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.hip_ext.blaslt import types
 from tritongemm.hip_ext.blaslt import variants as blaslt_variants
-from tritongemm.hip_ext.blaslt.types import Matrix
+from tritongemm.hip_ext.blaslt.tables import Matrix
 
 
 def test_the_tables_agree_with_the_headers() -> None:
@@ -28,6 +27,6 @@ def test_tiles_that_fill_the_device_come_first(monkeypatch: pytest.MonkeyPatch) 
     capable = {1: [of[256, 128], of[128, 128], of[224, 128]], 2: [of[224, 128], of[64, 64], 10_000]}
     monkeypatch.setattr(blaslt_variants, "read_capability_list", lambda _, seed, __: capable[dict(seed.values)["algo"]])
     prepared: Any = SimpleNamespace(matmul=SimpleNamespace(d=Matrix("bf16", 28672, 256, 28672)))
-    seeds = [types.Algorithm(b"", 0, (("algo", number), ("tile", 1))) for number in capable]
+    seeds = [blaslt_tables.Algorithm(b"", 0, (("algo", number), ("tile", 1))) for number in capable]
     found = [(v["algo"], blaslt_tables.tiles()[v["tile"]]) for v in blaslt_variants.vary_tile(prepared, seeds, 132)]
     assert found == [(1, (224, 128)), (2, (224, 128)), (1, (256, 128)), (1, (128, 128)), (2, (64, 64))]

@@ -13,7 +13,7 @@ from tritongemm.core.trial import OUR_FAULT, Trial
 from tritongemm.report import console as console_module
 from tritongemm.report import progress
 from tritongemm.report.console import Reporter
-from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.report.tables import print_retimed, print_verified
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.printable import WORD_CHARACTERS, printable

@@ -9,7 +9,7 @@ from tests.support.linear_layers import problem, record
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
-from tritongemm.report.m_tables import print_gain, print_held_out, print_table
+from tritongemm.report.tables import print_gain, print_held_out, print_table
 
 RECORDS = [
     record(problem(1, 32, 64), m_from=1, held_out={}),

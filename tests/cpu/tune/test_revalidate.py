@@ -18,7 +18,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import FormatRow
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
-from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.report.tables import print_retimed, print_verified
 from tritongemm.system import settings
 from tritongemm.tune.revalidate import Revalidation
 

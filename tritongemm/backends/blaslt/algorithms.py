@@ -22,9 +22,8 @@ from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.hip_ext.blaslt import types
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
-from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
+from tritongemm.hip_ext.blaslt.tables import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.blaslt.variants import all_algorithms
 from tritongemm.hip_ext.driver import driver
 
@@ -87,7 +86,7 @@ def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> Prepa
         plan = PreparedMatmul(library, matmul, device, WORKSPACE_BYTES, REQUESTED[library.table.vendor])
         return plan if plan.algorithms else None
     except DriverError as error:
-        if any(word in error.name for word in types.REFUSALS):
+        if any(word in error.name for word in blaslt_tables.REFUSALS):
             return None
         raise
 

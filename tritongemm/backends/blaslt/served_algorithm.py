@@ -21,7 +21,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
-from tritongemm.hip_ext.blaslt.types import Algorithm
+from tritongemm.hip_ext.blaslt.tables import Algorithm
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.launching import captured_launch
 from tritongemm.hip_ext.launching.captured_launch import CapturedKernel

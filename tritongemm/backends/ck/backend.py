@@ -19,7 +19,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.hip_ext.binaries import code_object, offload_bundle
+from tritongemm.hip_ext.binaries import code_object, elf
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
@@ -136,7 +136,7 @@ class CkBackend(KernelBackend):
         compiler = hip_compiler.compiler(wanted["arch"])
         options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
         code = compiler.library(wanted["source"], options, self.compile_limit_s)
-        kernels = code_object.read(offload_bundle.device_code(code, wanted["arch"]))
+        kernels = code_object.read(elf.device_code(code, wanted["arch"]))
         artifact = Artifact(
             job.config,
             job.digest,

@@ -19,8 +19,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
-from tritongemm.export.library.entry import LibraryEntry, LibraryKernel, record_m
-from tritongemm.export.library.helper import LibraryHelper
+from tritongemm.export.library.entry import LibraryEntry, LibraryHelper, LibraryKernel, record_m
 from tritongemm.export.library.launch_table import LaunchTable, Run, fixed_of, numbers_of, tabulate
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.machine import Machine

@@ -1,4 +1,4 @@
-"""The noun `LibraryEntry`: a tuned result with the code object that computes it, as a manifest describes it."""
+"""The nouns `LibraryEntry` and `LibraryHelper`: a result or a kernel beside the products, as a manifest describes it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.launch import StridePlaces
+from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.values import FLAG, MAP, TEXTS, FieldKind
-from tritongemm.export.library.code_object import OBJECT_KINDS, CodeObject, opened, require_all, sealed
+from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, FieldKind
+from tritongemm.export.library.code_object import OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
 from tritongemm.export.library.launch_table import LaunchTable
-from tritongemm.export.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
+from tritongemm.export.library.launch_values import (
+    launch_from_json,
+    launch_to_json,
+    places_from_json,
+    places_to_json,
+    table_from_json,
+    table_to_json,
+)
 
 # What a library holds one result for: a product, a target, compute units, and whether it serves a range of M.
 EntryKey: TypeAlias = tuple[Problem, str, int, bool]
@@ -155,3 +162,61 @@ class LibraryEntry:
 def record_m(record: Record) -> int:
     """Return the M by which a record's launches differ: its rows, or those that each group has room for."""
     return record.problem.group_m
+
+
+HelperKey: TypeAlias = tuple[str, str]  # an architecture, and the digest of a `HelperKernel` for it
+
+_NAME = FieldKind("a name of at most 64 characters", lambda v: TEXT.holds(v) and 0 < len(v) <= 64)
+_KINDS = OBJECT_KINDS | {"name": _NAME, "target": _NAME, "asked": SHA256, "toolchain": TEXTS, "launch": MAP}
+
+
+@dataclass(frozen=True)
+class LibraryHelper(CodeObject):
+    """A kernel beside the products, e.g. one that quantises activations, in a library.
+
+    Attributes:
+        kernel: its name.
+        target: the architecture that it is compiled for.
+        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else says what it computes.
+        toolchain: versions that compiled it.
+        launch: a launch of it, of any grid and numbers; its path is empty.
+    """
+
+    kernel: str
+    target: str
+    asked: str
+    toolchain: Mapping[str, str]
+    launch: Launch
+
+    @property
+    def key(self) -> HelperKey:
+        """The architecture and the digest by which a library finds the kernel."""
+        return self.target, self.asked
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in messages: with its architecture and the start of its digest."""
+        return f"{self.kernel} for {self.target} ({self.asked[:12]})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kernel as JSON values of a manifest, with the seal that shows whether they were edited."""
+        values = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
+        return sealed({**values, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
+
+    @classmethod
+    def from_json(cls, data: object) -> LibraryHelper:
+        """Return the kernel of which `to_json` wrote these values."""
+        if not isinstance(data, Mapping):
+            raise InputError("it is no kernel")
+        values = opened(data)
+        require_all("a helper kernel", values, _KINDS)
+        return cls(
+            sha256=values["object"],
+            suffix=values["suffix"],
+            size=values["bytes"],
+            kernel=values["name"],
+            target=values["target"],
+            asked=values["asked"],
+            toolchain=values["toolchain"],
+            launch=launch_from_json(values["launch"], values["object"]),
+        )

@@ -20,8 +20,7 @@ from typing import Any, NoReturn, Protocol
 from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
-from tritongemm.export.library.entry import LibraryEntry, LibraryKernel
-from tritongemm.export.library.helper import HelperKey, LibraryHelper
+from tritongemm.export.library.entry import HelperKey, LibraryEntry, LibraryHelper, LibraryKernel
 from tritongemm.search_spaces import schema
 from tritongemm.system import files
 from tritongemm.system.printable import printable

@@ -11,8 +11,7 @@ from pathlib import Path
 from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
-from tritongemm.export.library.entry import EntryKey, LibraryEntry
-from tritongemm.export.library.helper import HelperKey, LibraryHelper
+from tritongemm.export.library.entry import EntryKey, HelperKey, LibraryEntry, LibraryHelper
 from tritongemm.export.library.storage import (
     ARCHIVE_SUFFIX,
     MANIFEST,

@@ -10,14 +10,16 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tritongemm.operations.contract import every
 from tritongemm.workloads.capturing.counting import make_counter
-from tritongemm.workloads.capturing.overriding import Overriding
 from tritongemm.workloads.capturing.recorder import Recorder
 
 _FUNCTIONS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "inner", "chain_matmul",
@@ -248,3 +250,32 @@ def _kernels_of_inductor() -> list[Any]:
     """Return where the code that Inductor writes finds PyTorch's products, once it is imported."""
     module = sys.modules.get("torch._inductor.select_algorithm")
     return [module.extern_kernels] if module else []
+
+
+class Overriding:
+    """Reports classes that were made while the hooks stood from older ones."""
+
+    def __init__(self) -> None:
+        self._before = WeakSet(_subclasses(Tensor))
+
+    def choose(
+        self, args: Sequence[Any], hook: Callable[..., Any], original: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """Return the function of a class among the arguments; None where none computes functions itself."""
+        kinds = [kind for kind in map(type, args) if issubclass(kind, Tensor) and _computes(kind)]
+        if not kinds:
+            return None
+        return original if all(kind in self._before for kind in kinds) else hook
+
+
+def _computes(kind: Any) -> bool:
+    """Return whether a class has a function of its own; a parameter has switched it off."""
+    method = kind.__torch_function__
+    return isinstance(method, MethodType) and method.__func__ is not Tensor.__torch_function__.__func__
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    below: type
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)

@@ -1,4 +1,4 @@
-"""Keeps the lines of one of AITER's CSVs byte for byte, with their cells by the names of columns, and checks the names."""
+"""Keeps the lines of AITER's CSVs byte for byte, with their cells by the names of columns, and checks the names."""
 
 from __future__ import annotations
 

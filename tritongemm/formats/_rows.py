@@ -1,4 +1,4 @@
-"""Holds what formats share: a row's problem, why a row is not used, a file's text and format, and the results format."""
+"""Holds what formats share: a row's problem, why a row is not used, a file's text and format, our results format."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

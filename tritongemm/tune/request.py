@@ -1,4 +1,4 @@
-"""The class `TuneRequest`, what a command line, a Python program or a campaign asks a run for, and the effort levels."""
+"""The class `TuneRequest`, what a command line, a Python program or a campaign asks a run for, and effort levels."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The nouns `LibraryEntry` and `LibraryHelper`: a result or a kernel beside the products, as a manifest describes it."""
+"""The nouns `LibraryEntry` and `LibraryHelper`: a result, or a kernel beside products, as a manifest has it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Serve a transformers model with tuned kernels, and generate with and without them.
 
-python examples/serve_model.py tuned.yaml [--model meta-llama/Llama-3.1-8B]
+python examples/serve_model.py [tuned.yaml] [--model meta-llama/Llama-3.1-8B]
 
-Without --model a small Llama of random weights is made, so that nothing is downloaded. What has no row, and everything
+Without a file the tables serve that come along in tritongemm. Without --model a small Llama of random weights is made, so that nothing is downloaded. What has no row, and everything
 without a GPU, PyTorch computes.
 """
 
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import tritongemm
 
 parser = argparse.ArgumentParser(description="Serve a transformers model with tuned kernels.")
-parser.add_argument("results", help="file of tuned rows, or a kernel library")
+parser.add_argument("results", nargs="?", help="file of tuned rows, or a kernel library; the shipped tables if left out")
 parser.add_argument("--model", help="name or folder of a model")
 parser.add_argument("--tokens", type=int, default=32, help="tokens to generate")
 args = parser.parse_args()

@@ -2,8 +2,8 @@
 
 python examples/serve_model.py [tuned.yaml] [--model meta-llama/Llama-3.1-8B]
 
-Without a file the tables serve that come along in tritongemm. Without --model a small Llama of random weights is made, so that nothing is downloaded. What has no row, and everything
-without a GPU, PyTorch computes.
+Without a file the tables serve that come along in tritongemm. Without --model a small Llama of random weights is made,
+so that nothing is downloaded. What has no row, and everything without a GPU, PyTorch computes.
 """
 
 import argparse

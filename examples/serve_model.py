@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import tritongemm
 
 parser = argparse.ArgumentParser(description="Serve a transformers model with tuned kernels.")
-parser.add_argument("results", nargs="?", help="file of tuned rows, or a kernel library; the shipped tables if left out")
+parser.add_argument("results", nargs="?", help="file of tuned rows or library; the shipped tables if left out")
 parser.add_argument("--model", help="name or folder of a model")
 parser.add_argument("--tokens", type=int, default=32, help="tokens to generate")
 args = parser.parse_args()

@@ -1,5 +1,6 @@
 """Small shipped tables that stand in for the package's: of two GPUs, which differ in their memory alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ N, K = 96, 64
 LAYER = "Toy 1B, TP 1: qkv_proj"
 
 
+GPUS = (("NVIDIA H100 80GB HBM3", 3352), ("NVIDIA H200", 4917))
+
+
 def rows(device: str) -> list[Record]:
     """A table up to M 96: a kernel up to 16, in three rows, another up to 32, the library to 64, an algorithm to 96."""
     tools = {"device": device, "triton": "3.6.0", "torch": "2.11.0"}
@@ -31,14 +35,16 @@ def rows(device: str) -> list[Record]:
     ]
 
 
-def ship(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Put tables of an H100 and an H200 in the place of the package's; return what packing them says."""
+def ship(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: Sequence[tuple[str, int]] = GPUS, most: int = 7
+) -> list[str]:
+    """Put tables of GPUs, of their first rows, in the place of the package's; return what packing them says."""
     monkeypatch.setattr(shipped_tables, "FOLDER", folder / "shipped")
     said = []
     products = [Product(problem(1, N, K), 64, (LAYER,))]
-    for device, gbps in (("NVIDIA H100 80GB HBM3", 3352), ("NVIDIA H200", 4917)):
+    for device, gbps in gpus:
         made = folder / f"{gbps}.yaml"
         head = f'# made: {{"date": "2026-01-02", "driver": "580.1", "memory_gbps": {gbps}}}\n'
-        made.write_text(head + write_text(*rows(device)), encoding="utf-8")
+        made.write_text(head + write_text(*rows(device)[:most]), encoding="utf-8")
         said.append(packing.pack(made, products, shipped_tables.FOLDER))
     return said

@@ -13,7 +13,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.scaling import ScalePair, Scaling, unusual_granularity
-from tritongemm.core.values import FLAG, MOST, TEXT, check_size, one_of, require
+from tritongemm.core.values import FLAG, MAP, MOST, NATURAL, TEXT, FieldKind, check_size, one_of, require
 
 MAX_DIM = MOST
 BIASES = ("none", "m", "n")
@@ -354,5 +354,9 @@ JSON_KEYS = (
     "m", "n", "k", "dtype_a", "dtype_b", "dtype_c", "row_major_a", "row_major_b", "bias", "batch", "family", "order_b",
     "scale_a", "scale_b", "groups", "group_form", "spread", "counts", "room", "scales", "shared",
 )  # fmt: skip
-_KINDS = dict.fromkeys(("row_major_a", "row_major_b"), FLAG) | dict.fromkeys(("family", "order_b", "scales"), TEXT)
-_KINDS |= {"shared": one_of("", "a", "b")}
+# What `Problem` itself does not check: it checks the range of a size and the names of dtypes and biases.
+_TEXTS = ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales", "group_form", "spread")
+_KINDS = dict.fromkeys(("row_major_a", "row_major_b"), FLAG) | dict.fromkeys(_TEXTS, TEXT)
+_KINDS |= dict.fromkeys(("scale_a", "scale_b"), FieldKind("a map or null", lambda v: v is None or MAP.holds(v)))
+_KINDS |= {"shared": one_of("", "a", "b"), "room": NATURAL}
+_KINDS |= {"counts": FieldKind("a list", lambda v: isinstance(v, list | tuple))}

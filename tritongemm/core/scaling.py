@@ -48,10 +48,11 @@ class Scaling(NamedTuple):
         """Return what `to_json` was called on.
 
         Raises:
-            InputError: a value is not of its field's kind.
-            TypeError: it is no map of a scaling's fields.
+            InputError: a value is not of its field's kind, or there is no such field.
         """
         require(data, _KINDS)
+        if unknown := data.keys() - _KINDS:
+            raise InputError(f"its problem has unknown keys: {', '.join(sorted(unknown))}")
         return cls(**{**data, "pad": tuple(data.get("pad", (1, 1)))})
 
 

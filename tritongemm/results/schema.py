@@ -10,42 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.problem import JSON_KEYS, Problem
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
-from tritongemm.core.values import FLAG, MAP, NATURAL, SECONDS_OR_NONE, TEXT, TEXTS, FieldKind, list_of, one_of, require
+from tritongemm.core.values import MAP, NATURAL, SECONDS_OR_NONE, TEXT, TEXTS, FieldKind, require
 
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
-_PROBLEM_KEYS = frozenset(JSON_KEYS)
-_SCALING_KEYS = frozenset(Scaling._fields)
 _HEADER_KINDS = {
     "schema": FieldKind(str(SCHEMA), lambda v: v == SCHEMA),
     "target": TEXT,
     "toolchain": TEXTS,
     "protocol": MAP,
-}
-_MAP_OR_NONE = FieldKind("a map or null", lambda v: v is None or MAP.holds(v))
-# What `Problem` itself does not check: it checks the range of a size and the names of dtypes and biases.
-_PROBLEM_KINDS = {
-    **dict.fromkeys(
-        ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales", "group_form", "spread"), TEXT
-    ),
-    **dict.fromkeys(("row_major_a", "row_major_b"), FLAG),
-    **dict.fromkeys(("scale_a", "scale_b"), _MAP_OR_NONE),
-    "counts": list_of(NATURAL),
-    "room": NATURAL,
-}
-_SCALING_KINDS = {
-    "dtype": one_of(*DTYPES),
-    "layout": TEXT,
-    **dict.fromkeys(("rows", "depth"), NATURAL),
-    "pad": FieldKind(
-        "two whole numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v)
-    ),
 }
 
 
@@ -125,14 +102,10 @@ def _require_map(data: Any, field: str) -> Mapping[str, Any]:
 
 def read_problem(data: Mapping[str, Any]) -> Problem:
     """Return the problem of a line."""
-    require(_require_map(data, "problem"), _PROBLEM_KINDS)
-    for side in ("scale_a", "scale_b"):
-        require(data.get(side) or {}, _SCALING_KINDS)
-    unknown = [name for name in data if name not in _PROBLEM_KEYS]
-    unknown += [name for side in ("scale_a", "scale_b") for name in data.get(side) or () if name not in _SCALING_KEYS]
-    if unknown:
+    problem = Problem.from_json(_require_map(data, "problem"))
+    if unknown := [name for name in data if name not in JSON_KEYS]:
         raise InputError(f"its problem has unknown keys: {', '.join(unknown)}")
-    return Problem.from_json(dict(data))
+    return problem
 
 
 def read_record(data: Mapping[str, Any]) -> Record:

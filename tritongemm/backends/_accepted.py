@@ -1,9 +1,9 @@
 """A check whether a library accepts a call, made by calling it."""
 
-from collections.abc import Callable
+from tritongemm.core.operands import Call
 
 
-def accepts(call: Callable[[], object]) -> bool:
+def accepts(call: Call) -> bool:
     """Say whether a library that PyTorch calls accepts a product, which also compiles its kernel where needed.
 
     Raises:

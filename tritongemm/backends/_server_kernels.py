@@ -20,7 +20,7 @@ from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.space import SearchLimits, Space, TemplateSpace
@@ -70,11 +70,11 @@ class ServerBackend(LibraryBackend, abstract=True):
         return settings.version(self.top)
 
     @abstractmethod
-    def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _product(self, problem: Problem, operands: Operands, config: Config) -> Call:
         """Return a call of the server's kernel for one product."""
 
     @abstractmethod
-    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Call:
         """Return a call of the server's kernel of experts; errors are those of `_product`."""
 
     def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
@@ -141,9 +141,7 @@ class ServerBackend(LibraryBackend, abstract=True):
         options = tuple((name, value) for name, value in config.options if value)
         return replace(config, backend=self.name, options=options)
 
-    def operation(
-        self, problem: Problem, operands: Operands, config: Config | None = None
-    ) -> Callable[[], object] | None:
+    def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C, whose kernel is compiled; None if Triton can't compile or launch it.
 
         Without a config it is what the server runs today.
@@ -156,7 +154,7 @@ class ServerBackend(LibraryBackend, abstract=True):
         call = self._call(problem, operands, config)
         return call if _compiles(call) else None
 
-    def _call(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _call(self, problem: Problem, operands: Operands, config: Config) -> Call:
         make = self._of_experts if problem.kind == "grouped" else self._product
         return make(problem, operands, config)
 
@@ -242,7 +240,7 @@ def product_arguments(problem: Problem, operands: Operands, out: Tensor | None =
     }  # fmt: skip
 
 
-def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Callable[[], object]:
+def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Call:
     """Return a launch of a server's Triton kernel.
 
     Raises:
@@ -275,7 +273,7 @@ def expert_arguments(problem: Problem, operands: Operands, config: Config) -> di
     }  # fmt: skip
 
 
-def _compiles(call: Callable[[], object]) -> bool:
+def _compiles(call: Call) -> bool:
     """Return whether a kernel compiles and launches, by trying it."""
     from triton.runtime.errors import TritonError
 

@@ -1,5 +1,6 @@
 """The classes `OperandSpec` and `Operands`: one operand of a GEMM with its memory layout, and all tensors of a GEMM."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,7 @@ else:
 # A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C
 # [M, N] as ``c``. Those of a batch have a dimension for it in front.
 Operands: TypeAlias = dict[str, Tensor]
+Call: TypeAlias = Callable[[], object]  # computes a product of operands that it holds
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.integers import cdiv
+from tritongemm.core.operands import Call
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import Support
@@ -312,7 +313,7 @@ class DeviceWorker:
             return None, ""
         return RaceEntry(None, graph, launches, prepared), ""
 
-    def _baseline_fault(self, operands: OperandSets, run: Callable[[], object], compared: bool) -> str:
+    def _baseline_fault(self, operands: OperandSets, run: Call, compared: bool) -> str:
         """Launch the baseline and say why its result is wrong; "" if it is right, or is not compared.
 
         It is compared beside candidates, for which the reference is computed anyway.

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer, HostLaunch, Launch
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch, prepare_launch, tensor_map_makers
@@ -61,11 +61,11 @@ class PreparedCandidate:
             it.
     """
 
-    calls: list[Callable[[], object]]
+    calls: list[Call]
     module: driver.Module | None = None
     symbol: str = ""
 
-    def in_turn(self, launches: int) -> list[Callable[[], object]]:
+    def in_turn(self, launches: int) -> list[Call]:
         """Return `launches` calls, cycling through the sets of operands."""
         return [self.calls[i % len(self.calls)] for i in range(launches)]
 
@@ -300,13 +300,13 @@ class OperandSets:
             zeroed.set_address(buffer.name, addresses[buffer.name])
         return zeroed
 
-    def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
+    def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Call]:
         """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem."""
         library = registry.get(LibraryBackend, backend)
         operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
         return [operation for operation in operations if operation is not None]
 
-    def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
+    def capture(self, calls: list[Call]) -> driver.Graph:
         """Capture the calls in a graph, which launch on the stream of these operands."""
         self.device.begin_capture(self.stream)
         try:

@@ -7,7 +7,7 @@ which a launch leaves behind show too.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.grouped import written
 from tritongemm.plugins.contracts import Family
@@ -119,7 +119,7 @@ def verify(
 
 
 def verify_once(
-    problem: Problem, family: Family, run: Callable[[], object], c: Tensor, reference: Tensor, ratio: float = 0.0
+    problem: Problem, family: Family, run: Call, c: Tensor, reference: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
     """Run a candidate once on a poisoned C and compare; C and the reference may be the same part of each."""
     poison(c)

@@ -18,7 +18,7 @@ from typing import Any
 from tritongemm.backends.blaslt import scale_modes
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
@@ -251,7 +251,7 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
     return next(matching, None)
 
 
-def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
+def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
     """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it.
 
     After its first call on a stream, it can be captured there, as memory has been allocated. Without a config it is the

@@ -1,13 +1,13 @@
 """The backend of the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tritongemm.backends.blaslt import algorithms, scale_modes, served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.format_row import NamedKernel
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.reduction_order import ReductionOrder
@@ -70,9 +70,7 @@ class BlasltBackend(LibraryBackend):
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         return algorithms.list_configs(problem, operands, limit)
 
-    def operation(
-        self, problem: Problem, operands: Operands, config: Config | None = None
-    ) -> Callable[[], object] | None:
+    def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it."""
         return algorithms.prepare_call(problem, operands, config)
 

@@ -3,7 +3,7 @@
 The package compiles a kernel for each shape at its first call, which takes seconds; a call is made before it is timed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tritongemm.backends._accepted import accepts
@@ -11,7 +11,7 @@ from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.backends.deepgemm import grouped, package, served
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
@@ -60,9 +60,7 @@ class DeepGemmBackend(LibraryBackend):
         found = [one, replace(one, options=(("overlap", 1),))] if package.can_overlap() else [one]
         return found[: limit or None]
 
-    def operation(
-        self, problem: Problem, operands: Operands, config: Config | None = None
-    ) -> Callable[[], object] | None:
+    def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C, whose kernel is compiled; None if the package refuses the problem.
 
         Factors in another layout are copied here. The config says whether consecutive kernels may overlap; without one
@@ -76,7 +74,7 @@ class DeepGemmBackend(LibraryBackend):
             return None
         return call if accepts(call) else None
 
-    def _call(self, problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], object]:
+    def _call(self, problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Call:
         if problem.kind == "grouped":
             return grouped.product(problem, operands, into_c, overlap)
         tensors: dict[str, Tensor] = {"a": operands["a"], "b": operands["b"].T, "c": operands["c"]}

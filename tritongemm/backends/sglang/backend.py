@@ -1,6 +1,6 @@
 """Backend: SGLang's own Triton kernels for fp8 in blocks, which its tables of tiles set, where SGLang is installed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from tritongemm.backends import _expert_blocks
@@ -16,7 +16,7 @@ from tritongemm.backends._server_kernels import (
 )
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 
@@ -41,7 +41,7 @@ class SglangBackend(ServerBackend):
     def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
         return _HOPPER if target.name == "sm90" and problem.kind == "one" else {}
 
-    def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _product(self, problem: Problem, operands: Operands, config: Config) -> Call:
         masks = {"needs_masking": problem.k % config.block_k != 0}
         if config.split_k == 1 and not config.option("swap_ab"):
             kernel = find(_PRODUCTS, _CHOOSE)(problem.m, problem.n, row(config))
@@ -49,9 +49,7 @@ class SglangBackend(ServerBackend):
             return launcher(kernel, (tiles(problem, config),), given, config)
         return self._hoppers(problem, operands, config, masks)
 
-    def _hoppers(
-        self, problem: Problem, operands: Operands, config: Config, masks: Mapping[str, object]
-    ) -> Callable[[], object]:
+    def _hoppers(self, problem: Problem, operands: Operands, config: Config, masks: Mapping[str, object]) -> Call:
         """Return a call of the kernel that can swap operands and split K, and of the one that adds up splits."""
         import torch
 
@@ -71,7 +69,7 @@ class SglangBackend(ServerBackend):
 
         return call
 
-    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Call:
         import torch
 
         launch, device = find(*_EXPERTS), operands["a"].device

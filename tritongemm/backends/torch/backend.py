@@ -1,13 +1,13 @@
 """Backend: PyTorch's own GEMM, the library every candidate is measured against (cuBLAS(Lt) or hipBLASLt under it)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import batched, grouped, scaled
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -52,9 +52,7 @@ class TorchBackend(LibraryBackend):
             return []
         return [CHOICE, FAST] if function(problem) == "_scaled_mm" else [CHOICE]
 
-    def operation(
-        self, problem: Problem, operands: Operands, config: Config | None = None
-    ) -> Callable[[], object] | None:
+    def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
         Without a config the fp8 and int8 paths allocate C, as they do for a user; one says whether sums of fp8 may be

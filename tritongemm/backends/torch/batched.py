@@ -7,7 +7,7 @@ users make them; where all products share B and nothing is added, that is one ca
 from collections.abc import Callable
 from dataclasses import replace
 
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
 
 
@@ -19,7 +19,7 @@ def function(problem: Problem) -> str:
     return "bmm" if problem.bias == "none" else "baddbmm"
 
 
-def product(problem: Problem, operands: Operands) -> Callable[[], object] | None:
+def product(problem: Problem, operands: Operands) -> Call | None:
     """Return a call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function."""
     import torch
 
@@ -47,14 +47,14 @@ def single(problem: Problem) -> Problem:
 
 
 def one_after_another(
-    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Callable[[], object] | None]
-) -> Callable[[], object] | None:
+    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]
+) -> Call | None:
     """Return a call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none."""
     one, specs = single(problem), problem.operands
     if one.m != problem.m:
         flat = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}
         return call_of(one, flat)
-    calls = list[Callable[[], object]]()
+    calls = list[Call]()
     for product in range(problem.batch):
         call = call_of(one, {name: t[product] if specs[name].batch else t for name, t in operands.items()})
         if call is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import Problem
 from tritongemm.operations.torch_limits import takes_groups
 
@@ -28,7 +28,7 @@ def function(problem: Problem) -> str:
     return "_scaled_grouped_mm" if scaled and readable and problem.c.dtype == "bf16" and not problem.b.row_major else ""
 
 
-def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], object] | None:
+def operation(problem: Problem, operands: Operands, into: bool) -> Call | None:
     """Return a call that computes C as a user of PyTorch would, or None where PyTorch has none."""
     import torch
 

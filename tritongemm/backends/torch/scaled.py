@@ -4,19 +4,17 @@ PyTorch asks for some factors in an order of its own. A program that runs there 
 copies; neither do these: operands in another layout are copied before.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
-from tritongemm.core.operands import Operands, Tensor
+from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.operations.torch_limits import PADDED_GROUPS, takes_fp8
 
 _ALONG_K = ("block", "group")
-
-Call = Callable[[], object]
 
 
 def function(problem: Problem) -> str:

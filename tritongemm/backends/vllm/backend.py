@@ -1,6 +1,5 @@
 """Backend: vLLM's own Triton kernels for fp8 in blocks, which its tables of tiles set, where vLLM is installed."""
 
-from collections.abc import Callable
 from functools import partial
 
 from tritongemm.backends import _expert_blocks
@@ -14,7 +13,7 @@ from tritongemm.backends._server_kernels import (
     tiles,
 )
 from tritongemm.core.config import Config
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import Problem
 
 _PRODUCT = ("vllm.model_executor.layers.quantization.utils.fp8_utils", "_w8a8_triton_block_scaled_mm")
@@ -29,11 +28,11 @@ class VllmBackend(ServerBackend):
     top = "vllm"
     dtypes = ("fp8e4m3fn", "fp8e4m3fnuz")
 
-    def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _product(self, problem: Problem, operands: Operands, config: Config) -> Call:
         grid = (tiles(problem, config),)
         return launcher(find(*_PRODUCT), grid, product_arguments(problem, operands), config)
 
-    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Call:
         launch = find(*_EXPERTS)
         few = problem.m * _SPARSITY <= problem.group_count
         order = _expert_blocks.one_row_each if few else _expert_blocks.aligned

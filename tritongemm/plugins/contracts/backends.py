@@ -1,7 +1,7 @@
 """The contracts of backends, which are sources of GEMM kernels."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -11,7 +11,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
-from tritongemm.core.operands import Operands
+from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.reduction_order import ReductionOrder
@@ -295,9 +295,7 @@ class LibraryBackend(Backend, abstract=True):
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]: ...
 
     @abstractmethod
-    def operation(
-        self, problem: Problem, operands: Operands, config: Config | None = None
-    ) -> Callable[[], object] | None:
+    def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a capturable call that computes C on the current stream; None if the library can't compute it.
 
         Args:

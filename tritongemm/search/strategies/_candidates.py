@@ -5,12 +5,11 @@ from functools import cache
 from itertools import zip_longest
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import AXES, Config
+from tritongemm.plugins.contracts.searching import Floats
 
-Floats = NDArray[np.float64]
 # steps along axes that count for a change of template
 TEMPLATE_STEPS = 8.0
 

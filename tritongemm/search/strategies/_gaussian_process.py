@@ -11,10 +11,9 @@ from scipy.linalg import cho_factor, cho_solve
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.plugins.contracts.searching import Predictions
+from tritongemm.plugins.contracts.searching import Floats, Predictions
 from tritongemm.search.strategies._candidates import CandidateSet
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 # The kernel's length is the likeliest of these, in root-mean-square standard deviations of the features.
 LENGTHS = (0.7, 1.0, 1.5, 2.5)

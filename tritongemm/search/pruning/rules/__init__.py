@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.pruning.rules import gemv, grouped, launch_overlap, persistent, resources, split_k, tiles
+from tritongemm.search.pruning.rules import gemv, launch_overlap, persistent, resources, split_k, tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]
 
@@ -50,7 +50,7 @@ RULES = (
     Rule("pieces", tiles.pieces),
     Rule("batch", tiles.batch),
     Rule("offsets", tiles.offsets),
-    Rule("per_unit", grouped.programs_of_a_unit, "grouped"),
+    Rule("per_unit", resources.programs_of_a_unit, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),

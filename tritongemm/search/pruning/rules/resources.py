@@ -1,4 +1,4 @@
-"""Rules about what a program holds while its loop runs: LDS, registers and blocks under way."""
+"""Rules about what programs hold while their loops run: LDS, registers, blocks under way, a compute unit's room."""
 
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
@@ -12,6 +12,7 @@ from tritongemm.search.cost_model.occupancy import (
     staging_registers,
     stored_bytes,
 )
+from tritongemm.search.cost_model.waves import count_tiles
 
 # A thread that loads as many elements of one block was never within 3 % of the best on an H200.
 UNROLLED_ELEMENTS_LIMIT = 512
@@ -59,3 +60,14 @@ def pipeline_depth(config: Config, problem: Problem, target: Target) -> str | No
     used = lds_bytes(config, problem, target)
     few = config.num_stages > USUAL_STAGES and 4 * used < 3 * target.lds_bytes
     return f"{config.num_stages} stages in {used} bytes of LDS, 3/4 of {target.lds_bytes} wanted" if few else None
+
+
+def programs_of_a_unit(config: Config, problem: Problem, target: Target) -> str | None:
+    """More programs than a compute unit has room or tiles for are the same as fewer."""
+    wanted, units = config.option("per_unit", 1), target.compute_units
+    if wanted == 1:
+        return None
+    if (used := lds_bytes(config, problem, target) * wanted) > target.lds_per_cu:
+        return f"{wanted} programs of a CU take {used} bytes of LDS, it has {target.lds_per_cu}"
+    tiles = count_tiles(config, problem)
+    return f"{tiles} tiles for {wanted} programs on each of {units} CUs" if tiles <= (wanted - 1) * units else None

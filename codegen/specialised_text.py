@@ -9,14 +9,7 @@ import tokenize
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tritongemm.codegen.constant_folding import (
-    UNKNOWN,
-    ExpressionFolder,
-    ModuleFunction,
-    is_number,
-    literal,
-    names_in,
-)
+from tritongemm.codegen.constant_folding import UNKNOWN, ExpressionFolder, ModuleFunction, is_number, literal, names_in
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap
 
 

@@ -15,13 +15,7 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
-from tritongemm.operations.checks import (
-    check_bias,
-    check_eight_bits,
-    check_fit,
-    check_memory,
-    check_tensors,
-)
+from tritongemm.operations.checks import check_bias, check_eight_bits, check_fit, check_memory, check_tensors
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall, Strides
 from tritongemm.operations.factors import agreeing, describe_known, of_each, readings, why_none
 from tritongemm.operations.scaled import TorchScaled

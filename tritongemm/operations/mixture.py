@@ -10,13 +10,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.scaling import MX_MODES, SCALED_BLOCK, granularity, powers_of
 from tritongemm.operations import mixture_steps
-from tritongemm.operations.checks import (
-    SCALED_RESULTS,
-    check_fit,
-    check_tensors,
-    check_unmapped,
-    check_values,
-)
+from tritongemm.operations.checks import SCALED_RESULTS, check_fit, check_tensors, check_unmapped, check_values
 from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.operations.factors import EXPONENTS, of_groups
 from tritongemm.operations.grouped import GROUPED, GroupedOperands, check_factors

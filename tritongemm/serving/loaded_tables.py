@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.operations.served_problems import (
-    describe_factors,
-    is_served,
-    why_unserved,
-)
+from tritongemm.operations.served_problems import describe_factors, is_served, why_unserved
 from tritongemm.serving import shipped_tables
 from tritongemm.serving.record_source import read_library, read_source
 from tritongemm.serving.record_table import RowKey, row_key

@@ -25,12 +25,7 @@ Plugin
 Evaluator                   times and verifies candidates on a GPU, or on a stand-in for one
 """
 
-from tritongemm.plugins.contracts.backends import (
-    Backend,
-    KernelBackend,
-    LibraryBackend,
-    SearchedBackend,
-)
+from tritongemm.plugins.contracts.backends import Backend, KernelBackend, LibraryBackend, SearchedBackend
 from tritongemm.plugins.contracts.call_logs import CallLog
 from tritongemm.plugins.contracts.capabilities import NO_INPUTS, BuildInputs, Capabilities
 from tritongemm.plugins.contracts.formats import Format, ResultsFormat, ServerFormat, TunerFormat, WritableFormat

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from scripts.tables import packing
+from scripts.tables import gains, packing
 from scripts.tables.making import TableMaker
 from scripts.tables.products import list_products
 from tritongemm.cli import arguments
@@ -29,6 +29,7 @@ def main() -> int:
     p.add_argument("--options", type=shlex.split, default=[], help="further options of tritongemm tune, in one text")
     p.add_argument("--list", action="store_true", help="print the products in their order, and make nothing")
     p.add_argument("--pack", action="store_true", help="write the output's tables into the package, and make none")
+    p.add_argument("--gains", action="store_true", help="print what the output's tables gain in each model")
     args = p.parse_args()
     products = list_products()
     if args.pack:
@@ -37,6 +38,9 @@ def main() -> int:
     if args.list:
         for product in products:
             print(f"{product.problem.product}, M up to {product.high}: {'; '.join(product.layers)}")
+        return 0
+    if args.gains:
+        print("\n".join(gains.describe(args.output)))
         return 0
     gpus = args.gpus or ",".join(map(str, range(machine.count_devices())))
     here = machine.find_machine(None, gpus or None)

@@ -59,6 +59,15 @@ def list_products(path: Path = LIST) -> list[Product]:
     return list(found.values())
 
 
+def list_models(path: Path = LIST) -> Iterator[tuple[str, dict[Problem, float]]]:
+    """Yield each model as servers run it on one of its GPUs: a name, and how often a token passes each product."""
+    text = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for entry in text["order"]:
+        if not entry.get("apart"):
+            rows = _rows(entry, text["models"][entry["model"]])
+            yield f"{entry['model']}, {entry['type']}, TP {entry['tp']}", {row.problem: row.count for row in rows}
+
+
 def _rows(entry: Mapping[str, Any], values: Mapping[str, Any]) -> list[FormatRow]:
     """Return the products of one model on one of its GPUs that take a share of the time worth tuning."""
     config = ModelConfig(Path(entry["model"]), values, values, {})

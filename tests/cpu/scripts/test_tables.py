@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tables import gains
 from scripts.tables.making import TableMaker, list_problems, read_made
-from scripts.tables.products import list_products
+from scripts.tables.products import list_models, list_products
 from tests.support.formats import write_text
 from tests.support.linear_layers import record
 
@@ -56,3 +57,13 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     assert ran[2] == "002_8192" and not again.products
     assert {record.problem.at(1) for record in read_made(output)} == {product.problem for product in products}
     assert output.read_text(encoding="utf-8").startswith("# made: today\n")
+
+
+def test_gains_are_those_of_a_models_products_together(tmp_path: Path) -> None:
+    (name, layers), *_ = list_models()
+    made = tmp_path / "made.yaml"
+    rows = [record(problem.at(m)) for problem in layers for m in gains.TOKENS if m < 2048 or problem.n < 100_000]
+    made.write_text(write_text(*rows), encoding="utf-8")
+    lines = list(gains.describe(made))
+    assert name == "Llama 3 8B, bf16, TP 1" and len(lines) == 3
+    assert lines[2] == f"| {name} | {' | '.join(['1.500'] * 5)} |"

@@ -27,9 +27,6 @@ class Elf:
     Attributes:
         machine, flags, abi_version: from its header.
         sections: by name.
-
-    Raises:
-        InputError: not ELF64, or shorter than its tables say.
     """
 
     def __init__(self, code: bytes) -> None:

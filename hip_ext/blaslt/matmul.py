@@ -23,10 +23,6 @@ class PreparedMatmul:
         device: ordinal of the current device.
         workspace: most bytes an algorithm may need.
         requested: algorithms the heuristics are asked for.
-
-    Raises:
-        DriverError: the library refuses a type or an attribute.
-        KeyError: it has no such type.
     """
 
     def __init__(self, library: Library, matmul: Matmul, device: int, workspace: int, requested: int) -> None:

@@ -63,11 +63,7 @@ class HipCompiler:
     glue: TemporaryFolder | None = None
 
     def library(self, source: str, options: tuple[str, ...], seconds: float) -> bytes:
-        """Compile a source to the bytes of a shared library.
-
-        Raises:
-            InputError: the source is refused, or takes too long; carries the first error.
-        """
+        """Compile a source to the bytes of a shared library."""
         with TemporaryFolder() as folder:
             file, out = folder / "kernel.cpp", folder / "kernel.so"
             file.write_text(source, encoding="utf-8")
@@ -77,12 +73,7 @@ class HipCompiler:
 
 @cache
 def compiler(arch: str) -> HipCompiler:
-    """Return the compiler of HIP C++ for an architecture.
-
-    Raises:
-        UnavailableError: nothing does; says what was looked for.
-        OutputError: what it needs can't be kept in the cache of compiled kernels.
-    """
+    """Return the compiler of HIP C++ for an architecture."""
     hipcc = shutil.which("hipcc") or (str(_ROCM / "bin/hipcc") if (_ROCM / "bin/hipcc").is_file() else None)
     if hipcc:
         return HipCompiler((hipcc, "-x", "hip", f"--offload-arch={arch}"), first_line([hipcc, "--version"]))

@@ -50,11 +50,7 @@ class Event:
         self._api.calls["event_synchronize"](self._handle)
 
     def elapsed_ms(self, later: Event) -> float:
-        """Return the milliseconds from this event to a later one.
-
-        Raises:
-            DriverError: one of them is not recorded, or the device has not passed it yet.
-        """
+        """Return the milliseconds from this event to a later one."""
         elapsed = c_float()
         self._api.calls["event_elapsed"](byref(elapsed), self._handle, later._handle)
         return elapsed.value

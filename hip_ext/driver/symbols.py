@@ -158,11 +158,7 @@ class Api:
 
 
 def bind(vendor: str) -> Api:
-    """Open the vendor's driver library and look up every call.
-
-    Raises:
-        UnavailableError: the library is missing, or lacks a call that everything needs.
-    """
+    """Open the vendor's driver library and look up every call."""
     if vendor == "nvidia":
         library = libraries.load("CUDA driver", ("libcuda.so.1",))
     else:

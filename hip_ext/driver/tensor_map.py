@@ -56,11 +56,6 @@ class TensorMapLayout:
         Args:
             api: the driver.
             address: device address of the first element, a multiple of 16.
-
-        Raises:
-            InputError: the driver would refuse it for address or stride.
-            DriverError: the driver refused it.
-            UnavailableError: the driver is AMD's, or a CUDA driver older than 12.
         """
         if not api.symbol("tensor_map"):
             raise UnavailableError("tensor maps need an NVIDIA driver")

@@ -31,12 +31,7 @@ def _library(path: str, sha256: str, runtime: str) -> ctypes.CDLL:
 
 
 class PreparedCall:
-    """A host call with its arguments, of which pointers can be replaced between calls.
-
-    Raises:
-        UnavailableError: the library or what it needs does not load, or is not what was compiled.
-        DriverError: it has no such function.
-    """
+    """A host call with its arguments, of which pointers can be replaced between calls."""
 
     def __init__(self, call: HostLaunch, addresses: Mapping[str, int]) -> None:
         library = _library(call.path, call.sha256, call.runtime)

@@ -13,11 +13,7 @@ from tritongemm.system.reading import read_bytes
 
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the rows of a CSV by column, each with its place for messages.
-
-    Raises:
-        InputError: it can't be read, lacks a column, or a row has more or fewer cells than the head.
-    """
+    """Return the rows of a CSV by column, each with its place for messages."""
     try:
         text = plain_text(read_bytes(path).decode("utf-8"))
     except UnicodeDecodeError as error:

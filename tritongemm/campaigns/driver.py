@@ -103,12 +103,6 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
     """Run the stages that are not done, or one of them whether it is done or not.
 
     Without a GPU those that only measure are left for a machine that has one, which is said.
-
-    Raises:
-        InputError: there is no campaign in the folder and no log, a stage before the one asked for is not done, or
-            results that are to be merged in can't be read.
-        OutputError: the folder holds another log's campaign, or another campaign runs there.
-        UnavailableError: a stage is no part of this installation.
     """
     asked = _requested(campaign)
     for other in campaign.others:  # hours before the stage that merges it in

@@ -81,11 +81,7 @@ class LogFile:
                 yield _COLOURS.sub("", piece) if "\x1b" in piece else piece
 
     def text(self) -> str:
-        """Return the text in one piece.
-
-        Raises:
-            InputError: it can't be read, or is longer than a file of sizes may be.
-        """
+        """Return the text in one piece."""
         found, size = list[str](), 0
         for piece in self.pieces():
             size += len(piece)

@@ -49,11 +49,7 @@ class LoggedCalls:
         return bool(self.calls or self._faults or self._others)
 
     def add(self, piece: str) -> None:
-        """Add the next lines.
-
-        Raises:
-            InputError: there are more different calls than are kept.
-        """
+        """Add the next lines."""
         read = [log.read(piece) for log in self._logs]
         for row in sorted((row for contents in read for row in contents.rows), key=lambda row: row.line):
             self._add_row(row)

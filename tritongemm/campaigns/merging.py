@@ -125,10 +125,6 @@ def merge_campaign(
 
     Each race is in `RACES` when it is over, so that a merge that is killed goes on from there. Who has merged all that
     is to be merged deletes that file.
-
-    Raises:
-        InputError: a file can't be read.
-        OutputError: the results can't be written, or something else holds them.
     """
     mine = folder / MERGED
     with _remeasuring(folder / RACES, open_tools, say) as remeasure:

@@ -123,11 +123,7 @@ class JobWorkload:
 
 
 def read_workload(log: LogFile, target: Target) -> JobWorkload:
-    """Return the products of a log, or of a captured workload.
-
-    Raises:
-        InputError: the file holds no product, or is in no form that is known.
-    """
+    """Return the products of a log, or of a captured workload."""
     path = log.path
     logged = LoggedCalls(path, target)
     for piece in log.pieces():

@@ -88,11 +88,7 @@ def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
 
 
 def _read_campaign(folder: Path, defaults: Defaults, found: ReadFiles) -> None:
-    """Read a campaign's merged results, the journal of its tuning, and the calls in its log.
-
-    Raises:
-        InputError: it has tuned nothing yet, or a file of it is wrong.
-    """
+    """Read a campaign's merged results, the journal of its tuning, and the calls in its log."""
     files_there = [path for name in (MERGED, TUNED) if (path := folder / name).is_file()]
     if not files_there:
         raise InputError(f"{folder}: this campaign has no results yet; continue it with tritongemm optimize")

@@ -76,11 +76,7 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
 
 
 def _invariant(text: str) -> str:
-    """Return what races in an invariant run, beside kernels.
-
-    Raises:
-        argparse.ArgumentTypeError: it is nothing that can.
-    """
+    """Return what races in an invariant run, beside kernels."""
     if text not in ("kernels", "library", "cublas", "hipblaslt"):
         raise argparse.ArgumentTypeError(f"{text!r} is none of kernels, library, cublas and hipblaslt")
     return text if text == "kernels" else "library"

@@ -90,15 +90,7 @@ def run(
     compare: bool = False,
     unconstrained: str | None = None,
 ) -> int:
-    """Tune what is requested and print the results; return the exit status.
-
-    Args:
-        request: what is asked for.
-        reporter: prints.
-        command: the subcommand and the words after it that continue the run.
-        compare: print the library's times too.
-        unconstrained: a file of results in any order, against which the price of an invariant run is printed.
-    """
+    """Tune what is requested and print the results; return the exit status."""
     others = [] if unconstrained is None else list(sizes.from_results(Path(unconstrained), request.sizes.defaults).rows)
     try:
         outcome = requested_run.tune(request, reporter)

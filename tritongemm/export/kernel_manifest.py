@@ -41,9 +41,6 @@ def export(
 
     Returns:
         The manifests, and each result that was left out with the reason, other targets' among them.
-
-    Raises:
-        InputError: no result can be written.
     """
     mine, left_out = _choose(records, here.target)
     ready = prepare.prepare_launches(mine, here.target, ArtifactCache(settings.cache_folder()))

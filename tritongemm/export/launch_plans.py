@@ -23,13 +23,7 @@ _SECONDS = 120.0
 
 
 def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
-    """Return the launches of a host call, in order.
-
-    Raises:
-        InputError: it is not HIP's, it refuses the sizes, or its library can't be run here.
-        UnavailableError: no HIP compiler for the runtime that listens.
-        OutputError: that runtime can't be kept.
-    """
+    """Return the launches of a host call, in order."""
     if facts.vendor != "amd":
         raise InputError(
             f"{Path(call.path).name}: only launches of HIP's host code can be recorded; this is {facts.name}'s"
@@ -91,11 +85,7 @@ _SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
 def launch_plans(
     launch: Launch | HostLaunch, problem: Problem, facts: Target
 ) -> list[tuple[bytes, str, dict[str, Any]]]:
-    """Return the code object, its file's suffix and the plan of each kernel that a launch starts, in order.
-
-    Raises:
-        InputError: it takes tensor maps, which only a driver can make, or its host code can't be run here.
-    """
+    """Return the code object, its file's suffix and the plan of each kernel that a launch starts, in order."""
     if isinstance(launch, HostLaunch):
         sizes = {"M": problem.m, "N": problem.n, "K": problem.k}
         return [(c, ".hsaco", p) for c, p in plans(launch, facts, _buffers(launch, problem), sizes)]

@@ -63,9 +63,6 @@ def launches(
         compiler: builds them.
         which: the configs.
         pass_over: called for each template whose launches no plan can hold, where no config is named.
-
-    Raises:
-        InputError: the config named can't run on the target, or nothing can be built.
     """
     inputs = BuildInputs(manifests=which.manifests)
     if which.config is not None:

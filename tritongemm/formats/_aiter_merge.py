@@ -92,11 +92,7 @@ def _canonical(text: str) -> str:
 
 
 def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
-    """Merge files of one family: the first file, then the others' lines that it lacks or that are faster.
-
-    Raises:
-        InputError: they are of several families, or one can't be read.
-    """
+    """Merge files of one family: the first file, then the others' lines that it lacks or that are faster."""
     tables = [(path, CsvTable.parse(path, text)) for path, text in sources]
     families = [family_of_file(path, table.columns, wanted) for path, table in tables]
     (first, base), family = tables[0], families[0]

@@ -48,12 +48,7 @@ _ANY = "-1"  # AITER's word for any topk
 
 
 def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow, ...]:
-    """Return the two products of a row.
-
-    Raises:
-        InputError: the row is wrong.
-        KeptError: nothing here computes such products.
-    """
+    """Return the two products of a row."""
     if line.cells is None:
         raise InputError(f"{where} {line.fault}")
     cells, (target, units) = Cells(line.cells, where), device(line.cells)

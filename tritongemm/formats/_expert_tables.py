@@ -92,11 +92,7 @@ class ExpertTables(ServerTables, abstract=True):
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
-        """Return the two products of the layer for each number of tokens: gate and up, then down.
-
-        Raises:
-            InputError: the server has no such table, or a token can't go to that number of experts.
-        """
+        """Return the two products of the layer for each number of tokens: gate and up, then down."""
         kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.dtype_a)
         if chosen > defaults.groups:
             raise InputError(f"a token can't go to {chosen} of {defaults.groups} experts")

@@ -187,11 +187,7 @@ def _nameable(entry: Entry, config: Config) -> Config:
 
 
 def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
-    """Return the rows of a file; those that are wrong or double are among the damaged ones.
-
-    Raises:
-        InputError: the file can't be read, or a newer version wrote it.
-    """
+    """Return the rows of a file; those that are wrong or double are among the damaged ones."""
     head = _SCHEMA.match(text)
     if head and (schema := int(head["number"] or 0)) > SCHEMA:
         raise NewerFileError(path, schema, SCHEMA)

@@ -121,11 +121,7 @@ class Logic:
         return {s.name: s for s in reversed(self.solutions.values())}
 
     def add_solution(self, solution: Solution) -> int:
-        """Return the number of a solution, which is added where the file does not have it.
-
-        Raises:
-            InputError: the file has another kernel of that name.
-        """
+        """Return the number of a solution, which is added where the file does not have it."""
         known = self.by_name.get(solution.name)
         if known is None:
             known = solution.at(max(self.solutions, default=-1) + 1)

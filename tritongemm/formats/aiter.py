@@ -60,9 +60,6 @@ class AiterCsv(TunerFormat):
         """Return the rows of a file, in its order; those that are wrong or not computed here are kept apart.
 
         Of rows of one product the fastest is used, or the first; a warning says how many others there are.
-
-        Raises:
-            InputError: nothing says which family it is, or nothing here computes that.
         """
         table = CsvTable.parse(path, text)
         check_names(path, text, table.columns)

@@ -42,11 +42,7 @@ class Journal:
             raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
 
     def append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Write a line for each entry, by a single call, and wait until the disk has them.
-
-        Raises:
-            OutputError: the disk has them not; the journal is as it was before.
-        """
+        """Write a line for each entry, by a single call, and wait until the disk has them."""
         data = b"".join(map(encode, entries))
         if not data:
             return
@@ -80,12 +76,7 @@ def encode(entry: dict[str, Any]) -> bytes:
 
 
 def resume(path: Path, header: Mapping[str, Any]) -> tuple[Journal, list[Line]]:
-    """Open a journal, with its lines if it has this header; otherwise it is set aside, and begins anew.
-
-    Raises:
-        OutputError: the journal can't be read or written, or the file is another program's.
-        NewerFileError: a newer version wrote it.
-    """
+    """Open a journal, with its lines if it has this header; otherwise it is set aside, and begins anew."""
     known = read(path)
     first = known.lines.get(1)
     if first is not None and first.kind == "header" and first.value == header:

@@ -65,11 +65,7 @@ class RunFiles:
         return [self.results, self.journal, self.old_journal, self.lock_file, self.pid]
 
     def hold(self) -> None:
-        """Lock the output for this process, and remove what a killed one left unfinished.
-
-        Raises:
-            OutputError: a file can't be written, is another program's, or another run holds the output.
-        """
+        """Lock the output for this process, and remove what a killed one left unfinished."""
         check_output_name(self.output)
         files.check_place(self.results, _is_any, "results", _ADVICE)
         for path, is_ours, what in (
@@ -139,11 +135,7 @@ def module_folder(output: Path) -> Path:
 
 @contextmanager
 def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
-    """Lock a folder of modules, so that a compile finds the text that was written for it.
-
-    Raises:
-        OutputError: another run writes there, it holds another output's modules, or it can't be written.
-    """
+    """Lock a folder of modules, so that a compile finds the text that was written for it."""
     advice = f"move it away, or {_ADVICE}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

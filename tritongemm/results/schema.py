@@ -51,21 +51,12 @@ class UnreadTrial:
     line: bytes
 
     def read(self) -> Trial:
-        """Return the trial.
-
-        Raises:
-            InputError, KeyError, TypeError, ValueError: the line is damaged.
-        """
+        """Return the trial."""
         return Trial.from_json(_require_map(json.loads(self.line)["trial"], "trial"))
 
 
 def read_line(path: Path, line: bytes, problems: dict[bytes, Problem]) -> Line:
-    """Parse a line; of a trial only its problem.
-
-    Raises:
-        NewerFileError: it is the header of a newer version.
-        InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
-    """
+    """Parse a line; of a trial only its problem."""
     start, is_trial, _ = line.partition(_TRIAL)
     if is_trial and start.startswith(_PROBLEM):
         if start not in problems:

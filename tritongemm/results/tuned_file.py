@@ -115,12 +115,7 @@ class TunedFile:
 
     @classmethod
     def find(cls, path: Path, name: str = "") -> TunedFile | None:
-        """Return the file at a path; None where neither its name nor its beginning is another tool's file of results.
-
-        Raises:
-            InputError: a file that is there can't be read or is not in that format, or no format of that name holds
-                results.
-        """
+        """Return the file at a path; None where neither its name nor its beginning is another tool's of results."""
         ours = results_format()
         if path.suffix in ours.suffixes:
             return None

@@ -143,12 +143,7 @@ class CompiledFiles:
         self.folder = folder
 
     def find(self, key: str) -> CompiledEntry | None:
-        """Return an entry, or None if there is no complete one of a trusted owner.
-
-        Raises:
-            OutputError: another user could replace the folder's contents.
-            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
-        """
+        """Return an entry, or None if there is no complete one of a trusted owner."""
         try:
             places = self._places
         except OSError:  # there is no folder yet, or it can't be one
@@ -173,10 +168,6 @@ class CompiledFiles:
 
         Returns:
             The stored entry, which may be another process's.
-
-        Raises:
-            OutputError: they can't be stored, or another user could replace them.
-            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
         """
         try:
             _make(self.folder, self._folder_mode)
@@ -199,13 +190,7 @@ class CompiledFiles:
             sweep(str(self._places.write or self.folder))
 
     def open_verified(self, path: str, sha256: str) -> int:
-        """Open a stored file and return its descriptor, after verifying the open file's owner, mode and content.
-
-        Raises:
-            UnavailableError: it can't be opened, its owner is not trusted, or its content has changed.
-            OutputError: another user could replace the folder's contents.
-            InputError: TRITONGEMM_CACHE_TRUST names an unknown user.
-        """
+        """Open a stored file and return its descriptor, after verifying the open file's owner, mode and content."""
         try:
             handle = os.open(path, _NO_LINKS)
             if _is_trusted_file(handle, self._places.owners) and _hash(_content(handle)) == sha256:

@@ -66,12 +66,7 @@ class RemoteHost:
         return self._actor.start.remote(opening)
 
     def ready(self, seconds: float) -> bool:
-        """Return whether the actor is there within a number of seconds.
-
-        Raises:
-            HostLost: its host is gone; Ray lists one for a while that is.
-            UnavailableError: it never will be, as its host lacks what it imports; says what.
-        """
+        """Return whether the actor is there within a number of seconds."""
         exceptions = self._ray.exceptions
         try:
             self._ray.get(self._actor.keep.remote({}), timeout=seconds)

@@ -59,12 +59,7 @@ class Cluster:
 
 @contextmanager
 def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
-    """Open the machine to tune on or for, and the cluster that a request names, left at the end; None without one.
-
-    Raises:
-        InputError: there is none, or it has no GPUs of one kind to use.
-        UnavailableError: Ray is not installed.
-    """
+    """Open the machine to tune on or for, and the cluster that a request names, left at the end; None without one."""
     if devices.ray is None:
         yield find_machine(devices.target, devices.gpu_ids, devices.ngpus), None
         return

@@ -50,9 +50,6 @@ def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watche
 
     Rows of a workload or a model are left out one by one, and those that only another target computes, of a file for
     several targets, in one line. Any other row must be one that the target computes.
-
-    Raises:
-        InputError: a row must be computed and can't be, or none is left; names file, row and reason.
     """
     kept, others, lacking = list[FormatRow](), list[str](), list[str]()
     for row in rows:

@@ -146,11 +146,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 def _in_one_order(
     plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], target: Target
 ) -> TuningOptions:
-    """Return the options of a run, where rows shall be invariant with the only order of each product.
-
-    Raises:
-        InputError: a product has no such order.
-    """
+    """Return the options of a run, where rows shall be invariant with the only order of each product."""
     if not request.invariant:
         return plan
     searched = next(filter(roster.is_searched, plan.backends), None)
@@ -209,11 +205,7 @@ def _write_tuned_file(
 
 @contextmanager
 def merging(store: Store, problems: Sequence[Problem], write_others: Callable[[], None]) -> Iterator[None]:
-    """Merge what is done whatever happens.
-
-    Raises:
-        TuningStopped: what is done here was interrupted.
-    """
+    """Merge what is done whatever happens."""
     try:
         yield
     except Exception:

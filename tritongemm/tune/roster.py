@@ -52,16 +52,7 @@ def compile_limit_s(backend: str) -> float:
 
 
 def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) -> Roster:
-    """Return the backends that a command line names.
-
-    Args:
-        libtype: ``all``, a comma list, or None for all that compile quickly.
-        runs: there is a GPU to run them on.
-        builds_only: the run ends when they are compiled.
-
-    Raises:
-        InputError: a backend is unknown, or named and not usable here; says why.
-    """
+    """Return the backends that a command line names."""
     baseline = registry.baseline().name
     if libtype in (None, "all"):
         states = {n: _can_race(n, runs, builds_only) for n in registry.names(Backend) if n != baseline}

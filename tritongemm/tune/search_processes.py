@@ -245,11 +245,7 @@ class SearchProcess:
                 self._changed.notify_all()
 
     def begin(self, job: SearchJob) -> BegunSearch | PlannedProblem | None:
-        """Plan a job in the process and start its search; None if the process is killed repeatedly, or meets an error.
-
-        Raises:
-            CancelledError: it was closed.
-        """
+        """Plan a job in the process and start its search; None if the process is killed repeatedly, or fails."""
         # The caller meets the same error when it plans by itself, and can report it in full.
         with self._turn(for_batch=False), suppress(UnavailableError, WorkerError, WorkerTimeout):
             for _ in range(self.TRIES):
@@ -269,15 +265,7 @@ class SearchProcess:
         compiled: Collection[str],
         built: Collection[str],
     ) -> Search:
-        """Return a search that the process has begun; if the process is lost or fails, this process continues it.
-
-        Args:
-            job: the planned job.
-            begun: the answer of the process.
-            jobs: receives the compile jobs of each batch's configs.
-            compiled: as in `SearchPlan`.
-            built: likewise.
-        """
+        """Return a search that the process has begun; if the process is lost or fails, this process continues it."""
         reported: list[list[Trial]] = []
         batch: PreparedBatch | None = begun.first
         while batch is not None:

@@ -96,11 +96,7 @@ def make_protocol(request: TuneRequest, machine: Machine) -> MeasureProtocol:
 def make_options(
     request: TuneRequest, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
 ) -> TuningOptions:
-    """Return the options of a run.
-
-    Raises:
-        InputError: no backend can race under the profiler, or there is no such effort.
-    """
+    """Return the options of a run."""
     search, stop, level = request.search, request.stop, effort(request.search.effort)
     is_timed = machine.devices and not stop
     is_limited = is_timed or stop == "generate" or search.strategy is not None

@@ -101,11 +101,7 @@ class Task:
         return self.state in (TaskState.DONE, TaskState.FAILED)
 
     def move_to(self, state: TaskState) -> None:
-        """Change the state of the size.
-
-        Raises:
-            ValueError: the pipeline has no transition to it from the current state.
-        """
+        """Change the state of the size."""
         if state is not TaskState.FAILED and state not in NEXT_STATES[self.state]:
             raise ValueError(f"{self.problem.key} can't go from {self.state.value} to {state.value}")
         self.state = state

@@ -123,11 +123,7 @@ def join_weights(weights: Iterable[LayerWeight]) -> list[LayerWeight]:
 
 
 def share_weight(weight: LayerWeight, tp: int) -> tuple[int, int]:
-    """Return N and K of a weight's product on one of `tp` GPUs.
-
-    Raises:
-        InputError: `tp` GPUs can't share it.
-    """
+    """Return N and K of a weight's product on one of `tp` GPUs."""
     cut = find_cut(weight)
     if cut == "rows":
         return weight.n, _share(weight, "rows", weight.k, weight.heads, tp)

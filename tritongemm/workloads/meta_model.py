@@ -65,11 +65,7 @@ def find_class(config: ModelConfig) -> Any:
 
 
 def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
-    """Return the weights of a model of a class of transformers.
-
-    Raises:
-        InputError: transformers can't build it, or does not use a key of the file that changes shapes.
-    """
+    """Return the weights of a model of a class of transformers."""
     values = _keep_shapes(config.top_level)
     _require_few(config, values)
     try:

@@ -14,11 +14,7 @@ from tritongemm.workloads.model_config import CAPTURE, ModelConfig
 
 
 def list_known_weights(config: ModelConfig, known: Architecture) -> Weights:
-    """Return the weights of a model of a known architecture.
-
-    Raises:
-        InputError: a value is missing or wrong, or a key that changes shapes has no use in this architecture.
-    """
+    """Return the weights of a model of a known architecture."""
     config = config.with_usual(known.usual)
     if (kind := config.nested_type) and kind not in known.nested:
         raise InputError(
@@ -144,11 +140,7 @@ class ModelLayers:
 
 
 def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) -> ModelLayers:
-    """Return the linear layers of a model on one of `tp` GPUs.
-
-    Raises:
-        InputError: its architecture is not known, a value is missing or wrong, or `tp` GPUs can't share it.
-    """
+    """Return the linear layers of a model on one of `tp` GPUs."""
     found = _read_weights(config)
     weights = join_weights(replace(each, kept=each.kept or is_kept(each.name)) for each in found.weights)
     layers, experts, uncut = Counter[ModelLayer](), Counter[ModelLayer](), dict[str, None]()

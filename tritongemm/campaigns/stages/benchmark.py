@@ -28,13 +28,7 @@ RAW = "results/raw_results.csv"  # what was measured, in the campaign's folder
 
 
 def run_benchmark(folder: Path, open_tools: OpenTools, say: Callable[[str], None]) -> list[ComparedProduct]:
-    """Measure a campaign's results beside the library, and write `RAW`.
-
-    Raises:
-        TargetError: there is no GPU; nothing has been written.
-        InputError: a file of the campaign is wrong.
-        OutputError: the results can't be written, or another benchmark holds them.
-    """
+    """Measure a campaign's results beside the library, and write `RAW`."""
     with open_tools("the benchmark") as tools:
         return measure(folder, tools, say)
 

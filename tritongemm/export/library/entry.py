@@ -134,21 +134,12 @@ class LibraryEntry:
 
     @classmethod
     def from_record(cls, data: Any) -> LibraryEntry:
-        """Return the record of an entry whose other values may be wrong, without its kernel.
-
-        Raises:
-            InputError, KeyError, TypeError: the record can't be read either.
-        """
+        """Return the record of an entry whose other values may be wrong, without its kernel."""
         return cls(Record.from_json(data["record"]))
 
     @classmethod
     def from_json(cls, data: object) -> LibraryEntry:
-        """Return the entry of which `to_json` wrote these values.
-
-        Raises:
-            InputError: it was changed, a value is missing or wrong, or the kernel can't serve the record.
-            KeyError, TypeError: a field is missing or no map.
-        """
+        """Return the entry of which `to_json` wrote these values."""
         if not isinstance(data, Mapping) or not isinstance(data.get("record"), Mapping):
             raise InputError("it is no entry with a record")
         values = opened(data)

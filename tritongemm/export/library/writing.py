@@ -60,11 +60,7 @@ class Contents:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep other processes from writing a library.
-
-    Raises:
-        OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
-    """
+    """Keep other processes from writing a library."""
     with locks.held(path, ADVICE):
         _check_place(path)
         yield
@@ -93,10 +89,6 @@ def write(path: Path, contents: Contents) -> None:
     """Write a library, as an archive where the name ends in ``.zip``, else as a folder; `held` is around it.
 
     Code objects that no entry names any more stay in a folder: a process that read the manifest before may want them.
-
-    Raises:
-        OutputError: it can't be written; what was there still is.
-        InputError: a code object can't be read.
     """
     manifest, codes = contents.manifest(), contents.codes
     wanted = {one.member: codes[one.sha256] for one in contents.objects if one.sha256 in codes}

@@ -36,7 +36,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
-from tritongemm.report.quality import GOAL, quality_over_time
+from tritongemm.report.page.time_to_quality import GOAL, quality_over_time
 from tritongemm.results import history
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tritongemm.core.errors import UnavailableError
-from tritongemm.hip_ext.compilers.assemble import find
-from tritongemm.hip_ext.compilers.toolchain import first_line, run
+from tritongemm.hip_ext.compilers.toolchain import find, first_line, run
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.system import files, settings
 from tritongemm.system.compiled_files import CompiledFiles

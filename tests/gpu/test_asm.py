@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
-from tritongemm.hip_ext.compilers import assemble
+from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
@@ -89,7 +89,7 @@ def test_ptx_runs(
     (chosen,) = registry.get(KernelBackend, "asm").candidates(SIZE, facts)
     built = compiler.build(registry.get(KernelBackend, "asm").compile_job(chosen, SIZE, facts))
     assert built.status == "ok", built.reason
-    assert Path(built.path).read_bytes() == assemble.assemble(tmp_path / "kernel.ptx", facts.name)
+    assert Path(built.path).read_bytes() == toolchain.assemble(tmp_path / "kernel.ptx", facts.name)
     (trial,) = gpu.verify(SIZE, [built])
     assert trial.status == "ok", trial.reason
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tritongemm.campaigns.csv_rows import read_number, read_rows
+from tritongemm.campaigns.tables import read_number, read_rows
 from tritongemm.campaigns.uplift import ComparedProduct, percent_of_total
 from tritongemm.core.errors import InputError
 from tritongemm.system import files

@@ -21,7 +21,7 @@ from tritongemm.numerics.computable_families import defaults_on, name_others
 from tritongemm.plugins import registry
 from tritongemm.report import invariance
 from tritongemm.report.console import Reporter
-from tritongemm.report.quality import quality_over_time
+from tritongemm.report.page.time_to_quality import quality_over_time
 from tritongemm.report.tables import print_gain, print_held_out, print_retimed, print_sizes, print_table, print_verified
 from tritongemm.results import history
 from tritongemm.results.store import Store

@@ -41,10 +41,18 @@ from tritongemm.tune.final_race import RaceOutcome, best_kernel, decide, prepare
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.planning import PlannedTasks, begin_search, plan_tasks, take_job
 from tritongemm.tune.quantization import compile_jobs
-from tritongemm.tune.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
 from tritongemm.tune.search_processes import Planner
 from tritongemm.tune.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
-from tritongemm.tune.threads import choose_batch, send_builds, send_plans, send_slow_build
+from tritongemm.tune.threads import (
+    AlgorithmsWork,
+    DeviceThread,
+    ScreenWork,
+    Work,
+    choose_batch,
+    send_builds,
+    send_plans,
+    send_slow_build,
+)
 
 # how many of each size's first batch, the best predicted, are compiled before all else; the rest in the sizes' order
 URGENT_CONFIGS, FIRST_TURN = 8, 0

@@ -1,17 +1,22 @@
 """Stage: a model's config.json → rows with their problems, weighted by how often a token passes them."""
 
-from collections.abc import Sequence
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.core.values import MAP
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
-from tritongemm.workloads.model_config import ModelConfig, read_config
+from tritongemm.workloads.layer_weights import OUTER_NAMES
+from tritongemm.workloads.model_config import NAMES, ModelConfig, read_config
 from tritongemm.workloads.model_layers import ModelLayer, list_layers
-from tritongemm.workloads.model_quantisation import read_quantisation
 
 DEFAULT_TOKENS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
@@ -109,3 +114,110 @@ def _joined(first: FormatRow | None, second: FormatRow) -> FormatRow:
         return second
     callers = tuple(dict.fromkeys((*first.callers, *second.callers)))
     return replace(first, count=first.count + second.count, callers=callers)
+
+
+_BLOCKS = [SCALED_BLOCK, SCALED_BLOCK]  # of a weight, which share a scale factor
+_IN_BLOCKS, _BY_ROW, _BY_TENSOR = ("a8w8_blockscale", ""), ("a8w8", ""), ("a8w8", "tensor")
+_OF_ALGORITHM: Final = {"FP8": _BY_TENSOR, "FP8_PER_CHANNEL_PER_TOKEN": _BY_ROW}  # modelopt's names
+_OF_STRATEGIES: Final = {
+    ("channel", "token"): _BY_ROW,
+    ("tensor", "tensor"): _BY_TENSOR,
+    ("block", "group"): _IN_BLOCKS,
+}
+_IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+# An expression of a file may take no more than a moment: no repeated groups, few repetitions.
+_MOST_REPETITIONS = 4
+_LONGEST_PATTERN = 200  # characters
+_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a model's weights are quantised.
+
+    Attributes:
+        method: the file's name of it, "" where they are not.
+        family: of products with such weights; "" where it is not supported.
+        scales: granularity of that family's scale factors; "" for its usual one.
+        dtype: of the weights.
+        ignored: what names of modules whose weights are not quantised match.
+    """
+
+    method: str = ""
+    family: str = ""
+    scales: str = ""
+    dtype: str = "fp8"
+    ignored: tuple[re.Pattern[str], ...] = ()
+
+    def keeps(self, name: str) -> bool:
+        """Return whether the weight of a module, by its path in the language model, is not quantised."""
+        return any(pattern.match(prefix + name) for pattern in self.ignored for prefix in _PREFIXES)
+
+
+def read_quantisation(config: ModelConfig) -> Quantisation:
+    """Return how a model's weights are quantised."""
+    found = config.quantisation
+    if not found:
+        return Quantisation()
+    of_modelopt = found.get("quantization") or {}
+    config.require(MAP, "quantization", of_modelopt)
+    method = str(found.get("quant_method") or ("modelopt" if of_modelopt else "in some way"))
+    ignored: list[str] = []
+    for key in _IGNORED:
+        names = found.get(key) or of_modelopt.get(key) or []
+        config.require(NAMES, key, names)
+        ignored += names
+    (family, scales), dtype = _find_family(method, {**of_modelopt, **found})
+    return Quantisation(method, family, scales, dtype, tuple(_compile(config, pattern) for pattern in ignored))
+
+
+def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str]:
+    """Return the family and granularity, "" where there is none, and the type of the weights."""
+    none = ("", ""), ""
+    if method == "fp8":
+        if found.get("weight_block_size") == _BLOCKS:
+            return _IN_BLOCKS, "fp8"
+        is_static = found.get("activation_scheme") == "static" and not found.get("weight_block_size")
+        return (_BY_TENSOR, "fp8") if is_static else none
+    if method == "fbgemm_fp8":
+        return _BY_ROW, "fp8"
+    if method == "modelopt":
+        return _OF_ALGORITHM.get(str(found.get("quant_algo")), ("", "")), "fp8"
+    groups = found.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, Mapping) or len(groups) != 1:
+        return none
+    (group,) = groups.values()
+    of_group = group if isinstance(group, Mapping) else {}
+    sides = [side for key in ("weights", "input_activations") if isinstance(side := of_group.get(key), Mapping)]
+    if len(sides) != 2 or of_group.get("targets") != ["Linear"]:
+        return none
+    weights, activations = sides
+    if any(side.get("num_bits") != 8 or side.get("type") != weights.get("type") for side in sides):
+        return none
+    dtype = {"float": "fp8", "int": "int8"}.get(str(weights.get("type")), "")
+    family = _OF_STRATEGIES.get((str(weights.get("strategy")), str(activations.get("strategy"))), ("", ""))
+    in_blocks = weights.get("block_structure") == _BLOCKS and activations.get("group_size") == SCALED_BLOCK
+    symmetric = all(side.get("symmetric", True) for side in sides)
+    if not dtype or not symmetric or (family == _IN_BLOCKS and not (in_blocks and dtype == "fp8")):
+        return none
+    return family, dtype
+
+
+def _compile(config: ModelConfig, pattern: str) -> re.Pattern[str]:
+    """Return the pattern of ignored modules' names: an expression after ``re:``, one with ``*``, a name or its end."""
+    inner = re.escape(OUTER_NAMES.sub("", pattern))
+    text = (
+        pattern[3:] if pattern.startswith("re:")
+        else fnmatch.translate(pattern) if "*" in pattern
+        else rf"(.*\.)?{inner}(\..*)?$"
+    )  # fmt: skip
+    is_long = len(pattern) > _LONGEST_PATTERN or len(re.findall(r"[*+{]", pattern)) > _MOST_REPETITIONS
+    try:
+        if not is_long and not re.search(r"\)[*+{]", pattern):
+            return re.compile(text)
+    except re.error:
+        pass
+    raise InputError(
+        f"{config.path}: quantization_config ignores {pattern[:_LONGEST_PATTERN]!r}, which is no simple expression; "
+        "list the modules by their names"
+    )

@@ -23,7 +23,7 @@ from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
-from tritongemm.hip_ext.compilers import assemble
+from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
@@ -322,7 +322,7 @@ def test_sources_are_assembled(tmp_path: Path) -> None:
     (tmp_path / "k.s").write_text(SOURCE)
     (tmp_path / "bad.s").write_text("nonsense v1, v2\n")
     try:
-        code = assemble.assemble(tmp_path / "k.s", "gfx942")
+        code = toolchain.assemble(tmp_path / "k.s", "gfx942")
     except UnavailableError as missing:
         pytest.skip(str(missing))
     assert code_object.arch(code) == "gfx942"

@@ -18,7 +18,7 @@ from tritongemm.cli import optimize, shell, tune
 from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
-from tritongemm.report.quality import quality_over_time
+from tritongemm.report.page.time_to_quality import quality_over_time
 from tritongemm.results import history
 from tritongemm.tune import cluster
 

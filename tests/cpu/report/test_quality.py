@@ -9,7 +9,7 @@ from tests.support import DATA
 from tests.support.stores import CONFIG, ONE, TWO, record
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
-from tritongemm.report.quality import QualityCurve, quality_over_time
+from tritongemm.report.page.time_to_quality import QualityCurve, quality_over_time
 from tritongemm.results import history
 from tritongemm.results.history import History, Tried
 

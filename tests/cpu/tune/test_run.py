@@ -33,9 +33,9 @@ from tritongemm.tune import run as run_module
 from tritongemm.tune.device_queue import CompileQueue, DeviceQueue
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
-from tritongemm.tune.screening import ScreenWork, Work
 from tritongemm.tune.search_processes import PlannedSearch, Planner, SearchJob
 from tritongemm.tune.task import Task
+from tritongemm.tune.threads import ScreenWork, Work
 
 
 def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:

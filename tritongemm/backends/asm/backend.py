@@ -28,7 +28,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
-from tritongemm.hip_ext.compilers import assemble
+from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.plugins.contracts import NO_INPUTS, BuildInputs, Capabilities, KernelBackend
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.system import settings
@@ -110,8 +110,8 @@ class AsmBackend(KernelBackend):
         row, wanted = KernelRow(**job.payload["row"]), job.identity
         if not row.path.is_file():
             raise InputError(f"{row.where}: there is no {row.path}")
-        source = row.path.suffix in assemble.SUFFIXES
-        code = assemble.assemble(row.path, wanted["arch"]) if source else row.path.read_bytes()
+        source = row.path.suffix in toolchain.SUFFIXES
+        code = toolchain.assemble(row.path, wanted["arch"]) if source else row.path.read_bytes()
         kernel, fields = inspect(row, code, wanted["arch"], wanted["wave"], wanted["lds"])
         name = layout_name(row)
         artifact = Artifact(
@@ -182,7 +182,7 @@ def _find_row(config: Config, problem: Problem, target: Target, manifests: Seque
 
 
 def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
-    if row.path.suffix in assemble.SUFFIXES:
+    if row.path.suffix in toolchain.SUFFIXES:
         return True
     try:
         return code_object.arch(code) == target.name

@@ -10,7 +10,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
-from tritongemm.hip_ext.compilers import assemble
+from tritongemm.hip_ext.compilers import toolchain
 
 COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
@@ -31,7 +31,7 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
         name = layout_name(row)
     except InputError as error:
         return str(error)
-    if row.path.suffix not in assemble.SUFFIXES and row.path.is_file():
+    if row.path.suffix not in toolchain.SUFFIXES and row.path.is_file():
         with suppress(InputError):  # building it will say what is wrong with a damaged one
             arch = code_object.arch(row.path.read_bytes())
             if arch != target.name:

@@ -10,10 +10,9 @@ from typing import Protocol
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools, OpenTools
 from tritongemm.campaigns.comparison import Comparison, Contest, TrialLog, describe_run
-from tritongemm.campaigns.csv_rows import read_number, read_rows
 from tritongemm.campaigns.raw_results import read_products
 from tritongemm.campaigns.served_kernel import own_choice, served_config
-from tritongemm.campaigns.tables import GEMMS, SUMMARY
+from tritongemm.campaigns.tables import GEMMS, SUMMARY, read_number, read_rows
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.campaigns.weights import MEASURED
 from tritongemm.core.errors import InputError

@@ -10,7 +10,7 @@ from pathlib import Path
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
-from tritongemm.campaigns.csv_rows import read_rows
+from tritongemm.campaigns.tables import read_rows
 from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, BaselineTimes, weigh
 from tritongemm.campaigns.workload import LoggedProduct, read_workload
 from tritongemm.core.errors import InputError

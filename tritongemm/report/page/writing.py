@@ -30,7 +30,7 @@ from tritongemm.report.page import (
 )
 from tritongemm.report.page.figure import Figure
 from tritongemm.report.page.report_data import ReportData, uplift_of
-from tritongemm.report.quality import GOAL
+from tritongemm.report.page.time_to_quality import GOAL
 from tritongemm.results.server_comparison import ServerComparison
 from tritongemm.system.printable import printable
 from tritongemm.system.version import VERSION

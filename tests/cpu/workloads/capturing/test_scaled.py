@@ -11,8 +11,8 @@ import torch
 import tritongemm
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
-from tritongemm.workloads.capturing.decompose import decompose
 from tritongemm.workloads.capturing.product import Product
+from tritongemm.workloads.capturing.recorder import decompose
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 FP8 = torch.float8_e4m3fn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,8 +67,9 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
     return getattr(owner, name, default)
 
 
+@cache
 def captures() -> bool:
-    """Return whether this process writes what the server multiplies to a file."""
+    """Return whether this process was started to write what the server multiplies to a file."""
     return bool(settings.capture_files())
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.linear_layers import problem, record
 from tritongemm.formats import results_format
+from tritongemm.integrations import process
 from tritongemm.serving.dispatcher import Dispatcher
 
 
@@ -17,7 +18,9 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     parent, level = logger.parent, logger.level
+    process.captures.cache_clear()
     yield dispatcher
+    process.captures.cache_clear()
     logger.parent = parent
     logger.setLevel(level)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
@@ -23,7 +26,7 @@ from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.integrations import compiled, loaded_model, sglang, vllm, vllm_moe
+from tritongemm.integrations import compiled, loaded_model, sglang, sglang_moe, vllm, vllm_moe
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.plugins import registry
@@ -77,11 +80,9 @@ def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.Monk
 def test_code_of_inductor_is_served_where_a_row_holds(
     config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch._inductor.kernel.mm
-    from torch._inductor.select_algorithm import extern_kernels
-
-    for name in ("mm", "addmm"):
-        monkeypatch.setattr(extern_kernels, name, getattr(extern_kernels, name))
+    extern_kernels = SimpleNamespace(mm=torch.mm, addmm=torch.addmm)
+    for name in ("torch._inductor.kernel", "torch._inductor.kernel.mm", "torch._inductor.select_algorithm"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(extern_kernels=extern_kernels))
     for _ in range(2):
         compiled.serve_compiled_code()
     records = [record(problem(16, 32, 64)), record(problem(16, 32, 64, bias="n"))]
@@ -289,6 +290,31 @@ def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
     assert "torch.mm" not in text and text.count("groups") >= 2
 
 
+@pytest.mark.heavy
+def test_inductor_calls_what_is_served(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.kernel.mm
+    from torch._inductor.select_algorithm import extern_kernels
+
+    seen: list[tuple[int, ...]] = []
+
+    def write(calls: Any, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+        seen.append((*x.shape, *w.shape, w.stride(0), *(() if bias is None else bias.shape), *out.shape))
+        out.fill_(3.0)
+        return True
+
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(extern_kernels, name, getattr(extern_kernels, name))
+    monkeypatch.setattr("tritongemm.serving.tuned_calls.WrittenCalls.write", write)
+    compiled.serve_compiled_code()
+    w, bias = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(16, dtype=torch.bfloat16)
+    layers = torch.compile(lambda x: (functional.linear(x, w), functional.linear(x, w, bias)), dynamic=True)
+    with torch.inference_mode():
+        for rows in (3, 5):
+            results = layers(torch.randn(rows, 64, dtype=torch.bfloat16))
+            assert all(bool((result == 3).all()) for result in results)
+    assert seen == [call for m in (3, 5) for call in ((m, 64, 64, 16, 1, m, 16), (m, 64, 64, 16, 1, 16, m, 16))]
+
+
 @pytest.mark.servers
 def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     modular: Any = pytest.importorskip("vllm.model_executor.layers.fused_moe.modular_kernel", exc_type=ImportError)
@@ -312,4 +338,21 @@ def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     assert set(vllm_moe._EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)
     plain = FusedMoEQuantConfig.make()
     assert (plain.quant_dtype, plain.w1_scale, plain.w2_scale) == (None, None, None)
-    assert all(getattr(plain, name) is None for name in vllm_moe._GATES) and not caplog.records
+    assert all(getattr(plain, name) is None for name in vllm_moe._GATES)
+    assert not [r for r in caplog.records if r.name == "tritongemm"]
+
+
+@pytest.mark.servers
+def test_the_real_sglang(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    hooks = pytest.importorskip("sglang.srt.plugins.hook_registry", exc_type=ImportError)
+    pytest.importorskip("sglang.srt.model_executor.model_runner", exc_type=ImportError)
+    monkeypatch.setenv("TRITONGEMM_CAPTURE", str(config.parent / "sizes.yaml"))
+    hooks.HookRegistry.reset()
+    sglang.register()
+    places = [place for place, registered in hooks.HookRegistry._hooks.items() if registered]
+    hooks.HookRegistry.reset()
+    assert not [r for r in caplog.records if r.name == "tritongemm"] and len(places) >= 6
+    taken = {place: list(inspect.signature(pkgutil.resolve_name(place)).parameters) for place in places}
+    assert taken[sglang_moe.TARGET][:5] == ["hidden_states", "w1", "w2", "topk_output", "moe_runner_config"]
+    assert {"b1", "a1_q", *sglang_moe._FACTORS} <= set(taken[sglang_moe.TARGET])
+    assert taken[sglang._OUTPUT][:3] == ["self", "hidden_states", "lm_head"]

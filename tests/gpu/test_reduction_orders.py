@@ -17,7 +17,7 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
 
-ROWS = (1, 16, 70, 300)
+ROWS = (1, 16, 300)
 SPLITS = tuple(
     Config(template, bm, bn, bk, 1, split, 4, 3, options)
     for split in (2, 4, 8, 16)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 
+INVARIANT = "invariant"  # the kind of a resolution to an untuned kernel whose rows do not depend on M
+
 
 @dataclass(frozen=True)
 class PatchedLaunch:
@@ -45,12 +47,14 @@ class CallSignature:
         precision: how float32 is multiplied, ``fp32`` or ``tf32``; ``fp32`` for other types.
         vector: x has one dimension, which is another operation to PyTorch.
         frequent: the size has been called many times, so that looking for a better kernel pays.
+        invariant: a row of the result must have the same bits at every M.
     """
 
     problem: Problem
     precision: str = "fp32"
     vector: bool = False
     frequent: bool = True
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class Resolution:
     Attributes:
         kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call is in), ``bucket`` (the
             one of AITER's padded M), ``near`` (that of another M, for a product that PyTorch has no fast call of),
-            ``library`` (it won the tuning) or ``fallback`` (PyTorch).
+            ``invariant`` (an untuned kernel in the order of all M), ``library`` (it won the tuning) or ``fallback``
+            (PyTorch).
         text: which kernel, and why.
         kernel: what is launched; None where PyTorch is called.
         lasting: whether an equal call will be resolved alike until other records are loaded.

@@ -26,7 +26,7 @@ from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
-from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel
+from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel, row_bits
 from tritongemm.serving.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class DeviceKernels:
         online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
         libraries: those that were loaded, the latest last.
         loaded_code: code of libraries on the GPU.
+        load_record: loads the kernel of a record that is in no table, or says why it can't be launched.
+        row_checks: whether rows are invariant as they state, by the name of a config and the product with an M of 1.
+        untuned: kernels whose rows are invariant, with their records, at problems that no row holds for.
     """
 
     device: ServingDevice
@@ -72,6 +75,9 @@ class DeviceKernels:
     online: OnlineTuner | None = None
     libraries: tuple[KernelLibrary, ...] = ()
     loaded_code: LoadedCode = field(default_factory=LoadedCode)
+    load_record: Callable[[Record], LoadedKernel | Support] = field(default=lambda record: Support("nothing loads it"))
+    row_checks: dict[tuple[str, Problem], Support] = field(default_factory=dict)
+    untuned: dict[Problem, tuple[Record, LoadedKernel | Support]] = field(default_factory=dict)
 
     @cached_property
     def helpers(self) -> HelperKernels:
@@ -82,6 +88,11 @@ class DeviceKernels:
     def target(self) -> Target:
         """Facts of the GPU's architecture; errors are those of `HelperKernels.target`."""
         return self.helpers.target
+
+    def row_bits(self, kernel: LoadedKernel, problem: Problem) -> str | Support:
+        """Return the hash of a row that a kernel computes on this GPU, as of `shared_rows`."""
+        with torch.cuda.device(self.device.index):
+            return row_bits(kernel, problem, self.device)
 
     def find_row(self, problem: Problem) -> SourceRow | Support:
         """Return the tuned row of a problem for this GPU, or why there is none."""

@@ -43,6 +43,7 @@ from tritongemm.serving.loaded_tables import (
     why_layer_is_idle,
 )
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.system import settings
 
 if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource
@@ -122,6 +123,7 @@ class Dispatcher:
         self._records_read = False
         self._times_added = 0
         self._choices = ChoiceLog()
+        self._invariant_for: list[object] = []
         self._devices: dict[int, DeviceKernels] = {}
         self._former: dict[int, DeviceKernels] = {}
         self._lock = threading.RLock()
@@ -142,6 +144,16 @@ class Dispatcher:
             device = self.device(torch.cuda.current_device()) if torch.cuda.is_available() else None
             self.calls = CallTable()
         return LoadReport(table, device)
+
+    @property
+    def wants_invariant_rows(self) -> bool:
+        """Whether rows must have the same bits at every M, as variables, PyTorch or patched models say."""
+        return bool(self._invariant_for) or settings.invariant() or torch.are_deterministic_algorithms_enabled()
+
+    def want_invariant_rows(self, owner: object, wanted: bool = True) -> None:
+        """Have rows be invariant while any owner wants it; all calls are resolved anew."""
+        self._invariant_for = [one for one in self._invariant_for if one is not owner] + [owner] * wanted
+        self.calls = CallTable()
 
     def add_configured(self, or_shipped: bool = False) -> str:
         """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
@@ -288,7 +300,9 @@ class Dispatcher:
             self._load_waiting(device, reading.problems)
         if reading.problems[0].a.dtype != "fp32":
             precision = "fp32"
-        signature = CallSignature(reading.problems[0], precision or float32_precision(), reading.vector, frequent)
+        signature = CallSignature(
+            reading.problems[0], precision or float32_precision(), reading.vector, frequent, self.wants_invariant_rows
+        )
         return replace(self._answer(reading, signature, device), reading=reading)
 
     def _answer(self, reading: Reading, signature: CallSignature, device: DeviceKernels) -> CallAnswers:
@@ -342,10 +356,13 @@ class Dispatcher:
             kernel_loading.load_waiting(device, problems)
 
 
-def _first_answer(sources: Iterable[KernelSource], call: CallSignature, device: DeviceKernels) -> CallAnswers:
+def _first_answer(sources: Sequence[KernelSource], call: CallSignature, device: DeviceKernels) -> CallAnswers:
     refusals: list[tuple[str, Support]] = []
     for source in sources:
         answer = source.resolve(call, device)
+        for reviewer in sources:
+            if isinstance(answer, Resolution):
+                answer = reviewer.review(answer, call, device)
         if isinstance(answer, Resolution):
             return CallAnswers(answer, source.name, tuple(refusals), device)
         refusals.append((source.name, answer))

@@ -43,6 +43,7 @@ def load_device(
         device = open_device(index, former.device.workspaces if former else None)
         records = records.of_gpu(device.arch, device.compute_units, device.memory_gbps)
         found, ready = DeviceKernels(device, records, TorchKernels(device), libraries=libraries), list[SourceRow]()
+        found.load_record = partial(_load_one, device)
         found.loaded_code = former.loaded_code if former else found.loaded_code
         if settings.online():
             from tritongemm.serving import online
@@ -124,6 +125,11 @@ def load_kernels(
                 kernels[record.problem] = support
     _warn_of_refused(kernels)
     return kernels, binders
+
+
+def _load_one(device: ServingDevice, record: Record) -> LoadedKernel | Support:
+    with torch.cuda.device(device.index):
+        return load_kernels(device, [record])[0][record.problem]
 
 
 def _reserve_workspaces(device: ServingDevice, kernels: dict[Problem, LoadedKernel | Support]) -> None:

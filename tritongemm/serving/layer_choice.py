@@ -9,6 +9,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.served_call import INVARIANT
 from tritongemm.core.support import Support
 from tritongemm.operations.quantisation import empty_factors
 from tritongemm.operations.scaled import SCALED
@@ -65,7 +66,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
         except InputError:  # A server's operands may be of another kind altogether.
             continue
         lasting = lasting and resolution.lasting
-        if resolution.kind == _NEAR:
+        if resolution.kind in (_NEAR, INVARIANT):
             nearest = nearest or layout
         elif resolution.kind not in NOT_TUNED:
             chosen = layout

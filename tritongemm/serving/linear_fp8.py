@@ -99,6 +99,8 @@ def _linear(*given: Any, **named: Any) -> Tensor:
 
 
 def _choose(checked: CheckedLayer) -> LayerChoice:
+    if default_dispatcher().wants_invariant_rows:
+        return LayerChoice(False, "rows must be invariant, so activations are quantised at every M")
     return choose(_block_operands(checked), lambda _: _scaled_operands(checked))
 
 

@@ -57,11 +57,14 @@ class Patch:
         layers: Mapping[str, tuple[nn.Module, type[nn.Module]]],
         left: Mapping[str, str],
         groups: Mapping[tuple[str, ...], JoinedLayers],
+        invariant: bool = False,
     ) -> None:
         self._layers, self.left, self._groups = dict(layers), dict(left), dict(groups)
         mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
         self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
         self.patched, self.joined = tuple(layers), tuple(groups)
+        if invariant:
+            default_dispatcher().want_invariant_rows(self)
 
     def undo(self) -> None:
         """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
@@ -74,6 +77,7 @@ class Patch:
             served_fp8.forget_unquantized(layer)
         for group in self._groups.values():
             group.separate()
+        default_dispatcher().want_invariant_rows(self, False)
         self._layers, self._groups = {}, {}
 
     @contextmanager
@@ -108,6 +112,7 @@ def patch(
     source: str | os.PathLike[str] | Iterable[Record] | None = None,
     join: bool = True,
     keep_unquantized: bool = False,
+    invariant: bool = False,
 ) -> Patch:
     """Make tuned kernels compute those of a model's linear layers and experts for whose N and K there is a tuned row.
 
@@ -131,6 +136,9 @@ def patch(
         keep_unquantized: whether fp8 layers keep their weight also in bf16 (or fp16), in total three times the memory,
             if loaded rows say that at some M the unquantised product takes less time than quantisation and fp8 product.
             The rows of each M then decide. The copy has the values of the fp8 weight and its factors at this call.
+        invariant: whether a row of a product must have the same bits at every M, in the entire process until `undo`:
+            rows of tables serve that state their order of additions, and kernels of ours in their order, or without
+            rows in that of an unsplit K, at all other M. All plain linear layers are served then, with rows or without.
 
     Returns:
         What was served and what was not, with `undo`; printed, it is one line of counts.
@@ -163,7 +171,7 @@ def patch(
         elif isinstance(module, served_experts.ServedExperts):
             reason, kind = "served already", former
         elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
-            reason, kind = _why_left(module, dispatcher), ServedLinear
+            reason, kind = _why_left(module, dispatcher, invariant), ServedLinear
         else:
             continue
         if reason:
@@ -176,7 +184,7 @@ def patch(
         if keep_unquantized and kinds[name].__name__ == served_fp8.SERVED:
             served_fp8.keep_unquantized(module, dispatcher.device_kernels(module.weight.get_device()))
     linear = {name: module for name, (module, _) in served.items() if isinstance(module, ServedLinear)}
-    return Patch(served, left, _join_layers(model, linear) if join else {})
+    return Patch(served, left, _join_layers(model, linear) if join else {}, invariant)
 
 
 def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[tuple[str, ...], JoinedLayers]:
@@ -210,7 +218,7 @@ def _is_served(kind: type[nn.Module]) -> bool:
     return issubclass(kind, ServedLinear | served_experts.ServedExperts) or kind.__name__ == served_fp8.SERVED
 
 
-def _why_left(module: nn.Module, dispatcher: Dispatcher) -> str:
+def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str:
     """Return why a module that computes a linear layer is not served; "" where it can be."""
     kind = type(module)
     if _is_served(kind):
@@ -222,7 +230,7 @@ def _why_left(module: nn.Module, dispatcher: Dispatcher) -> str:
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:
         return f"its weight is a {type(module.weight.data).__name__}"
     n, k = module.weight.shape
-    if (n, k) in dispatcher.layer_weights:
+    if invariant or (n, k) in dispatcher.layer_weights:
         return ""
     other = (
         ", but one with a row-major B or a column-major A (tune with -col_b)" if (n, k) in dispatcher.weights else ""

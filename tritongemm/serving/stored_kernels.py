@@ -12,6 +12,7 @@ import torch
 from tritongemm.build.prepare import or_refusal
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
@@ -19,7 +20,7 @@ from tritongemm.export.library.entry import record_m
 from tritongemm.export.library.storage import StoredCode
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
-from tritongemm.numerics import verify
+from tritongemm.numerics import shared_rows, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.launching import PatchedCall
@@ -49,6 +50,19 @@ def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) ->
         return Support(f"could not be checked with {tools}: {error}")
     accepted = max(result.tolerance, ACCEPTED_ERROR_FACTOR * (record.error or 0.0))
     return SUPPORTED if result.error <= accepted else Support(f"wrong with {tools}: {result.reason}")
+
+
+def row_bits(kernel: LoadedKernel, problem: Problem, device: ServingDevice) -> str | Support:
+    """Return the hash of a row that a kernel computes, as of `shared_rows`."""
+    try:
+        operands = shared_rows.make_operands(problem, str(device.torch_device))
+        c = operands["c"]
+        verify.poison(c)
+        PatchedCall(kernel, device, c.shape, c.dtype).start_on({n: t.data_ptr() for n, t in operands.items()})
+        torch.cuda.synchronize()
+    except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
+        return Support(f"its bits could not be compared: {error}")
+    return shared_rows.hash_rows(problem, c)
 
 
 def check_once(kernel: TunedKernel, record: Record, device: ServingDevice) -> Support:

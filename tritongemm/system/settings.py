@@ -117,6 +117,11 @@ def logs_choices() -> bool:
     return asked or "config" in os.environ.get("TRITONGEMM_LOG", "").lower().split(",")
 
 
+def invariant() -> bool:
+    """Return whether a row of a result must have the same bits at every M."""
+    return any(os.environ.get(name, "").lower() in _ON for name in ("TRITONGEMM_INVARIANT", "VLLM_BATCH_INVARIANT"))
+
+
 def online() -> bool:
     """Return whether algorithms of the vendor's library are tried at run time."""
     return any(os.environ.get(name, "").lower() in _ON for name in ("TRITONGEMM_ONLINE", "HIP_ONLINE_TUNING"))

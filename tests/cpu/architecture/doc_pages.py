@@ -23,7 +23,8 @@ _PATH = re.compile(
 )
 _MODULE = re.compile(r"(?<![\w./])tritongemm(?:\.\w+)+")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
-_VARIABLE = re.compile(r"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|HIP_ONLINE_TUNING|HF_[A-Z_]+|C[A-Z]+_DIR)\b")
+_OTHERS = "HIP_ONLINE_TUNING|VLLM_BATCH_INVARIANT|HF_[A-Z_]+|C[A-Z]+_DIR"
+_VARIABLE = re.compile(rf"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|{_OTHERS})\b")
 
 
 @dataclass(frozen=True)

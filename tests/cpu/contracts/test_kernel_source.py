@@ -130,6 +130,7 @@ def test_they_are_asked_in_the_order_of_their_ranks(example: None) -> None:
         "tuned_record",
         "library_winner",
         "near_record",
+        "invariant_kernel",
         "online_algorithm",
         "torch_kernel",
         "torch_layer",

@@ -312,6 +312,7 @@ def test_explains_what_each_source_answered(gpu: Gpu) -> None:
         f"  tuned_record declines: {reason}",
         "  library_winner declines: no library won the tuning of this size",
         "  near_record declines: rows serve other M only where PyTorch has no fast call of a product",
+        "  invariant_kernel declines: rows need not be invariant (TRITONGEMM_INVARIANT=1)",
         "  online_algorithm declines: no algorithms are tried at run time (TRITONGEMM_ONLINE=1)",
         "  torch_kernel serves the call",
     ]

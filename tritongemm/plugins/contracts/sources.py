@@ -22,3 +22,7 @@ class KernelSource(Plugin, abstract=True):
     @abstractmethod
     def resolve(self, call: CallSignature, device: Any) -> Resolution | Support:
         """Return the kernel that serves a call on a device (a `DeviceKernels` of serving), or why there is none."""
+
+    def review(self, answer: Resolution, call: CallSignature, device: Any) -> Resolution | Support:
+        """Return the answer of any source, or why it must not serve a call."""
+        return answer

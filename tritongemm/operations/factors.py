@@ -32,6 +32,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout
 
 EXPONENTS = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
+_TYPES_OF = {"fp32": (torch.float32,), "e8m0": EXPONENTS}  # of factors that calls have; others are of weights alone
 _BY_STRIDES = ("rows", "groups")  # layouts that strides show; the others are permutations within dense memory
 _STORED = (("rows", (1, 1)), ("groups", (1, 1)), ("groups", (PADDED_ROWS, 1)))
 
@@ -204,7 +205,7 @@ def _asked_for(layout: str, *families: str) -> Ways:
 
 def _holds(scales: Tensor, scaling: Scaling, rows: int, k: int) -> bool:
     """Return whether a tensor's dtype, shape and strides are those of a scaling; arguments as for `find_scalings`."""
-    if scales.dtype not in (EXPONENTS if scaling.dtype == "e8m0" else (torch.float32,)):
+    if scales.dtype not in _TYPES_OF.get(scaling.dtype, ()):
         return False
     extents = scaling.shape(rows, k)
     if scaling.layout not in _BY_STRIDES:

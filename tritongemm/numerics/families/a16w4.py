@@ -35,10 +35,6 @@ class FourBitWeightFamily(StandardFamily):
         for span in (32, 128)
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
-        """Return the factors of a weight of this type: for 128 numbers of int4, or for 32 of fp4."""
-        return self.scalings(dtype_a, dtype_b)[0]
-
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return the factors of a weight of this type: in A's type for 128, 64 or 32 of int4, e8m0 for 32 of fp4."""
         if dtype_b == "fp4e2m1":

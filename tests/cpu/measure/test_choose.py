@@ -27,35 +27,54 @@ def race(
     }
 
 
-def test_a_clear_win() -> None:
-    assert choose(race(ours=1e-5, slow=2e-5, library=1.2e-5)) == Choice("ours", library_won=False, tie=False)
+SAME = [1e-5] * 20
+WITHIN = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))  # faster without doubt, by less than the margin
 
 
-def test_the_library_won_is_a_result() -> None:
-    assert choose(race(ours=1.2e-5, slow=2e-5, library=1e-5)) == Choice("ours", library_won=True, tie=False)
+@pytest.mark.parametrize(
+    ("samples", "choice"),
+    [
+        (race(ours=1e-5, slow=2e-5, library=1.2e-5), Choice("ours", library_won=False, tie=False)),
+        (race(ours=1.2e-5, slow=2e-5, library=1e-5), Choice("ours", library_won=True, tie=False)),
+        (race(b=2e-5, a=1e-5), Choice("a", library_won=False, tie=False)),
+        ({"a": SAME, BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),
+        ({"a": [*SAME[1:], 1e-7], BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),  # a lucky sample
+        (WITHIN, Choice("ours", library_won=True, tie=True)),
+    ],
+)
+def test_who_wins(samples: dict[str, list[float]], choice: Choice) -> None:
+    assert choose(samples) == choice
+
+
+def test_the_margin_is_the_callers() -> None:
+    assert faster(WITHIN["ours"], WITHIN[BASELINE_ENTRY])
+    assert choose(WITHIN, margin=0.0) == Choice("ours", library_won=False, tie=False)
+    assert choose(race(noise=1e-6, ours=1e-5, library=1.2e-5), margin=0.5).library_won
+
+
+@pytest.mark.parametrize(
+    ("truth", "libraries", "choice"),
+    [
+        ({"kernel": 1e-5, "quick": 1.002e-5, "slow": 2e-5, "library": 3e-5}, {"quick", "slow"}, ("quick", False)),
+        ({"kernel": 1e-5, "slow": 2e-5, "library": 3e-5}, {"slow"}, ("kernel", False)),
+        ({"quick": 1e-5, "slow": 2e-5}, {"quick", "slow"}, ("quick", False)),  # no kernel of ours
+        ({"kernel": 2e-5, "quick": 1e-5, "library": 3e-5}, {"quick"}, ("quick", False)),
+        # One that stands in for the kernel must beat PyTorch's call by the margin itself.
+        ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, {"near"}, ("near", True)),
+        ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, set(), ("kernel", False)),
+    ],
+)
+def test_the_best_algorithm_of_a_library_counts(
+    truth: dict[str, float], libraries: set[str], choice: tuple[str, bool]
+) -> None:
+    found = choose(race(noise=1e-6, **truth), libraries=libraries)
+    assert (found.name, found.library_won) == choice and found.tie == found.library_won
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_equal_times_are_a_tie_and_go_to_the_library(seed: int) -> None:
     choice = choose(race(seed, ours=1e-5, library=1e-5))
     assert choice.library_won and choice.tie
-
-
-def test_identical_samples_are_a_tie() -> None:
-    assert choose({"a": [1e-5] * 20, BASELINE_ENTRY: [1e-5] * 20}) == Choice("a", library_won=True, tie=True)
-
-
-def test_a_gain_within_the_margin_is_not_worth_it() -> None:
-    """Faster without doubt, but by less than the margin: kept with the library, as a tie."""
-    samples = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))
-    assert faster(samples["ours"], samples[BASELINE_ENTRY])
-    assert choose(samples) == Choice("ours", library_won=True, tie=True)
-    assert choose(samples, margin=0.0) == Choice("ours", library_won=False, tie=False)
-    assert choose(race(noise=1e-6, ours=1e-5, library=1.2e-5), margin=0.5).library_won
-
-
-def test_without_a_library_the_fastest_wins() -> None:
-    assert choose(race(b=2e-5, a=1e-5)) == Choice("a", library_won=False, tie=False)
 
 
 def test_the_margin_protects_the_librarys_best_algorithm() -> None:
@@ -79,21 +98,6 @@ def test_a_tie_with_an_algorithm_goes_to_it(seed: int) -> None:
     assert choose(race(seed, kernel=1e-5, algorithm=1e-5), libraries={"algorithm"}).name == "algorithm"
 
 
-def test_the_best_algorithm_counts_and_a_slower_one_does_not() -> None:
-    samples = race(kernel=1e-5, quick=1.002e-5, slow=2e-5, library=3e-5, noise=1e-6)
-    assert choose(samples, libraries={"quick", "slow"}).name == "quick"
-    assert choose(race(kernel=1e-5, slow=2e-5, library=3e-5), libraries={"slow"}).name == "kernel"
-    assert choose(race(quick=1e-5, slow=2e-5), libraries={"quick", "slow"}).name == "quick", "no kernel of ours"
-    assert choose(race(kernel=2e-5, quick=1e-5, library=3e-5), libraries={"quick"}).name == "quick"
-
-
-def test_an_algorithm_within_the_margin_does_not_displace_the_baseline() -> None:
-    """It stands in for the kernel, and must beat PyTorch's call by the margin itself."""
-    samples = race(noise=1e-6, kernel=1e-5, algorithm=1.003e-5, library=1.006e-5)
-    assert not choose(samples, libraries=()).library_won
-    assert choose(samples, libraries={"algorithm"}) == Choice("algorithm", library_won=True, tie=True)
-
-
 def test_an_algorithm_that_left_the_race_early_was_beaten() -> None:
     """Too few of its rounds are left for a test, but it left because it was clearly slower; the margin still counts."""
     samples = race(noise=0.001, kernel=1e-5, algorithm=1.2e-5, library=2e-5)
@@ -101,11 +105,6 @@ def test_an_algorithm_that_left_the_race_early_was_beaten() -> None:
     assert not faster(samples["kernel"], samples["algorithm"])
     assert choose(samples, libraries={"algorithm"}).name == "kernel"
     assert choose(samples, margin=0.5, libraries={"algorithm"}).name == "algorithm"
-
-
-def test_one_lucky_sample_wins_nothing() -> None:
-    samples = {"a": [1e-5] * 19 + [1e-7], BASELINE_ENTRY: [1e-5] * 20}
-    assert choose(samples).library_won
 
 
 def test_few_rounds_prove_nothing() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tritongemm.workloads.model_config import ModelConfig
 from tritongemm.workloads.model_layers import ModelLayers, list_known_weights, list_layers
 from tritongemm.workloads.model_sizes import from_model
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16", "hidden_size": 2048, "intermediate_size": 6144,
@@ -200,6 +201,8 @@ def _list(name: str) -> ModelLayers:
 @pytest.mark.heavy
 def test_every_model_of_transformers_is_listed_to_the_last_element() -> None:
     wrong = {}
+    import transformers
+
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     for name in _names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"):
@@ -221,6 +224,8 @@ def test_every_model_of_transformers_is_listed_to_the_last_element() -> None:
 
 @pytest.mark.heavy
 def test_the_language_model_of_every_model_with_images_is_listed() -> None:
+    import transformers
+
     transformers.logging.set_verbosity_error()
     refused = {}
     for name in _names("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"):

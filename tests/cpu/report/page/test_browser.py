@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from tests.support import DATA
 from tests.support.reports import H200, HOSTILE, problem, result, table, write_results, write_run
 from tritongemm.cli import report
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'tritongemm[report]'")
-pytestmark = pytest.mark.heavy
+NO_PLOTLY = "plotly is not installed: pip install 'tritongemm[report]'"
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(find_spec("plotly") is None, reason=NO_PLOTLY)]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FIGURES = ("roofline", "ratios", "uplift", "left", "winners", "ranges", "regret", "quality", "failures")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritongemm
@@ -190,6 +189,8 @@ def test_memory_for_another_result_is_refused_there_too() -> None:
 @pytest.mark.parametrize(("granularity", "layout"), [("row", "rows"), ("block", "tma"), ("mx", "e8m0_32x8")])
 def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layout: str) -> None:
     """A tracer knows no number for the rows of ``x[mask]``; whether there are any is seen when they are quantised."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # it takes half a second
+
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with mode:
         rows = mode.from_tensor(ONE(6, 256))[mode.from_tensor(ONE(6, dtype=torch.bool))]

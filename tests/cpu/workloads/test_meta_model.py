@@ -183,6 +183,8 @@ def _count_elements(model: Any, remarks: str) -> int:
 
 
 def _default_values(name: str) -> dict[str, Any]:
+    import transformers
+
     config = getattr(transformers, name).config_class(**_NEEDED.get(name, {}))
     return {**json.loads(json.dumps(config.to_dict(), default=str)), "architectures": [name]}
 

@@ -1,6 +1,7 @@
 """Who wins a race: clear wins, ties, noise and drift, on seeded samples whose truth is known."""
 
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_the_margin_is_the_callers() -> None:
     ],
 )
 def test_the_best_algorithm_of_a_library_counts(
-    truth: dict[str, float], libraries: set[str], choice: tuple[str, bool]
+    truth: dict[str, Any], libraries: set[str], choice: tuple[str, bool]
 ) -> None:
     found = choose(race(noise=1e-6, **truth), libraries=libraries)
     assert (found.name, found.library_won) == choice and found.tie == found.library_won

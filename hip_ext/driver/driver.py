@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_void_p
 from functools import cache, cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from tritongemm.core.errors import DriverError, TargetError, UnavailableError
 from tritongemm.core.integers import round_up
 from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
-from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
+from tritongemm.hip_ext.driver.stream import Event, Graph, Stream
 from tritongemm.hip_ext.driver.symbols import Api
 from tritongemm.hip_ext.driver.tensor_map import TensorMapLayout
 
@@ -273,17 +274,25 @@ class Device:
         self.make_current()
         return Event(self.api)
 
-    def relaxed(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
         """Let this thread load code and allocate memory while other threads capture, which is forbidden otherwise."""
-        return relaxed(self.api)
+        mode = c_int(symbols.CAPTURE_RELAXED)
+        self.api.calls["capture_mode"](byref(mode))  # an exchange: what it was comes back
+        try:
+            yield
+        finally:
+            self.api.calls["capture_mode"](byref(mode))
 
     def begin_capture(self, stream: int) -> None:
         """Record what this thread queues on `stream` instead of running it."""
-        begin_capture(self.api, stream)
+        self.api.calls["capture_begin"](stream, symbols.CAPTURE_THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> Graph:
         """Stop recording what is queued on `stream`, and make a graph of it."""
-        return end_capture(self.api, stream)
+        graph = c_void_p()
+        self.api.calls["capture_end"](stream, byref(graph))
+        return Graph(self.api, graph)
 
     def tensor_map(
         self,

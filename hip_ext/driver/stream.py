@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_ulonglong, c_void_p
 
 from tritongemm.core.errors import DriverError, UnavailableError
@@ -83,29 +81,6 @@ class Graph:
             self._api.calls["graph_exec_destroy"](self._exec)
             self._api.calls["graph_destroy"](self._graph)
             self._exec = c_void_p()
-
-
-@contextmanager
-def relaxed(api: Api) -> Iterator[None]:
-    """Let this thread load code and allocate memory while other threads capture, which is forbidden otherwise."""
-    mode = c_int(symbols.CAPTURE_RELAXED)
-    api.calls["capture_mode"](byref(mode))  # an exchange: what it was comes back
-    try:
-        yield
-    finally:
-        api.calls["capture_mode"](byref(mode))
-
-
-def begin_capture(api: Api, stream: int) -> None:
-    """Record what this thread queues on the stream with this handle instead of running it."""
-    api.calls["capture_begin"](stream, symbols.CAPTURE_THREAD_LOCAL)
-
-
-def end_capture(api: Api, stream: int) -> Graph:
-    """Stop recording what is queued on a stream, and make a graph of it."""
-    graph = c_void_p()
-    api.calls["capture_end"](stream, byref(graph))
-    return Graph(api, graph)
 
 
 _CAPTURE_INFO = {"nvidia": "cuStreamGetCaptureInfo_v2", "amd": "hipStreamGetCaptureInfo_v2"}

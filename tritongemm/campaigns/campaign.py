@@ -22,14 +22,7 @@ OpenEvaluator: TypeAlias = Callable[[], Evaluator]  # starts a new process on on
 
 @dataclass(frozen=True)
 class MeasuringTools:
-    """The tools that measure.
-
-    Attributes:
-        machine: with at least one GPU.
-        openers: one for each device.
-        pool: compiles kernels that the cache lacks.
-        protocol: how times are taken.
-    """
+    """The tools that measure."""
 
     machine: Machine
     openers: Sequence[OpenEvaluator]

@@ -36,12 +36,7 @@ _KernelKey: TypeAlias = tuple[Problem, int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two results of one problem on one kind of device, that serve different kernels.
-
-    Attributes:
-        mine: of the first file.
-        theirs: of the second.
-    """
+    """Two results of one problem on one kind of device, that serve different kernels."""
 
     mine: Record
     theirs: Record

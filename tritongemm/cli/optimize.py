@@ -187,14 +187,6 @@ class CampaignTools:
 
     A stage that met the end of all GPUs of a cluster ends in an UnavailableError, so that it does not count as done:
     the same command goes on with it.
-
-    Attributes:
-        request: of each run; its sizes and outputs are the campaign's.
-        machine: this host, or what a cluster is tuned for.
-        cluster: whose GPUs it uses; None for this host's.
-        protocol: how times are taken.
-        backends: those that take part.
-        reporter: notified of the progress.
     """
 
     request: TuneRequest

@@ -90,13 +90,7 @@ K = TypeVar("K", bound=Kind)
 
 @dataclass(frozen=True)
 class ServerTable:
-    """A table to be written.
-
-    Attributes:
-        name: of its file.
-        kind: of its rows.
-        vendor: of the GPU.
-    """
+    """A table to be written."""
 
     name: str
     kind: Kind = field(compare=False)

@@ -32,11 +32,7 @@ from tritongemm.system.printable import printable
 
 
 class TileTables(ServerTables, abstract=True):
-    """Tables of products of one server.
-
-    Attributes:
-        name_of_table: a file's name.
-    """
+    """Tables of products of one server."""
 
     name_of_table: ClassVar[re.Pattern[str]]
 

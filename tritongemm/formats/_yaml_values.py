@@ -64,12 +64,7 @@ class YamlRow(NamedTuple):
 
 
 class YamlFault(Exception):
-    """Text can't be read as a list of rows; the message continues the name of the file or row.
-
-    Attributes:
-        what: is wrong.
-        mark: where; None where that is not known.
-    """
+    """Text can't be read as a list of rows; the message continues the name of the file or row."""
 
     def __init__(self, what: str, mark: _Mark | None = None) -> None:
         self.what, self.mark = what, mark

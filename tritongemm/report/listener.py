@@ -26,9 +26,6 @@ class Listener(Reporter):
         callback: is called in the run's thread when a size is done, and about once a second meanwhile; what it raises
             ends the run. None for a line of progress where the standard error is a terminal.
         seconds: limit of the run, for the estimate of the time left; 0 for none.
-
-    Attributes:
-        lines: what was said.
     """
 
     def __init__(self, callback: Callable[[RunProgress], object] | None = None, seconds: float = 0.0) -> None:

@@ -51,11 +51,7 @@ class RayNode:
 
 
 class RemoteHost:
-    """An actor with processes on a host.
-
-    Attributes:
-        lost: it answers no more.
-    """
+    """An actor with processes on a host."""
 
     def __init__(self, ray: Any, actor: Any, name: str, node: str) -> None:
         self._ray, self._actor, self.name, self.node = ray, actor, name, node

@@ -25,11 +25,7 @@ _LOOK_SECONDS = 0.1  # between two checks whether a pipe has a writer
 
 
 class RepeatedKeyError(ValueError):
-    """An object of a JSON file has a key several times.
-
-    Attributes:
-        key: the first such key.
-    """
+    """An object of a JSON file has a key several times."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"a JSON object has the key {key!r} several times")

@@ -26,11 +26,7 @@ _LOCK, _FILES = "lock", "files"  # what is in a folder
 
 
 class TemporaryFolder:
-    """A temporary folder, which is removed when it is closed, is not used any more, or the process ends.
-
-    Attributes:
-        path: where files go.
-    """
+    """A temporary folder, which is removed when it is closed, is not used any more, or the process ends."""
 
     def __init__(self, place: str | None = None) -> None:
         try:

@@ -22,12 +22,7 @@ from tritongemm.tune.request import Devices
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster on which a run works.
-
-    Attributes:
-        hosts: the connection.
-        gpus: those that it tunes on.
-    """
+    """A cluster on which a run works."""
 
     hosts: RayHosts
     gpus: ClusterGpus

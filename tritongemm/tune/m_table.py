@@ -15,12 +15,7 @@ _NOISE = 0.01  # the library is called faster at a held-out M where it takes les
 
 @dataclass(frozen=True)
 class MeasuredM:
-    """The result of a race at one M.
-
-    Attributes:
-        record: the result.
-        seconds: median seconds of each candidate that raced.
-    """
+    """The result of a race at one M."""
 
     record: Record
     seconds: Mapping[Config, float]

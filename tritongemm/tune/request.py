@@ -85,7 +85,7 @@ class SearchScope:
     """What is tried, and what races.
 
     Attributes:
-        effort: level of `tuning.effort`, which decides what `strategy` and `budget` leave open.
+        effort: a level of `EFFORTS`, which decides what `strategy` and `budget` leave open.
         strategy: plug-in of strategies/; None for the effort's.
         budget: most configs tried for each size, and seconds of the run after which nothing new is tried, each 0 for no
             limit; None for the effort's.

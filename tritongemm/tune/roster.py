@@ -20,12 +20,7 @@ from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend,
 
 @dataclass(frozen=True)
 class Roster:
-    """The backends that race in a run.
-
-    Attributes:
-        backends: plug-ins of backends/ whose candidates are tried.
-        left_out: the reasons why the others do not race, by name.
-    """
+    """The backends that race in a run."""
 
     backends: tuple[str, ...]
     left_out: Mapping[str, str] = field(default_factory=dict, hash=False)

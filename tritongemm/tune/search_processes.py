@@ -152,14 +152,7 @@ class PlannedSearch:
 
 @dataclass(frozen=True)
 class WinnerModule:
-    """The fastest generated kernel of a race, to be written as a standalone module.
-
-    Attributes:
-        backend: that generated it.
-        record: of the race, with the kernel's config and seconds.
-        target: the GPU's architecture.
-        folder: for the module.
-    """
+    """The fastest generated kernel of a race, to be written as a standalone module."""
 
     backend: str
     record: Record

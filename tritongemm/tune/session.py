@@ -35,12 +35,7 @@ from tritongemm.tune.run import TuningRun
 
 @dataclass(frozen=True)
 class Session:
-    """The tools of a run.
-
-    Attributes:
-        evaluators: one for each device, or the stand-in for one.
-        pool: compiles for all of them.
-    """
+    """The tools of a run."""
 
     evaluators: list[Evaluator]
     pool: BuildPool

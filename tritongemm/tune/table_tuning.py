@@ -54,12 +54,7 @@ _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the
 
 @dataclass(frozen=True)
 class RacingDevice:
-    """A device that one table or layer at a time may use.
-
-    Attributes:
-        evaluator: times and verifies on it.
-        lock: held during use.
-    """
+    """A device that one table or layer at a time may use."""
 
     evaluator: Evaluator
     lock: threading.Lock

@@ -94,12 +94,7 @@ class LayerWeight:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model's language model.
-
-    Attributes:
-        weights: those of linear layers and experts.
-        left_out: what else is multiplied, a line each.
-    """
+    """The weights of a model's language model."""
 
     weights: tuple[LayerWeight, ...]
     left_out: tuple[str, ...] = ()

@@ -158,12 +158,7 @@ def _known_keys(config: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class _WeightReader:
-    """Reads weights from a model of transformers.
-
-    Attributes:
-        model: the model.
-        text: the config of its language model.
-    """
+    """Reads weights from a model of transformers."""
 
     model: Any
     text: Any

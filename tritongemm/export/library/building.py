@@ -110,12 +110,7 @@ _ROWS = (1, 1024)  # few and many: binaries do not depend on M otherwise
 
 @dataclass
 class BuiltHelpers:
-    """The outcome of building helper kernels.
-
-    Attributes:
-        helpers: of a library, with their code objects.
-        left_out: the others, with the reason.
-    """
+    """The outcome of building helper kernels."""
 
     helpers: list[tuple[LibraryHelper, bytes]] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)

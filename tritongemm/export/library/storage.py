@@ -189,12 +189,7 @@ class KernelLibrary:
 
 @dataclass(frozen=True)
 class StoredCode:
-    """A kernel of a library, with the library that holds its code.
-
-    Attributes:
-        library: the open library.
-        kernel: one of its entries'.
-    """
+    """A kernel of a library, with the library that holds its code."""
 
     library: KernelLibrary
     kernel: LibraryKernel

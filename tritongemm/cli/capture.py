@@ -10,7 +10,7 @@ from pathlib import Path
 from tritongemm.cli import arguments, shell
 from tritongemm.core.errors import InputError
 from tritongemm.system import settings
-from tritongemm.workloads.capturing import program
+from tritongemm.workloads.capturing import child_processes
 from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
 from tritongemm.workloads.capturing.workload_file import WorkloadFile
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     for path in settings.capture_files():
         AiterUntuned(path) if path.suffix == ".csv" else WorkloadFile(path)
     sys.stdout.flush()
-    command = program.command(words, args.module is not None)
+    command = child_processes.command(words, args.module is not None)
     os.execv(command[0], command)
 
 

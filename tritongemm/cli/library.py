@@ -10,9 +10,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.export.library import storage, writing
 from tritongemm.export.library.entry import LibraryEntry
-from tritongemm.export.library.publishing import publish
 from tritongemm.export.library.storage import KernelLibrary, open_library
-from tritongemm.export.library.writing import Contents
+from tritongemm.export.library.writing import Contents, publish
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.report import plain_table

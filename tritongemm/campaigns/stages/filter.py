@@ -11,7 +11,7 @@ from tritongemm.campaigns.stages.benchmark import RAW, MeasuredCampaign, Uncompa
 from tritongemm.campaigns.uplift import CampaignUplift, ComparedProduct, drop_reason, summarise
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
-from tritongemm.export.library.publishing import publish, withdraw
+from tritongemm.export.library.writing import publish, withdraw
 from tritongemm.formats import results_format
 from tritongemm.hip_ext.machine import find_machine
 from tritongemm.system import files

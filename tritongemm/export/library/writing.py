@@ -1,4 +1,4 @@
-"""Writes libraries completely or not at all, one process at a time; readers see the old one or the new."""
+"""Publishes results as libraries, written completely or not at all; readers see the old one or the new."""
 
 import io
 import zipfile
@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from tritongemm.core.errors import OutputError
+from tritongemm.core.record import Record
 from tritongemm.core.target import Target
+from tritongemm.export.library import building
+from tritongemm.export.library.building import Built
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
 from tritongemm.export.library.entry import EntryKey, HelperKey, LibraryEntry, LibraryHelper
 from tritongemm.export.library.storage import (
@@ -20,6 +23,7 @@ from tritongemm.export.library.storage import (
     is_manifest,
     manifest_text,
 )
+from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import files, locks
 
 ADVICE = "choose another place with -o"
@@ -171,3 +175,44 @@ def _described(entry: LibraryEntry) -> str:
     what = record.config.name if record.winner == record.config.backend else record.winner
     binary = f" (code {entry.kernel.sha256[:12]})" if entry.kernel else ""
     return f"{what}{binary} of {record.served_seconds * 1e6:.2f} us"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The outcome of publishing tuned results as a library.
+
+    Attributes:
+        built: their entries, and what no library can hold.
+        contents: of the library; without an entry none was written.
+        conflicts: a line for each thing that two results claim.
+    """
+
+    built: Built
+    contents: Contents
+    conflicts: tuple[str, ...]
+
+    def describe_missing(self) -> Iterator[str]:
+        """Yield a line for each result and kernel that the library does not hold."""
+        for record, reason in self.built.left_out:
+            yield f"left out: {record.problem.key}: {reason}"
+        for what, reason in self.built.compiled_late:
+            yield f"not held: {what}: {reason}; where nothing compiles it, PyTorch computes it"
+
+
+def publish(records: Sequence[Record], output: Path, here: Machine) -> Published:
+    """Compile what the cache lacks of results, and write a library of them."""
+    contents = Contents()
+    with held(output):
+        built = building.build(records, here)
+        conflicts = merge(contents, built.entries, built.readers())
+        if built.entries:
+            add_beside(contents, built.helpers, built.targets, built.readers())
+            write(output, contents)
+    return Published(built, contents, tuple(conflicts))
+
+
+def withdraw(output: Path) -> None:
+    """Remove a library's manifest, so that it is no longer served; code objects stay for processes that serve them."""
+    if (output / MANIFEST).exists():
+        with held(output):
+            (output / MANIFEST).unlink(missing_ok=True)

@@ -101,8 +101,10 @@ def test_a_verification_has_an_error_for_each_candidate(evaluator: Evaluator) ->
 
 
 @pytest.mark.parametrize("baseline", ["", "torch"])
-def test_a_race_has_samples_of_those_that_are_right(evaluator: Evaluator, baseline: str) -> None:
-    """Under their names, and under one name for the baseline, which takes part only where it is asked for."""
+def test_a_race_has_samples_of_those_that_are_right(
+    evaluator: Evaluator, baseline: str, request: pytest.FixtureRequest
+) -> None:
+    """Under their names, and under one name for the baseline; and nothing is left on the device."""
     final = evaluator.race(SIZE, ARTIFACTS, baseline)
     names = {c.name for c in CONFIGS}
     raced = {t.config.name: t for t in final.trials if t.samples}
@@ -112,6 +114,10 @@ def test_a_race_has_samples_of_those_that_are_right(evaluator: Evaluator, baseli
         assert trial.status == "ok" and trial.stage == "final" and trial.timer and trial.error is not None
         assert tuple(final.samples[name]) == trial.samples
     assert isinstance(final.cold, bool)
+    if isinstance(evaluator, GpuEvaluator):
+        device = request.getfixturevalue("host_gpu")
+        assert raced.keys() == names and (not baseline or BASELINE_ENTRY in final.samples)
+        assert device.graphs == 0 and device.modules == 0 and all(len(s) >= 2 for s in final.samples.values())
 
 
 def test_a_library_is_listed_or_its_refusal_says_why(evaluator: Evaluator) -> None:
@@ -125,11 +131,3 @@ def test_a_library_is_listed_or_its_refusal_says_why(evaluator: Evaluator) -> No
 
 def test_it_says_how_a_result_is_verified(evaluator: Evaluator) -> None:
     assert evaluator.describe(SIZE, CONFIGS[0]).strip() and evaluator.verification and evaluator.target.name
-
-
-def test_the_gpus_evaluator_races_the_baseline(request: pytest.FixtureRequest, host_gpu: Device) -> None:
-    """All the way: evaluator, messages, process, operands, race; and nothing is left on the device."""
-    final = gpu(request).race(SIZE, ARTIFACTS, "torch")
-    assert set(final.samples) == {*(c.name for c in CONFIGS), BASELINE_ENTRY}
-    assert all(len(samples) >= 2 for samples in final.samples.values())
-    assert host_gpu.graphs == 0 and host_gpu.modules == 0

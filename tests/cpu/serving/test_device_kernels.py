@@ -28,6 +28,7 @@ from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import kernel_loading, winners
 from tritongemm.serving.launching import FastCall
+from tritongemm.system import settings
 
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
 TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
@@ -115,9 +116,9 @@ def make_pool(device: StandInDriver, workspace_bytes: int, counter_bytes: int) -
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
+def ready() -> Ready:
     """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
-    cache = ArtifactCache(tmp_path_factory.mktemp("cache"))
+    cache = ArtifactCache(settings.cache_folder())
     records = [
         record(problem(20, 48, 160)),
         record(problem(20, 48, 160, "n"), TMA),

@@ -22,6 +22,7 @@ from tritongemm.formats import Defaults, results_format
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.system import settings
 
 SM90 = target_files.load_target("sm90", compute_units=132)
 TABLE = [
@@ -100,18 +101,18 @@ def test_explain_names_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) ->
     assert explained(7).startswith("fallback: ") and "M 7: another binary" in explained(7)
 
 
-CONFIGS = (
-    Config("tile", 16, 32, 32, 1, 2, 4, 2),
-    Config("tma", 64, 32, 64, num_warps=4, num_stages=2),
-    Config("persistent", 64, 64, 64, num_warps=4, num_stages=2),
+# Kernels that other tests compile too.
+ROWS = (
+    record(problem(200, 48, 160), m_from=1),
+    record(problem(200, 48, 160, "n"), Config("tma", 64, 64, 64, num_warps=4, num_stages=2), m_from=1),
+    record(problem(200, 64, 128), Config("persistent", 64, 64, 64, num_warps=4, num_stages=2), m_from=1),
 )
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.template)
-def test_one_binary_serves_every_m_of_a_range(config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.config.template)
+def test_one_binary_serves_every_m_of_a_range(row: Record) -> None:
     """The launch at another M is that of a kernel compiled for it: its grid, sizes and workspace, never padded."""
-    row = record(problem(200, 96, 128), config, m_from=1)
-    cache = ArtifactCache(tmp_path)
+    cache = ArtifactCache(settings.cache_folder())
     prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
     assert not isinstance(prepared, Support) and prepared.serves(row.m_from)
     for m in (1, 33, 199):
@@ -121,9 +122,9 @@ def test_one_binary_serves_every_m_of_a_range(config: Config, tmp_path: Path) ->
         assert isinstance(launch, Launch) and m in [p.value for p in launch.params if p.kind == "i32"]
 
 
-def test_a_range_that_needs_several_binaries_is_not_served(tmp_path: Path) -> None:
+def test_a_range_that_needs_several_binaries_is_not_served() -> None:
     """Of a column-major A the compiler knows what divides M."""
-    row = record(problem(64, 96, 128).stored(False, False), CONFIGS[0], m_from=33)
-    prepared = prepare.prepare_kernels([row], SM90, ArtifactCache(tmp_path))[row.problem]
+    row = record(problem(64, 96, 128).stored(False, False), m_from=33)
+    prepared = prepare.prepare_kernels([row], SM90, ArtifactCache(settings.cache_folder()))[row.problem]
     assert not isinstance(prepared, Support), str(prepared)
     assert str(prepared.serves(33)) == "M 33 needs another binary than M 64"

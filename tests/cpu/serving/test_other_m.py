@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.layer_choice import BlockOperands, find_layout
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.server_calls import product_or
+from tritongemm.system import settings
 
 FP8 = torch.float8_e4m3fn
 SM90 = loader.load_target("sm90", compute_units=132)
@@ -200,11 +200,11 @@ def digest_of(row: Record) -> str:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_one_binary_serves_every_m(groups: int, tmp_path: Path) -> None:
+def test_one_binary_serves_every_m(groups: int) -> None:
     """The launch beyond a row's own M is that of a kernel compiled for it."""
     template = "grouped" if groups > 1 else "tile"
     row = record(scaled(64, groups=groups), Config(template, 16, 32, 128, num_warps=4, num_stages=2))
-    cache = ArtifactCache(tmp_path)
+    cache = ArtifactCache(settings.cache_folder())
     prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
     assert not isinstance(prepared, Support), str(prepared)
     for m in (5, 5000):

@@ -31,6 +31,7 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.layer_choice import AS_IT_IS, BlockOperands, find_layout
+from tritongemm.system import settings
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 SCALINGS = {"tensor": Scaling(rows=0), "row": Scaling(), "block": Scaling(depth=128)}
@@ -158,15 +159,14 @@ torch.save(saved, sys.argv[2])
 
 
 def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
-    of_rows = {m: activations(m, k) for m, k in ((11, 321), (2, 8321))}
-    of_rows |= {m: with_no_numbers(m, k) for m, k in ((12, 321), (3, 16500))}
+    of_rows = {5: activations(5, 321), 3: with_no_numbers(3, 8321), 4: with_no_numbers(4, 129)}
     torch.save(list(of_rows.values()), tmp_path / "x")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     program = ["-c", _INTERPRETED, str(tmp_path / "x"), str(tmp_path / "saved")]
     ran = forked.run(program, ROOT, environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
     saved = torch.load(tmp_path / "saved")
-    assert len(saved) == 24
+    assert len(saved) == 18
     for (name, granularity, m), (raw, scale) in saved.items():
         dtype = getattr(torch, DTYPES[name].torch)
         wanted, factors = tritongemm.quantize(of_rows[m], granularity, dtype)
@@ -181,8 +181,8 @@ def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 300])
-def test_one_factor_for_all_takes_two_kernels(m: int, tmp_path: Path) -> None:
-    target, cache = loader.load_target("sm90"), ArtifactCache(tmp_path)
+def test_one_factor_for_all_takes_two_kernels(m: int) -> None:
+    target, cache = loader.load_target("sm90"), ArtifactCache(settings.cache_folder())
     made = choose_kernels(Quantization(m, 7168, "bf16", "fp8e4m3fn", "tensor", (1, 1)))
     launches = [launch_helper(compile_helper(h, target, cache), h, given, target) for h, given in made]
     names = [[p.value for p in launch.params if p.kind == "pointer" and p.value] for launch in launches]

@@ -1,5 +1,6 @@
 """Shared by tests: problems and records of linear layers, and what a GPU that is not there can launch for them."""
 
+import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -43,6 +44,23 @@ class StandInKernel:
 
     def prepare(self, device: Any) -> PatchedLaunch:
         return PatchedLaunch({}, lambda stream: None)
+
+
+class HostKernel(StandInKernel):
+    """A kernel that keeps the addresses of its launches, and writes a result."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self.result, self.launched = result.contiguous(), list[dict[str, int]]()
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        at: dict[str, int] = {}
+
+        def launch(_: int) -> None:
+            self.launched.append(dict(at))
+            ctypes.memmove(at["c"], self.result.data_ptr(), self.result.nbytes)
+
+        names = ("a", "b", "c", "bias", "scale_a", "scale_b", "offsets", "counts")
+        return PatchedLaunch({name: (lambda to, name=name: at.update({name: to})) for name in names}, launch)  # type: ignore[misc]
 
 
 class StandInTorchKernels(TorchKernels):

@@ -1,6 +1,5 @@
 """What serving does for every tuned product, on a stand-in of a GPU: it looks up, launches, explains and logs."""
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +11,7 @@ from torch import Tensor
 
 import tritongemm
 from tests.support.kernel_cases import SM90
-from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu
+from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, record, run_on_cpu
 from tests.support.operation_calls import Call
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
@@ -74,23 +73,6 @@ KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "ba
          "groups, dense, bf16", "groups, block, fp8e4m3fn", "masked, row, fp8e4m3fn")  # fmt: skip
 every_case = pytest.mark.parametrize("of", CASES.values(), ids=CASES)
 every_kind = pytest.mark.parametrize("of", [CASES[name] for name in KINDS], ids=KINDS)
-
-
-class HostKernel(StandInKernel):
-    """A kernel that keeps the addresses of its launches, and writes a result."""
-
-    def __init__(self, result: Tensor) -> None:
-        self.result, self.launched = result.contiguous(), list[dict[str, int]]()
-
-    def prepare(self, device: Any) -> PatchedLaunch:
-        at: dict[str, int] = {}
-
-        def launch(_: int) -> None:
-            self.launched.append(dict(at))
-            ctypes.memmove(at["c"], self.result.data_ptr(), self.result.nbytes)
-
-        names = ("a", "b", "c", "bias", "scale_a", "scale_b", "offsets", "counts")
-        return PatchedLaunch({name: (lambda to, name=name: at.update({name: to})) for name in names}, launch)  # type: ignore[misc]
 
 
 class Broken(StandInKernel):

@@ -1,6 +1,5 @@
 """What serves a call, by its operands and the records: on stand-ins of a GPU and its kernels."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -146,21 +145,6 @@ def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, m
     assert made == [kernel, torch_kernel]
 
 
-def test_a_change_of_precision_need_not_wait(
-    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dispatcher, empty = gpu
-    won = record(problem(16, 32, 64, dtype="fp32"))
-    dispatcher.load([won])
-    attach_device(dispatcher, {won.problem: StandInKernel()}, tf32=(won.problem,))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", lambda *_: lambda *_: "tuned")
-    x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
-    precision("fp32")
-    assert dispatcher.run(x, w, None, None).shape == (16, 32)
-    precision("tf32")
-    assert dispatcher.run(x, w, None, None) == "tuned"
-
-
 def test_a_change_of_precision_while_a_call_is_made_ready(
     gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,12 +235,6 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
         dispatcher.run(x, w, None, None)
 
 
-def test_explains_operands_on_the_cpu() -> None:
-    assert tritongemm.explain(torch.empty(2, 8), torch.empty(4, 8)) == (
-        "fallback: x is on cpu; tuned kernels run on a GPU"
-    )
-
-
 def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tritongemm.formats import results_format
 
@@ -271,31 +249,6 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):
         say(Dispatcher(), empty(16, 64), empty(32, 64))
-
-
-def test_the_log_has_a_line_for_each_new_size(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    dispatcher, empty = gpu
-    won = record(problem(16, 32, 64))
-    dispatcher.load([won])
-    attach_device(dispatcher, {won.problem: StandInKernel()})
-    monkeypatch.setenv("AITER_LOG_TUNED_CONFIG", "1")
-    with caplog.at_level(logging.INFO, "tritongemm"):
-        for _ in range(3):
-            say(dispatcher, empty(16, 64), empty(32, 64))
-        say(dispatcher, empty(8, 64), empty(32, 64))
-    assert [r.getMessage() for r in caplog.records] == [
-        f"16x32x64_bf16_TN on cpu: exact: {TILE.name} (2.00 us, 1.50x torch); a record that was given",
-        "8x32x64_bf16_TN on cpu: fallback: 8x32x64_bf16_TN was never tuned for sm90",
-    ]
-
-
-def test_nothing_is_loaded_while_capturing(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, empty = gpu
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    resolution = Dispatcher().explain(empty(16, 64), empty(32, 64)).resolution
-    assert resolution.kind == "fallback" and not resolution.lasting and "before a graph is captured" in resolution.text
 
 
 def test_explains_what_each_source_answered(gpu: Gpu) -> None:

@@ -10,20 +10,17 @@ from torch import Tensor
 
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
-from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
+from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
 from tritongemm.codegen import template_facts
 from tritongemm.core.errors import InputError
-from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.loaded_tables import LoadReport, read_table
-from tritongemm.serving.stored_kernels import check_kernel
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
@@ -199,61 +196,6 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: Gpu) -> None:
     dispatcher.load([won])
     attach_device(dispatcher)
     assert say(a, w, empty(1, 4), empty(2, 4)).startswith(f"library: torch won the tuning of {known.key}")
-
-
-class AddressesKernel:
-    """Notes the addresses that a launch is given."""
-
-    def __init__(self) -> None:
-        self.at: dict[str, int] = {}
-        self.launched: list[dict[str, int]] = []
-
-    def bytes(self, buffer: str) -> int:
-        return 0
-
-    def prepare(self, device: Any) -> PatchedLaunch:
-        names = ("a", "b", "c", "bias", "scale_a", "scale_b")
-        return PatchedLaunch(
-            {name: partial(self.at.__setitem__, name) for name in names},
-            lambda stream: self.launched.append(dict(self.at)),
-        )
-
-
-def aligned(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(*shape).to(dtype)
-
-
-class ExactKernel(AddressesKernel):
-    """Knows what it should compute, and writes it where it is asked to."""
-
-    def __init__(self, of: Problem, forgets: str = "") -> None:
-        super().__init__()
-        self.problem, self.forgets = of, forgets
-        self.family = registry.get(Family, of.family)
-        self.operands: Operands = self.family.make_inputs(of, "cpu")
-
-    def prepare(self, device: Any) -> PatchedLaunch:
-        import ctypes
-
-        prepared = super().prepare(device)
-
-        def launch(stream: int) -> None:
-            inputs = self.family.make_inputs(self.problem, "cpu")
-            assert set(self.at) >= {"a", "b", "c", "scale_a", "scale_b"} and all(self.at[n] for n in ("scale_a", "c"))
-            if self.forgets:
-                inputs[self.forgets] = torch.ones_like(inputs[self.forgets])
-            exact = self.family.reference(self.problem, inputs).to(torch.bfloat16).contiguous()
-            ctypes.memmove(self.at["c"], exact.data_ptr(), exact.nbytes)
-
-        return PatchedLaunch(prepared.setters, launch)
-
-
-@pytest.mark.parametrize("family", ["a8w8", "a8w8_blockscale"])
-def test_a_loaded_kernel_is_checked_with_its_scales(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on_cpu(monkeypatch)
-    one = problem(family, 8, 128, 256)
-    assert check_kernel(ExactKernel(one), record(one), stand_in_device())
-    assert "wrong with Triton" in check_kernel(ExactKernel(one, "scale_b"), record(one), stand_in_device()).reason
 
 
 def test_generated_kernels_call_the_factors_by_these_names() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import tritongemm
-from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
@@ -19,7 +18,6 @@ from tritongemm.numerics import verify
 from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
@@ -122,57 +120,3 @@ def test_a_tuned_kernel_serves_what_was_quantised(
     family = registry.get(Family, problem.family)
     exact = family.reference(problem, {"a": a, "b": b.T, "scale_a": of_a, "scale_b": of_b})
     assert verify.deviation(out, exact) <= family.tolerance(problem)
-
-
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-@pytest.mark.parametrize("shared", ["", "b"])
-def test_a_batch_is_served(
-    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str, shared: str
-) -> None:
-    if not gpu.target.has("dot_scaled"):
-        pytest.skip(f"{gpu.target.name} has no dot_scaled")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    problem = of(dtype, scales, 33, 256, 544, batch=3, shared=shared)
-    assert tritongemm.load([made(problem, CONFIGS[0])]) == 1
-    family = registry.get(Family, problem.family)
-    given = family.make_inputs(problem, "cuda")
-    entire = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
-    a, b, of_a, of_b = entire["a"], entire["b"], entire["scale_a"], entire["scale_b"].mT
-    layout = "" if scales == "mx" else "e8m0_32x8"
-    reported = tritongemm.explain("scaled_bmm", a, b, of_a, of_b, scale_layout=layout)
-    assert reported.startswith("exact: "), reported
-    exact = family.reference(problem, given)
-    out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
-    assert verify.deviation(out, exact) <= family.tolerance(problem)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        again = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(again, out)
-
-
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-@pytest.mark.parametrize("room", [0, 140])
-def test_groups_are_served(
-    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str, room: int
-) -> None:
-    if not gpu.target.has("dot_scaled"):
-        pytest.skip(f"{gpu.target.name} has no dot_scaled")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    problem = of(dtype, scales, sum(COUNTS), 136, 1088, groups=Groups(len(COUNTS), room, "captured", COUNTS))
-    assert tritongemm.load([made(problem, GROUPED[0])]) == 1
-    family = registry.get(Family, problem.family)
-    given = family.make_inputs(problem, "cuda")
-    layout = "" if scales == "mx" else "e8m0_32x8"
-    of_a = given["scale_a"].view(len(COUNTS), room, -1) if room and not layout else given["scale_a"]
-    calls: list[int] = []
-    monkeypatch.setattr("tritongemm.operations.grouped.grouped", lambda operands: calls.append(1))
-    numbers = given[problem.group_operand]
-    out = tritongemm.grouped_mm(given["a"], given["b"], numbers, of_a, given["scale_b"], scale_layout=layout)
-    assert not calls, "PyTorch computed it"
-    exact = family.reference(problem, given)
-    there = ~exact[..., 0].isnan()
-    assert verify.deviation(out[there], exact[there]) <= family.tolerance(problem)

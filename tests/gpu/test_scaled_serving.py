@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
@@ -86,16 +87,8 @@ def inference() -> Iterator[None]:
 
 def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
     """(the arguments of `scaled_mm`, the exact result) of a problem at another M."""
-    here, family = replace(one, m=m), registry.get(Family, one.family)
-    given = family.make_inputs(here, "cuda", seed=seed)
-    exact = family.reference(here, given)
-    assert here.a.scaling is not None and here.b.scaling is not None
-    # The tensors of families are in memory as kernels read them; a caller's have one row for each row of its operand,
-    # whatever the rows are padded to.
-    scale_a = given["scale_a"].t()[:m] if here.a.scaling.layout == "groups" else given["scale_a"]
-    scale_b = given["scale_b"].t() if here.b.scaling.layout == "groups" else given["scale_b"]
-    named = {"a": given["a"], "b": given["b"].T, "scale_a": scale_a, "scale_b": scale_b}
-    return named | ({"bias": given["bias"]} if "bias" in given else {}), exact
+    call, _, exact = make_call(replace(one, m=m), "cuda", seed)
+    return dict(zip(("a", "b", "scale_a", "scale_b", "bias"), call.tensors, strict=False)), exact
 
 
 def said_of(given: dict[str, Tensor]) -> str:

@@ -1,0 +1,59 @@
+"""Every product that is tuned, served on a real GPU: each pair of scale factors, of batches and of groups."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritongemm
+from tests.cpu.contracts.test_served_operations import CASES
+from tests.gpu.test_batched import made
+from tests.support.tuned_calls import make_call
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics import verify
+from tritongemm.operations.torch_limits import serves_other_m
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.serving.dispatcher import Dispatcher
+
+SEVERAL = {name: of for name, of in CASES.items() if of.kind != "one"}  # test_scaled_serving.py has the others
+
+
+@pytest.mark.parametrize("of", SEVERAL.values(), ids=SEVERAL)
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_it_is_served_at_its_own_m_and_at_others(
+    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, of: Problem
+) -> None:
+    """Eager and captured, by the launch of a tuned kernel."""
+    family, target, triton = registry.get(Family, of.family), gpu_machine.target, registry.get(KernelBackend, "triton")
+    if (
+        target.fp8 == "fnuz"
+        and "fp8e4m3fn" in (of.a.dtype, of.b.dtype)
+        and of.a.scaling
+        and of.a.scaling.dtype == "fp32"
+    ):
+        of = replace(of, a=of.a._replace(dtype="fp8e4m3fnuz"), b=of.b._replace(dtype="fp8e4m3fnuz"))
+    config = Config("grouped" if of.groups else "tile", 16, 64, 128, 1, 1, 4, 2)
+    if not family.supports(of, target) or not triton.check(config, of, target):
+        pytest.skip(f"{target.name}: {family.supports(of, target) and triton.check(config, of, target)}")
+    dispatcher = Dispatcher()
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+    assert tritongemm.load([made(of, config)]) == 1
+    others = [of.at(m) for m in (7, 100) if not of.groups and serves_other_m(of.at(m), target.name)]
+    for here in (of, *others):
+        call, _, exact = make_call(here, "cuda")
+        said = tritongemm.explain(call.name, *call.given, **call.named)
+        assert said.startswith("exact: " if here is of and not of.groups else "near: "), said
+        outs = [call()]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs.append(call())
+        graph.replay()
+        torch.cuda.synchronize()
+        there = ~exact[..., 0].isnan()
+        assert all(verify.deviation(out[there], exact[there]) <= family.tolerance(here) for out in outs)
+    assert all(type(ready).__name__ == "OperandCall" for ready in dispatcher.calls.table.values())

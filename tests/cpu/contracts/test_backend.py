@@ -53,6 +53,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> BuildInputs:
     return BuildInputs(manifests=(path,))
 
 
+@cache
+def list_candidates(name: str, problem: Problem, target: Target, inputs: BuildInputs) -> list[Config]:
+    """What a backend tries, listed once for all tests."""
+    return KERNELS[name].candidates(problem, target, inputs)
+
+
 @pytest.fixture
 def inputs(manifest: BuildInputs) -> BuildInputs:
     """What compiling may need beside a config."""
@@ -85,7 +91,7 @@ def test_what_it_does_not_compute_has_a_reason(name: str, target: object) -> Non
 def test_candidates_are_its_own_and_pass_its_check(name: str, target: object, inputs: BuildInputs) -> None:
     backend = KERNELS[name]
     for problem in PROBLEMS:
-        candidates = backend.candidates(problem, target, inputs)  # type: ignore[arg-type]
+        candidates = list_candidates(name, problem, target, inputs)  # type: ignore[arg-type]
         has = backend.has_candidates(problem, target, inputs)  # type: ignore[arg-type]
         assert bool(has) == bool(candidates) and len(candidates) == len(set(candidates))
         assert not candidates or backend.supports(problem, target)  # type: ignore[arg-type]
@@ -98,14 +104,14 @@ def test_candidates_are_its_own_and_pass_its_check(name: str, target: object, in
 def test_everything_is_no_less_than_the_default(name: str, inputs: BuildInputs) -> None:
     for target in TARGETS:
         entire = KERNELS[name].candidates(DENSE, target, inputs, everything=True)
-        assert set(KERNELS[name].candidates(DENSE, target, inputs)) <= set(entire)
+        assert set(list_candidates(name, DENSE, target, inputs)) <= set(entire)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_compile_job_survives_json(name: str, inputs: BuildInputs) -> None:
     backend, made = KERNELS[name], 0
     for target in TARGETS:
-        for config in backend.candidates(DENSE, target, inputs)[:2]:
+        for config in list_candidates(name, DENSE, target, inputs)[:2]:
             try:
                 job = backend.compile_job(config, DENSE, target, inputs)
             except UnavailableError as error:
@@ -126,12 +132,6 @@ def test_configs_of_others_are_refused(name: str) -> None:
         KERNELS[name].compile_job(other, DENSE, TARGETS[0])
 
 
-@cache
-def own_templates(name: str, target: Target, inputs: BuildInputs) -> list[str]:
-    """Templates of the configs that a backend tries first."""
-    return [c.template for c in KERNELS[name].candidates(DENSE, target, inputs)[:3]]
-
-
 @pytest.mark.parametrize("name", KERNELS)
 @settings(deadline=None, derandomize=True)
 @given(data=st.data())
@@ -141,7 +141,8 @@ def test_whatever_numbers_a_config_has_the_answer_is_a_reason(
     """Its check raises nothing, and what it lets pass can be made a job of; what it does not is no job."""
     backend, target = KERNELS[name], data.draw(st.sampled_from(TARGETS))
     problem = data.draw(st.sampled_from((*PROBLEMS, replace(DENSE, batch=3), replace(DENSE, m=2**31 - 1))))
-    named = (*template_facts.names(), *own_templates(name, target, manifest), "none")
+    own = [config.template for config in list_candidates(name, DENSE, target, manifest)[:3]]
+    named = (*template_facts.names(), *own, "none")
     number = st.sampled_from((0, 1, 2, 3, 4, 8, 16, 32, 48, 64, 128, 2**20, 2**31 - 1, 2**31, 10**19 - 1))
     axes = data.draw(st.fixed_dictionaries(dict.fromkeys(AXES, number)))
     options = data.draw(

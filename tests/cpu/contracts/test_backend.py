@@ -91,7 +91,7 @@ def test_what_it_does_not_compute_has_a_reason(name: str, target: object) -> Non
 def test_candidates_are_its_own_and_pass_its_check(name: str, target: object, inputs: BuildInputs) -> None:
     backend = KERNELS[name]
     for problem in PROBLEMS:
-        candidates = list_candidates(name, problem, target, inputs)  # type: ignore[arg-type]
+        candidates = list_candidates(name, problem, target, inputs)
         has = backend.has_candidates(problem, target, inputs)  # type: ignore[arg-type]
         assert bool(has) == bool(candidates) and len(candidates) == len(set(candidates))
         assert not candidates or backend.supports(problem, target)  # type: ignore[arg-type]

@@ -88,6 +88,17 @@ def serves_weight(w: Tensor) -> bool:
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights
 
 
+def serves_invariantly(w: Tensor, wanted: bool) -> bool:
+    """Return whether a layer may be served as the server computes now: where the batch must not matter, by its order.
+
+    Args:
+        w: the layer's weight.
+        wanted: whether a row of the result must have the same bits at every M.
+    """
+    default_dispatcher().want_invariant_rows(LOG, wanted)
+    return not wanted or (w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().invariant_weights)
+
+
 def serves_blocks(w: Tensor, scale: Tensor) -> bool:
     """Return whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it.
 

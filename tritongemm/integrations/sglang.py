@@ -63,17 +63,15 @@ def register() -> None:
 def make_hook() -> Hook:
     """Return the hook of linear layers: ``hook(original, method, layer, x, bias)``.
 
-    A layer that no row holds for is given to the method itself; so is everything while SGLang computes in a way that
-    must not depend on the batch.
+    A layer that no row holds for is given to the method itself; while SGLang computes in a way that must not depend on
+    the batch, so is each layer without a row that states its order.
     """
-    from sglang.srt import batch_invariant_ops
-
     calls = TunedCalls(default_dispatcher(), _apply_method)
     operation = define_linear("sglang_linear", calls)
 
     def serve_apply(original: Hook, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
         weight = layer.weight
-        if not serves_weight(weight) or not x.is_cuda or batch_invariant_ops.is_batch_invariant_mode_enabled():
+        if not serves_weight(weight) or not x.is_cuda or not _serves_now(weight):
             return original(method, layer, x, bias)
         if torch.compiler.is_compiling():
             return operation(x, weight, bias)
@@ -85,14 +83,12 @@ def make_hook() -> Hook:
 
 def make_hook_of_addend() -> Hook:
     """Return the hook of layers that add a matrix: ``hook(original, method, layer, x, addend, bias)``."""
-    from sglang.srt import batch_invariant_ops
-
     calls = TunedCalls(default_dispatcher(), torch_linear)
 
     def serve_addend(
         original: Hook, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None
     ) -> Any:
-        passed_by = torch.compiler.is_compiling() or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        passed_by = torch.compiler.is_compiling() or not _serves_now(layer.weight)
         call = None if passed_by else calls.find(x, layer.weight, bias)
         if call is None:
             return original(method, layer, x, addend, bias)
@@ -103,16 +99,12 @@ def make_hook_of_addend() -> Hook:
 
 def make_hook_into() -> Hook:
     """Return the hook of layers that write to given memory: ``hook(original, method, layer, x, output, bias)``."""
-    from sglang.srt import batch_invariant_ops
-
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
     def serve_into(
         original: Hook, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None
     ) -> Any:
-        passed_by = (
-            torch.compiler.is_compiling() or x.dim() != 2 or batch_invariant_ops.is_batch_invariant_mode_enabled()
-        )
+        passed_by = torch.compiler.is_compiling() or x.dim() != 2 or not _serves_now(layer.weight)
         if passed_by or not calls.write(x, layer.weight.t(), bias, output):
             return original(method, layer, x, output, bias)
         return output
@@ -122,7 +114,6 @@ def make_hook_into() -> Hook:
 
 def make_hook_of_output() -> Hook:
     """Return the hook of the output layer: ``hook(original, processor, hidden_states, lm_head, bias)``."""
-    from sglang.srt import batch_invariant_ops
     from sglang.srt.layers import logits_processor
 
     calls = WrittenCalls(default_dispatcher(), torch_linear)
@@ -140,7 +131,7 @@ def make_hook_of_output() -> Hook:
             or attribute(processor, "use_fp32_lm_head_output")
             or processor.rl_on_policy_target is not None
             or logits_processor.should_apply_lm_head_quant_method(lm_head, attribute(lm_head, "quant_method"))
-            or batch_invariant_ops.is_batch_invariant_mode_enabled()
+            or not _serves_now(weight)
         ):
             return original(processor, x, lm_head, *others, **named)
         if out is not None and out.shape == (x.shape[0], weight.shape[0]):
@@ -150,6 +141,13 @@ def make_hook_of_output() -> Hook:
         return original(processor, x, lm_head, *others, **named) if call is None else call(x, weight, None, None)
 
     return serve_output
+
+
+def _serves_now(weight: Tensor) -> bool:
+    """Return whether a layer may be served, while SGLang's results may depend on the batch, or must not."""
+    from sglang.srt import batch_invariant_ops
+
+    return process.serves_invariantly(weight, batch_invariant_ops.is_batch_invariant_mode_enabled())
 
 
 def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:

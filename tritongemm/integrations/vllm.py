@@ -19,6 +19,7 @@ from tritongemm.integrations.process import define_linear, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
+from tritongemm.system import settings
 
 ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias
 
@@ -27,7 +28,8 @@ def register() -> None:
     """Serve vLLM's layers in this process, or capture what they multiply; the entry point. It may be called again.
 
     Without TRITONGEMM_CONFIG and TRITONGEMM_CAPTURE nothing is imported or changed. A layer whose N and K no row has,
-    and one with another ``--linear-backend``, is computed as without us; so is everything under VLLM_BATCH_INVARIANT.
+    and one with another ``--linear-backend``, is computed as without us; so are, under VLLM_BATCH_INVARIANT, all but
+    plain linear layers with a row that states its order of additions.
     """
     digest = process.start_serving()
     if not (digest or process.captures()):
@@ -40,6 +42,12 @@ def register() -> None:
         "mixture of experts": (_hook_mixtures, process.serves_experts()),
         "compiled layer": (_hook_loading, bool(digest)),
     }
+    if settings.server_invariant():
+        hooks = {
+            "layer": (partial(_name_graphs, digest), True),
+            "plain linear layer": (_hook_invariant, bool(digest)),
+            "compiled layer": (_hook_loading, bool(digest)),
+        }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
 
 
@@ -47,15 +55,15 @@ def _name_graphs(digest: str) -> None:
     """Make the key of graphs with an operation of ours another than the key of those without one.
 
     Raises:
-        Refusal: results must not depend on the batch.
+        Refusal: results must not depend on the batch, and no row is made for that.
     """
     from vllm import envs
 
-    if envs.VLLM_BATCH_INVARIANT:
-        raise process.Refusal("VLLM_BATCH_INVARIANT is set: tuned kernels differ from batch to batch")
+    if settings.server_invariant() and not default_dispatcher().invariant_weights:
+        raise process.Refusal("VLLM_BATCH_INVARIANT is set, and no row states its order (tune --invariant)")
     # The key of vLLM's compile cache holds the value of each variable in this list. Variables in it are also copied to
     # the workers that Ray starts.
-    traced = process.serves_scales() or torch.version.hip is not None
+    traced = process.serves_scales() or settings.server_invariant() or torch.version.hip is not None
     envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: (digest or "capture") if traced else ""
 
 
@@ -72,6 +80,30 @@ def _hook_layers() -> None:
         utils.default_unquantized_gemm = _make_gemm(default, TunedCalls(default_dispatcher(), torch_linear))
         calls = TunedCalls(default_dispatcher(), compute_rocm)
         utils.rocm_unquantized_gemm = _make_gemm(rocm, calls, define_linear("vllm_rocm_linear", calls))
+
+
+def _hook_invariant() -> None:
+    """Replace the function by which vLLM computes plain layers where the batch must not matter."""
+    from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+    original = linear.linear_batch_invariant
+    if original.__module__ != __name__:
+        calls = TunedCalls(default_dispatcher(), original)
+        replaced = _make_invariant(original, calls, define_linear("vllm_invariant_linear", calls))
+        linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = replaced
+
+
+def _make_invariant(
+    original: Callable[..., Tensor], calls: TunedCalls, operation: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Return the replacement, which serves layers with a row that states its order; arguments as of `_make_gemm`."""
+
+    def served_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not x.is_cuda or not process.serves_invariantly(weight, True):
+            return original(x, weight, bias)
+        return operation(x, weight, bias) if torch.compiler.is_compiling() else calls(x, weight, bias)
+
+    return served_linear
 
 
 def _hook_scales() -> None:

@@ -108,6 +108,7 @@ class Dispatcher:
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
         expert_weights: the weights of grouped products that have a record.
+        invariant_weights: those of `layer_weights` that have a record which states its order of additions.
     """
 
     def __init__(self) -> None:
@@ -118,6 +119,7 @@ class Dispatcher:
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
         self.expert_weights: frozenset[ExpertWeights] = frozenset()
+        self.invariant_weights: frozenset[tuple[int, int]] = frozenset()
         self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
@@ -152,8 +154,9 @@ class Dispatcher:
 
     def want_invariant_rows(self, owner: object, wanted: bool = True) -> None:
         """Have rows be invariant while any owner wants it; all calls are resolved anew."""
-        self._invariant_for = [one for one in self._invariant_for if one is not owner] + [owner] * wanted
-        self.calls = CallTable()
+        if wanted != any(one is owner for one in self._invariant_for):
+            self._invariant_for = [one for one in self._invariant_for if one is not owner] + [owner] * wanted
+            self.calls = CallTable()
 
     def add_configured(self, or_shipped: bool = False) -> str:
         """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
@@ -192,6 +195,8 @@ class Dispatcher:
         self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.scaled_weights |= {(p.n, p.k) for p in problems if is_scaled(p)}
+        stated = {row.record.problem for row in rows if row.record.order}
+        self.invariant_weights |= {(p.n, p.k) for p in stated if products.get(p)}
         self.expert_weights |= set(filter(None, map(expert_weights, problems)))
         self._records, self._records_read = self._records.extend(rows), True
         self._former, self._devices = self._former | self._devices, {}

@@ -12,6 +12,7 @@ from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.integrations import sglang
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
 
 def test_without_a_table_nothing_is_imported(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,14 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
         assert served.shapes == [((16, 64), (32, 64))]
         mode.is_batch_invariant_mode_enabled = lambda: True
         assert method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and len(served.shapes) == 1
+        assert unloaded.wants_invariant_rows
+        unloaded.invariant_weights = frozenset([(32, 64)])  # as if its row stated an order
+        monkeypatch.setattr(InvariantKernel, "review", lambda self, answer, call, device: answer)
+        assert method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and len(served.shapes) == 2
+        mode.is_batch_invariant_mode_enabled = lambda: False
+        assert (
+            method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and not unloaded.wants_invariant_rows
+        )
 
 
 def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:

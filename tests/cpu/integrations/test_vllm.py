@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.integrations import vllm
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -102,13 +104,36 @@ def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatc
         assert graphs[0][:2] == [torch.ops.tritongemm.vllm_rocm_linear, functional.linear]
 
 
-def test_nothing_is_served_where_batches_must_not_matter(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_nothing_is_served_where_batches_must_not_matter_and_no_row_states_its_order(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, utils = install_vllm(monkeypatch)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    before = utils.default_unquantized_gemm
+    vllm.register()
+    assert utils.default_unquantized_gemm is before
+    assert "VLLM_BATCH_INVARIANT is set, and no row states its order (tune --invariant)" in caplog.text
+
+
+def test_rows_that_state_their_order_serve_where_batches_must_not_matter(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     envs, utils = install_vllm(monkeypatch)
-    envs.VLLM_BATCH_INVARIANT, before = True, utils.default_unquantized_gemm
-    vllm.register()
-    assert utils.default_unquantized_gemm is before and "VLLM_BATCH_INVARIANT" in caplog.text
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    before, row = utils.default_unquantized_gemm, record(problem(16, 32, 64), order="1x64", row_bits="aa")
+    unloaded.load([row])
+    for _ in range(2):
+        vllm.register()
+    assert utils.default_unquantized_gemm is before and envs.environment_variables["TRITONGEMM_CONFIG"]() != ""
+    layers = [sys.modules[f"vllm.model_executor.layers.{name}"] for name in ("linear", "vocab_parallel_embedding")]
+    monkeypatch.setattr(InvariantKernel, "review", lambda self, answer, call, device: answer)
+    with gpu_that_serves(monkeypatch, unloaded, [row]) as (served, make):
+        for at, layer in enumerate(layers, start=1):
+            compute: Any = layer.linear_batch_invariant
+            assert compute(make(16, 64), make(33, 64)).shape == (16, 33) and len(served.shapes) == at - 1
+            assert compute(make(16, 64), make(32, 64)).shape == (16, 32) and len(served.shapes) == at
+        w = make(32, 64)
+        assert compile_for_each_m(lambda x: compute(x, w), make) == [[torch.ops.tritongemm.vllm_invariant_linear]]
 
 
 def test_another_vllm_is_left_as_it_is(

@@ -35,6 +35,11 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
         def load_model(self, model: Any) -> Any:
             return model
 
+    def linear_batch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias) + 2
+
+    for name in ("linear", "vocab_parallel_embedding"):
+        _module(monkeypatch, f"vllm.model_executor.layers.{name}", linear_batch_invariant=linear_batch_invariant)
     _module(monkeypatch, "vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
     return envs, utils
 

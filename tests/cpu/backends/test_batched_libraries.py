@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
-from tritongemm.backends.torch import batched
+from tritongemm.backends.torch.backend import single
 from tritongemm.codegen import render
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.numerics.verify import deviation
@@ -66,7 +66,7 @@ def test_eight_bits_are_multiplied_one_product_after_another(family: str, bias: 
     )
     torch_backend = registry.get(LibraryBackend, "torch")
     assert torch_backend.supports(problem, SM90) and not torch_backend.torch_function(problem)
-    assert batched.single(problem).m == (72 if shared == "b" and bias == "none" else 24)
+    assert single(problem).m == (72 if shared == "b" and bias == "none" else 24)
     operands = plugin.make_inputs(problem, "cpu")
     c = torch.full((3, 24, 16), -1).to(getattr(torch, problem.c.type.torch))
     for config in (None, *torch_backend.list_algorithms(problem, operands | {"c": c})):

@@ -1,17 +1,23 @@
-"""Backend: PyTorch's own GEMM, the library every candidate is measured against (cuBLAS(Lt) or hipBLASLt under it)."""
+"""Backend: PyTorch's own GEMM, the library every candidate is measured against (cuBLAS(Lt) or hipBLASLt under it).
 
-from collections.abc import Iterable
+It has no batched products of eight-bit types. There its calls of single products are made one after another, in one
+graph, as its users make them; where all products share B and nothing is added, that is one call of all rows.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from tritongemm.backends._scales import coverage
-from tritongemm.backends.torch import batched, grouped, scaled
+from tritongemm.backends.torch import scaled
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.operations.torch_limits import takes_fp8, takes_int8
+from tritongemm.operations.torch_limits import takes_fp8, takes_groups, takes_int8
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.system import settings
 
@@ -20,6 +26,7 @@ CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
 # With `use_fast_accum`: sums of fp8 are not promoted on the way.
 FAST = replace(CHOICE, options=(("fast", 1),))
 _NAMED = NamedKernel("torch", "native")  # as AITER's files have it
+_DENSE = ("bf16", "fp16", "fp32")
 
 
 class TorchBackend(LibraryBackend):
@@ -61,12 +68,12 @@ class TorchBackend(LibraryBackend):
         import torch
 
         if problem.kind == "batched":
-            if batched.function(problem):
-                return batched.product(problem, operands)
+            if batched_function(problem):
+                return batched_product(problem, operands)
             into = config or CHOICE  # C, as the products of a batch follow each other in it
-            return batched.one_after_another(problem, operands, lambda p, own: self.operation(p, own, into))
+            return one_after_another(problem, operands, lambda p, own: self.operation(p, own, into))
         if problem.kind == "grouped":
-            return grouped.operation(problem, operands, config is not None)
+            return grouped_product(problem, operands, config is not None)
         name = function(problem)
         if not name:
             return None
@@ -93,7 +100,7 @@ class TorchBackend(LibraryBackend):
 
     def torch_function(self, problem: Problem) -> str:
         """Return `function` where it reads the operands in place, so that a generated module can call it; else ""."""
-        if problem.kind == "grouped" or (problem.kind == "batched" and not batched.function(problem)):
+        if problem.kind == "grouped" or (problem.kind == "batched" and not batched_function(problem)):
             return ""  # a generated module has no call of it
         name = function(problem)
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
@@ -105,13 +112,13 @@ class TorchBackend(LibraryBackend):
 def function(problem: Problem) -> str:
     """Return PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
 
-    Those for a batch are of `batched.function`, or where that has none of the single products; those for groups of
-    `grouped.function`.
+    Those for a batch are of `batched_function`, or where that has none of the single products; those for groups of
+    `grouped_function`.
     """
     if problem.kind == "batched":
-        return batched.function(problem) or function(batched.single(problem))
+        return batched_function(problem) or function(single(problem))
     if problem.kind == "grouped":
-        return grouped.function(problem)
+        return grouped_function(problem)
     if problem.b.order != PLAIN:
         return ""
     if problem.a.dtype == "int8" and not takes_int8(problem.m, problem.n, problem.k):
@@ -127,3 +134,96 @@ def function(problem: Problem) -> str:
     if len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) != 1:
         return ""
     return "mm" if problem.bias == "none" else "addmm"
+
+
+def batched_function(problem: Problem) -> str:
+    """Return PyTorch's function for a batch: ``bmm`` or ``baddbmm``; "" where it has none, as for eight-bit types."""
+    narrow = problem.a.type.bytes == 1 or any(spec.scaling for spec in problem.extras)
+    if narrow or len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) != 1:
+        return ""
+    return "bmm" if problem.bias == "none" else "baddbmm"
+
+
+def batched_product(problem: Problem, operands: Operands) -> Call | None:
+    """Return a call that computes C [batch, M, N] as a user of PyTorch would; None where PyTorch has no function."""
+    import torch
+
+    name, c = batched_function(problem), operands["c"]
+    if name == "bmm" and problem.b.shared and problem.a.row_major:
+        # One product of all rows, as ``torch.matmul`` makes of it.
+        rows, out, b = operands["a"].flatten(0, 1), c.flatten(0, 1), operands["b"]
+        return lambda: torch.mm(rows, b, out=out)
+    left, right = (operands[name].expand(problem.batch, -1, -1) for name in "ab")
+    if name == "baddbmm":
+        added = operands["bias"].unsqueeze(-1 if problem.bias == "m" else -2)
+        return lambda: torch.baddbmm(added, left, right, out=c)
+    return (lambda: torch.bmm(left, right, out=c)) if name else None
+
+
+def single(problem: Problem) -> Problem:
+    """Return what PyTorch computes of a batch at a time where it has no function for a batch.
+
+    It is one product, or all of them where they share B and all rows follow each other.
+    """
+    joined = problem.b.shared and problem.a.row_major and problem.bias == "none"
+    by_rows = problem.a.scaling is None or (problem.a.scaling.rows == 1 and problem.a.scaling.layout == "rows")
+    rows = problem.batch * problem.m if joined and by_rows else problem.m
+    return replace(problem, m=rows, batch=1, a=problem.a._replace(shared=False), b=problem.b._replace(shared=False))
+
+
+def one_after_another(
+    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]
+) -> Call | None:
+    """Return a call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none."""
+    one, specs = single(problem), problem.operands
+    if one.m != problem.m:
+        flat = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}
+        return call_of(one, flat)
+    calls = list[Call]()
+    for product in range(problem.batch):
+        call = call_of(one, {name: t[product] if specs[name].batch else t for name, t in operands.items()})
+        if call is None:
+            return None
+        calls.append(call)
+
+    def compute() -> object:
+        for call in calls:
+            call()
+        return operands["c"]
+
+    return compute
+
+
+def grouped_function(problem: Problem) -> str:
+    """Return PyTorch's function for groups: ``_grouped_mm``, ``_scaled_grouped_mm``, ``bmm`` or "" for none."""
+    same = len({problem.a.dtype, problem.b.dtype, problem.c.dtype}) == 1
+    if problem.bias != "none" or not problem.a.row_major:
+        return ""
+    if problem.masked:
+        return "bmm" if same and problem.a.dtype in _DENSE else ""
+    readable = takes_groups(problem.k * problem.a.type.bytes, problem.n * problem.b.type.bytes)
+    if same and problem.a.dtype == "bf16":
+        return "_grouped_mm" if readable else ""
+    rows = [e.name for e in problem.extras if e.operator == "*"] == ["scale_a", "scale_b"]
+    if not (rows and readable and problem.a.type.is_fp8 and problem.a.type == problem.b.type):
+        return ""
+    known = problem.a.scaling == problem.b.scaling and problem.c.dtype == "bf16" and not problem.b.row_major
+    return "_scaled_grouped_mm" if known else ""
+
+
+def grouped_product(problem: Problem, operands: Operands, into: bool) -> Call | None:
+    """Return a call that computes C as a user of PyTorch would, or None where PyTorch has none."""
+    import torch
+
+    name = grouped_function(problem)
+    if not name or not hasattr(torch, name):
+        return None
+    a, b, c = operands["a"], operands["b"], operands["c"]
+    if name == "bmm":
+        return lambda: torch.bmm(a, b, out=c)
+    given: dict[str, Any] = {"offs": operands["offsets"]}
+    if name == "_scaled_grouped_mm":
+        given |= {"scale_a": operands["scale_a"], "scale_b": operands["scale_b"].view(problem.group_count, problem.n)}
+        given |= {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    product: Callable[[], Any] = partial(getattr(torch, name), a, b, **given)
+    return (lambda: c.copy_(product())) if into else product

@@ -27,7 +27,7 @@ def prepare(model: nn.Module) -> None:
     if weight is None:
         return
     try:
-        dispatcher.device(weight.get_device())
+        dispatcher.load_weights(model.parameters(), weight.get_device())
         serve_compiled_code()
         LOG.info("%s", describe(model))
     except Exception as error:  # The server runs without us, whatever goes wrong here.

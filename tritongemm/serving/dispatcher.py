@@ -28,7 +28,7 @@ from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
 from tritongemm.operations.served_problems import ExpertWeights, expert_weights, is_layer, is_product, is_scaled
-from tritongemm.operations.torch_products import float32_precision, is_plain, linear, output_dtype
+from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear, output_dtype
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.launching import FastCall, prepare_call, prepare_layer
@@ -353,6 +353,12 @@ class Dispatcher:
                     announce(self._tables, self._devices[index], self._times_added)
                 device = self._devices[index]
         return device
+
+    def load_weights(self, weights: Iterable[Tensor], index: int) -> None:
+        """Load the kernels of shipped rows of these weights [N, K], which the first call of each would load else."""
+        if (device := self.device(index)) is not None and device.waiting:
+            held = {(*w.shape, DTYPE_NAMES.get(w.dtype)) for w in weights}
+            self._load_waiting(device, [p for p in device.waiting if (p.n, p.k, p.b.dtype) in held])
 
     def _load_waiting(self, device: DeviceKernels, problems: Sequence[Problem]) -> None:
         from tritongemm.serving import kernel_loading

@@ -60,13 +60,14 @@ def load_device(
 
 def load_waiting(found: DeviceKernels, problems: Iterable[Problem]) -> None:
     """Load the kernels of shipped rows that wait for the first call of one of these products."""
-    for product in {problem.at(1) for problem in problems} & found.waiting.keys():
-        rows = found.waiting[product]
-        with torch.cuda.device(found.device.index):
-            refused = or_refusal(partial(_add_rows, found, rows))
-        if isinstance(refused, Support):  # such as a cache that can't be written: calls go on by PyTorch
-            found.loaded_ranges |= {row.record.problem: refused for row in rows}
-            _LOG.warning("PyTorch computes %s: %s", product.product, refused)
+    products = {problem.at(1) for problem in problems} & found.waiting.keys()
+    rows = [row for product in products for row in found.waiting[product]]
+    with torch.cuda.device(found.device.index):
+        refused = or_refusal(partial(_add_rows, found, rows))
+    if isinstance(refused, Support):  # such as a cache that can't be written: calls go on by PyTorch
+        found.loaded_ranges |= {row.record.problem: refused for row in rows}
+        _LOG.warning("PyTorch computes %s: %s", "; ".join(product.product for product in products), refused)
+    for product in products:
         del found.waiting[product]  # last, as other threads see by it that they must wait
 
 

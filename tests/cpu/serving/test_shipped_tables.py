@@ -76,6 +76,15 @@ def test_calls_are_served_without_any_tuning(said: list[str], gpu: SimpleNamespa
     assert gpu.loaded == [16, 32, 96]
 
 
+def test_a_server_loads_the_kernels_of_its_weights(said: list[str], gpu: SimpleNamespace) -> None:
+    tritongemm.load("shipped")
+    w = torch.empty(shipped.N, shipped.K, dtype=torch.bfloat16)
+    default_dispatcher().load_weights([w[1:], w.half(), torch.empty(shipped.N)], -1)
+    assert not gpu.loaded
+    default_dispatcher().load_weights([w], -1)
+    assert gpu.loaded == [16, 32, 96]
+
+
 def test_kernels_that_cant_be_loaded_leave_calls_to_pytorch(
     said: list[str], gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -303,6 +303,7 @@ def test_a_clang_without_its_bundler_is_named(tmp_path: Path, monkeypatch: pytes
         hip_compiler.compiler.__wrapped__("gfx942")
 
 
+@pytest.mark.heavy  # test_cutlass.py has a compiler that refuses at once
 def test_a_compile_error_is_a_value(tmp_path: Path, headers: Path) -> None:
     try:
         hip_compiler.compiler("gfx942")

@@ -73,6 +73,7 @@ print("near")
 """
 
 
+@pytest.mark.heavy  # it interprets kernels; the public calls are quick
 def test_products_that_want_room_between_experts_compute_the_same() -> None:
     """The kernels around them are interpreted."""
     folders = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT)))

@@ -1,8 +1,6 @@
 """The stages of a campaign in their order: done once, resumed, refused where they do not belong together."""
 
-import os
 import re
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -186,17 +184,6 @@ def test_another_threshold_needs_the_log(rig: Rig) -> None:
     with pytest.raises(InputError, match="the stage tune needs configs"):
         run_campaign(rig.campaign(threshold=40), "tune")
     assert rig.done() == ["configs", "tune"]
-
-
-def test_a_log_may_come_out_of_a_pipe(rig: Rig) -> None:
-    pipe = rig.place / "log.pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=(LOG,))
-    writer.start()
-    run_campaign(replace(rig.campaign(), log=pipe), "configs")
-    writer.join()
-    run_campaign(rig.campaign(LOG), "tune")
-    assert sorted(rig.tuned) == [109, 113, 128], "a file of the same contents is the same log"
 
 
 @pytest.mark.usefixtures("last_stages")

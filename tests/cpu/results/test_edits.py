@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, rows, take, trial, written
+from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, rows, take, written
 from tritongemm.core.errors import DamagedFileWarning
 from tritongemm.core.problem import Problem
 from tritongemm.formats import results_format
@@ -107,15 +107,3 @@ def test_a_damaged_value_does_not_poison_the_results(tmp_path: Path, field: str,
         assert store.record(TWO) is None, "it is measured again"
         store.merge((ONE, TWO, THREE))
     assert rows(path) == [record(ONE), record(THREE)]
-
-
-@pytest.mark.parametrize(("field", "value"), [("samples", []), ("status", "fine"), ("config", 5)])
-def test_a_damaged_trial_costs_itself(tmp_path: Path, field: str, value: Any) -> None:
-    path = tmp_path / "out.yaml"
-    with take(path) as store:
-        store.add_trials(ONE, [trial(0), trial(1)])
-    entries = [unsummed(line) for line in journal_of(path).read_bytes().splitlines()]
-    entries[1]["trial"][field] = value
-    journal_of(path).write_bytes(b"".join(map(encode, entries)))
-    with pytest.warns(DamagedFileWarning, match="can't be, and is measured again"), take(path) as store:
-        assert list(store.trials(ONE).values()) == [trial(1)]

@@ -86,7 +86,10 @@ def test_kernels_apply_powers_of_two(
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [form if form in FORMS[::2] else pytest.param(*form, marks=pytest.mark.heavy) for form in FORMS],
+)
 def test_gemv_multiplies_numbers_by_their_powers(
     interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str
 ) -> None:
@@ -97,7 +100,12 @@ def test_gemv_multiplies_numbers_by_their_powers(
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
 @pytest.mark.parametrize(
-    ("dtype", "scales", "shared"), [(*FORMS[0], ""), (*FORMS[1], "b"), (*FORMS[2], "a"), (*FORMS[3], "")]
+    ("dtype", "scales", "shared"),
+    [
+        (*FORMS[1], "b"),
+        (*FORMS[2], "a"),
+        *(pytest.param(*FORMS[i], "", marks=pytest.mark.heavy) for i in (0, 3)),  # a kernel of groups has these
+    ],
 )
 def test_each_product_of_a_batch_has_its_own_powers(
     interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, shared: str
@@ -123,7 +131,12 @@ def test_each_product_of_a_batch_has_its_own_powers(
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
 @pytest.mark.parametrize(
-    ("dtype", "scales", "room"), [(*FORMS[0], 36), (*FORMS[1], 0), (*FORMS[2], 36), (*FORMS[3], 0)]
+    ("dtype", "scales", "room"),
+    [
+        (*FORMS[0], 36),
+        (*FORMS[3], 0),
+        *(pytest.param(*FORMS[i], room, marks=pytest.mark.heavy) for i, room in ((1, 0), (2, 36))),
+    ],
 )
 def test_each_group_has_its_own_powers(
     interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, room: int

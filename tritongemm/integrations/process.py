@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +21,12 @@ LOG = logging.getLogger("tritongemm")
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
+class _Asked:
+    """What the process was started for; a tracer reads it too, which can't read the environment."""
+
+    captures = False
+
+
 def start_serving() -> str:
     """Read the tables that TRITONGEMM_CONFIG names, without starting the GPU, which this process may never use.
 
@@ -31,6 +36,7 @@ def start_serving() -> str:
     Returns:
         What distinguishes the tables from others; "" where nothing is to be served.
     """
+    _Asked.captures = bool(settings.capture_files())
     try:
         return default_dispatcher().add_configured() if settings.tuned_configs() else ""
     except TritonGemmError as error:
@@ -67,10 +73,9 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
     return getattr(owner, name, default)
 
 
-@cache
 def captures() -> bool:
     """Return whether this process was started to write what the server multiplies to a file."""
-    return bool(settings.capture_files())
+    return _Asked.captures
 
 
 def serves_scales() -> bool:

@@ -18,9 +18,8 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
     dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
     parent, level = logger.parent, logger.level
-    process.captures.cache_clear()
     yield dispatcher
-    process.captures.cache_clear()
+    process._Asked.captures = False
     logger.parent = parent
     logger.setLevel(level)
 

@@ -177,5 +177,5 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> Modul
     package, _, last = name.rpartition(".")
     if package:
         parent = sys.modules.get(package) or _module(monkeypatch, package)
-        setattr(parent, last, module)
+        monkeypatch.setattr(parent, last, module, raising=False)  # it may be the real one
     return module

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.integrations import vllm_fp8_rows
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, is_in_blocks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -42,7 +43,7 @@ def describe(model: nn.Module) -> str:
         if attribute(module, "quant_method") is None:
             continue
         if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
-            found["linear layers"][_why_not(module, "weight", is_layer, is_scaled)] += 1
+            found["linear layers"][_why_not(module, "weight", is_layer, _is_in_blocks)] += 1
         elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [_why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             found["mixtures of experts"][max(reasons)] += 1
@@ -52,6 +53,14 @@ def describe(model: nn.Module) -> str:
     others = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
     rest = f"; the server itself computes {others}" if others else ""
     return f"tuned kernels serve {' and '.join(parts) or 'no layer'} of {type(model).__name__}{rest}"
+
+
+def _is_in_blocks(problem: Problem) -> bool:
+    return is_scaled(problem) and bool(problem.scale_depth)
+
+
+def _is_in_rows(problem: Problem) -> bool:
+    return is_scaled(problem) and not problem.scale_depth
 
 
 def _is_grouped(problem: Problem) -> bool:
@@ -70,9 +79,12 @@ def _why_not(
         is_quantised: whether it is one's in fp8.
     """
     weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
-    if not isinstance(weight, Tensor) or not (plain or _has_blocks(layer, name)):
+    is_in_rows = _computed_by(layer) == vllm_fp8_rows.KERNEL
+    if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_blocks(layer, name)):
         return f"of {_computed_by(layer)}"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
+    if is_in_rows:  # vLLM holds these weights transposed.
+        shape, is_of = shape[::-1], _is_in_rows
 
     def holds(record: Record) -> bool:
         p = record.problem

@@ -104,14 +104,14 @@ def serves_invariantly(w: Tensor, wanted: bool) -> bool:
     return not wanted or (w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().invariant_weights)
 
 
-def serves_blocks(w: Tensor, scale: Tensor) -> bool:
-    """Return whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it.
+def serves_scaled(n: int, k: int) -> bool:
+    """Return whether a record with scales has a weight's N and K, or a capture counts the products of every weight."""
+    return captures() or (n, k) in default_dispatcher().scaled_weights
 
-    A capture counts the products of every such weight.
-    """
-    if w.dim() != 2 or not (captures() or (w.shape[0], w.shape[1]) in default_dispatcher().scaled_weights):
-        return False
-    return is_in_blocks(w, scale)
+
+def serves_blocks(w: Tensor, scale: Tensor) -> bool:
+    """Return the same of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
+    return w.dim() == 2 and serves_scaled(w.shape[0], w.shape[1]) and is_in_blocks(w, scale)
 
 
 def is_in_blocks(w: Tensor, scale: Tensor) -> bool:

@@ -38,7 +38,8 @@ def register() -> None:
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
         "layer": (partial(_name_graphs, digest), True),
         "plain linear layer": (_hook_layers, bool(digest)),
-        "fp8 layer": (_hook_scales, process.serves_scales()),
+        "fp8 layer in blocks": (_hook_blocks, process.serves_scales()),
+        "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
         "mixture of experts": (_hook_mixtures, process.serves_experts()),
         "compiled layer": (_hook_loading, bool(digest)),
     }
@@ -106,8 +107,17 @@ def _make_invariant(
     return served_linear
 
 
-def _hook_scales() -> None:
-    """Serve vLLM's fp8 layers by tuned kernels."""
+def _hook_rows() -> None:
+    """Serve vLLM's fp8 layers with a factor per row or tensor by tuned kernels."""
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+
+    from tritongemm.integrations import vllm_fp8_rows
+
+    vllm_fp8_rows.hook(cutlass)
+
+
+def _hook_blocks() -> None:
+    """Serve vLLM's fp8 layers in blocks by tuned kernels."""
     from vllm.model_executor.kernels import linear
 
     from tritongemm.integrations import vllm_fp8

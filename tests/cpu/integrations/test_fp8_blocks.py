@@ -87,6 +87,37 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
         calls.clear()
 
 
+def test_vllms_layers_with_a_factor_per_row(
+    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_vllm(monkeypatch)
+    install_vllm_blocks(monkeypatch)
+    calls = next(tuned)
+    for _ in range(2):
+        vllm.register()
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+
+    kernel = cutlass.CutlassFP8ScaledMMLinearKernel()
+
+    def layer(a: Tensor, n: int = N) -> Tensor:
+        factors, b = (torch.ones(a.shape[0], 1), torch.ones(n, 1)), torch.ones(n, K).to(FP8).t()
+        given = {"A": a, "B": b, "out_dtype": torch.bfloat16, "As": factors[0], "Bs": factors[1], "bias": None}
+        result: Tensor = kernel.apply_scaled_mm(**given, output_shape=[1, a.shape[0], kernel.logical_output_size])
+        return result
+
+    rows = {count: torch.ones(count, K).to(FP8) for count in (3, M, 5)}
+    compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+    for call in (layer, compiled):
+        for count, a in rows.items():
+            result = call(a)
+            assert result.shape == (1, count, N) and bool((result == (3 if count == M else 4)).all())
+    assert calls[0].weight.shape == (N, K) and calls[0].weight_scale.shape == (N, 1) and len(calls) == 2
+    kernel.logical_output_size = 255  # padded
+    assert bool((layer(rows[M]) == 4).all()) and len(calls) == 2
+    kernel.logical_output_size = 128
+    assert bool((layer(rows[M], 128) == 4).all()) and len(calls) == 2
+
+
 def test_another_vllm_keeps_its_own_kernels(
     table: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +177,14 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     for kind in (kind for kind in kinds if "apply_block_scaled_mm" in vars(kind)):
         monkeypatch.setattr(kind, "apply_block_scaled_mm", vars(kind)["apply_block_scaled_mm"])
     vllm_fp8.hook(linear)
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+
+    from tritongemm.integrations import vllm_fp8_rows
+
+    kind = cutlass.CutlassFP8ScaledMMLinearKernel
+    monkeypatch.setattr(kind, "apply_scaled_mm", kind.apply_scaled_mm)
+    vllm_fp8_rows.hook(cutlass)
+    assert kind.apply_scaled_mm.__module__ == vllm_fp8_rows.__name__
     methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
     names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names

@@ -25,6 +25,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
+from tritongemm.core.support import Support
 from tritongemm.formats import results_format
 from tritongemm.integrations import compiled, loaded_model, sglang, sglang_moe, vllm, vllm_moe
 from tritongemm.integrations.process import is_in_blocks
@@ -218,7 +219,9 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
     elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
     rows = [record(problem(16, 32, 64)), record(scaled), grouped(32, 256, 128), grouped(32, 128, 128), elsewhere]
     unloaded.load(rows)
-    attach_device(unloaded)
+    refused = record(problem(16, 40, 64))  # this Triton does not compile its kernel
+    unloaded.load([refused])
+    attach_device(unloaded, {refused.problem: Support("does not compile")})
     unloaded._devices[-1] = unloaded._devices[0]
 
     class LinearBase(nn.Module):  # type: ignore[misc]
@@ -237,14 +240,18 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
     in_blocks.weight_scale_inv = torch.ones(2, 1)
     marlin = type("MarlinLinearKernel", (), {})()
     plain = "UnquantizedLinearMethod"
-    layers = [LinearBase(torch.ones(n, 64), plain) for n in (32, 32, 33, 48)]
+    layers = [LinearBase(torch.ones(n, 64), plain) for n in (32, 32, 33, 48, 40)]
     quantised = [LinearBase(torch.ones(4, 4).int(), "GPTQMarlinLinearMethod", kernel=marlin) for _ in range(2)]
     tensor_wise = LinearBase(torch.ones(256, 128).to(FP8), "ModelOptFp8LinearMethod")
-    model = nn.ModuleList([*layers, in_blocks, *quantised, tensor_wise, Mixture(128), Mixture(64), nn.Linear(2, 2)])
+    cutlass = type("CutlassFP8ScaledMMLinearKernel", (), {})()
+    in_rows = LinearBase(torch.ones(256, 128).to(FP8).t(), "Fp8LinearMethod", fp8_linear=cutlass)
+    model = nn.ModuleList(
+        [*layers, in_blocks, *quantised, tensor_wise, in_rows, Mixture(128), Mixture(64), nn.Linear(2, 2)]
+    )
     assert loaded_model.describe(model) == (
-        "tuned kernels serve 3 of 8 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
-        "computes 2 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
-        "1 of ModelOptFp8LinearMethod"
+        "tuned kernels serve 3 of 10 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
+        "computes 3 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
+        "1 with rows that are refused when loaded, 1 of ModelOptFp8LinearMethod"
     )
 
 

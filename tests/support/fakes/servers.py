@@ -79,6 +79,20 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     kinds = BlockKernel, DynamicKernel
     tables = {"CUDA": [DynamicKernel, BlockKernel], "ROCM": [BlockKernel]}
     _module(monkeypatch, "vllm.model_executor.kernels.linear", _POSSIBLE_FP8_BLOCK_KERNELS=tables)
+
+    class CutlassFP8ScaledMMLinearKernel:
+        logical_output_size = 256
+
+        def apply_scaled_mm(self, **given: Any) -> Tensor:
+            a, b, shape = given["A"], given["B"], given["output_shape"]
+            return cutlass_scaled_mm(a, b, given["out_dtype"])[:, : self.logical_output_size].reshape(shape)
+
+    def cutlass_scaled_mm(a: Tensor, b: Tensor, out_dtype: torch.dtype, **others: Any) -> Tensor:
+        return a.new_full((a.shape[0], b.shape[1]), 4.0, dtype=out_dtype)
+
+    ops, place = SimpleNamespace(cutlass_scaled_mm=cutlass_scaled_mm), "vllm.model_executor.kernels.linear.scaled_mm"
+    kind = CutlassFP8ScaledMMLinearKernel
+    _module(monkeypatch, f"{place}.cutlass", CutlassFP8ScaledMMLinearKernel=kind, ops=ops)
     return kinds
 
 

@@ -1,0 +1,60 @@
+"""Serves vLLM's fp8 layers with a factor per row or per tensor where a tuned row holds for a call, else by CUTLASS."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.integrations.process import define_opaque, serves_scaled
+from tritongemm.serving import server_calls
+from tritongemm.serving.layer_choice import BlockOperands
+
+KERNEL = "CutlassFP8ScaledMMLinearKernel"
+_SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor"
+
+
+def hook(cutlass: Any) -> None:
+    """Serve the kernel that vLLM chooses for such layers. A second call does nothing.
+
+    Args:
+        cutlass: the module ``vllm.model_executor.kernels.linear.scaled_mm.cutlass``.
+
+    Raises:
+        AttributeError: vLLM has not what is wrapped.
+    """
+    kind = getattr(cutlass, KERNEL)
+    original, own = kind.apply_scaled_mm, cutlass.ops.cutlass_scaled_mm
+    if original.__module__ == __name__:
+        return
+
+    def multiply(
+        a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        def compute() -> Tensor:
+            result: Tensor = own(a, b.t(), out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
+            return result
+
+        return server_calls.product_or(BlockOperands(a, b, scale_b, scale_a, bias, out_dtype), compute)
+
+    def infer(a: Tensor, b: Tensor, _: Tensor, __: Tensor, ___: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        return a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+
+    operation = define_opaque("vllm_fp8_rows", _SCHEMA, multiply, infer)
+
+    @wraps(original)
+    def served(kernel: Any, **given: Any) -> Tensor:
+        a, b = given["A"], given["B"]
+        k, n = b.shape
+        is_padded = kernel.logical_output_size != n or a.shape[1] != k
+        if is_padded or b.stride(0) != 1 or not serves_scaled(n, k):
+            result: Tensor = original(kernel, **given)
+            return result
+        call = operation if torch.compiler.is_compiling() else multiply
+        product: Tensor = call(a, b.t(), given["As"], given["Bs"], given["bias"], given["out_dtype"])
+        return product.view(*given["output_shape"])
+
+    served.__module__ = __name__
+    kind.apply_scaled_mm = served

@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_blocks
+from tests.support.fakes.servers import (
+    install_sglang,
+    install_vllm,
+    install_vllm_blocks,
+    install_vllm_mixtures,
+)
 from tests.support.linear_layers import record
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
@@ -85,6 +90,22 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
             a, _, of_a, _ = operands(rows, quantised=quantised)
             assert bool((compiled(a, of_a) == wanted).all())
         calls.clear()
+
+
+def test_a_capture_sees_compiled_layers(
+    unloaded: Dispatcher, tuned: Iterator[list[BlockOperands]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a table; what torch.compile traces reads no environment."""
+    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
+    monkeypatch.setenv("TRITONGEMM_CAPTURE", str(tmp_path / "sizes.yaml"))
+    envs, _ = install_vllm(monkeypatch)
+    kind, _ = install_vllm_blocks(monkeypatch)
+    install_vllm_mixtures(monkeypatch)
+    vllm.register()
+    kernel, (a, b, of_a, of_b) = kind(SimpleNamespace(out_dtype=torch.bfloat16)), operands(M, 128)
+    layer = torch.compile(kernel.apply_block_scaled_mm, fullgraph=True, backend="eager", dynamic=True)
+    assert bool((layer(a, b, of_a, of_b) == 3).all()) and len(next(tuned)) == 1
+    assert envs.environment_variables["TRITONGEMM_CONFIG"]() == "capture"
 
 
 def test_vllms_layers_with_a_factor_per_row(

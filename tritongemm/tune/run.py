@@ -1,7 +1,7 @@
 """A tuning run, which takes problems through all stages: prune, rank, generate, compile, time, verify, race and write.
 
 One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Builders, devices and strategies work in
-threads and processes of their own and send it events (`tuning.events`).
+threads and processes of their own and send it events (`tune.events`).
 
 Sizes are independent. A size's strategy requests a batch, whose kernels are compiled (once, if several sizes need the
 same) and screened as they arrive, on whichever device is free; given the times, it requests the next batch. So

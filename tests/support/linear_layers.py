@@ -15,6 +15,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
@@ -61,6 +62,23 @@ class HostKernel(StandInKernel):
 
         names = ("a", "b", "c", "bias", "scale_a", "scale_b", "offsets", "counts")
         return PatchedLaunch({name: (lambda to, name=name: at.update({name: to})) for name in names}, launch)  # type: ignore[misc]
+
+
+class StandInLibrary(LibraryBackend):
+    """Stands in for a library with one algorithm, which it has for problems of 4 rows and more."""
+
+    summary = "one algorithm"
+    capabilities = Capabilities()
+    name = "library"
+
+    def _list_algorithms(self, *_: Any) -> list[Config]:
+        return []
+
+    def operation(self, *_: Any) -> None:
+        return None
+
+    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
+        return StandInKernel() if record.problem.m > 3 else Support("not for 3 rows")
 
 
 class StandInTorchKernels(TorchKernels):

@@ -3,16 +3,18 @@
 import importlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import FileFinder
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Plugin
 
+P = TypeVar("P", bound=Plugin)
 TOYS = Path(__file__).parent / "toys"
 # A child process reads this at its start, so that it finds the plug-in as well.
 _SITE = "import importlib\nimportlib.import_module({package!r}).__path__.append({folder!r})\n"
@@ -41,6 +43,17 @@ def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.Mo
         sys.modules.pop(f"{kind.package}.{path.stem}", None)
         vars(package).pop(path.stem, None)
         forget_plugins(place)
+
+
+def each_with_toy(kind: type[P], toy: str) -> Callable[..., Iterator[P]]:
+    """A fixture that is each plug-in of a kind, and the documented toy beside them."""
+
+    @pytest.fixture(params=[*registry.names(kind), toy])
+    def plugin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P]:
+        with dropped(kind, toy, tmp_path, monkeypatch):
+            yield registry.get(kind, request.param)
+
+    return plugin
 
 
 def show_to_children(folder: Path, patch: pytest.MonkeyPatch, *kinds: type[Plugin]) -> None:

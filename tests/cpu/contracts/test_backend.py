@@ -19,13 +19,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import (
-    Backend,
-    BuildInputs,
-    Capabilities,
-    KernelBackend,
-    LibraryBackend,
-)
+from tritongemm.plugins.contracts import Backend, BuildInputs, Capabilities, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader as target_files
 
 DENSE = Problem(64, 64, 192, *matrices("bf16", layout="TN"))

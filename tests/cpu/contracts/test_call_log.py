@@ -1,16 +1,12 @@
 """What every reader of logs must do: each plug-in of campaigns/logs, and the toy that docs/plugins shows."""
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
-import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, line, trace
-from tests.support.plugins import dropped
-from tritongemm.plugins import registry
+from tests.support.plugins import each_with_toy
 from tritongemm.plugins.contracts import CallLog
 from tritongemm.plugins.contracts.call_logs import LogContents, LoggedCall
 
@@ -26,10 +22,7 @@ SAMPLES = {
 NOISE = "2026-05-04 INFO {loaded: 3} shards, memory - 12 GB\n"
 
 
-@pytest.fixture(params=[*registry.names(CallLog), TOY])
-def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CallLog]:
-    with dropped(CallLog, TOY, tmp_path, monkeypatch):
-        yield registry.get(CallLog, request.param)
+log = each_with_toy(CallLog, TOY)
 
 
 def counted(contents: LogContents) -> Counter[LoggedCall]:

@@ -1,13 +1,11 @@
 """What every family must do: each plug-in of numerics/families, and the toy that docs/plugins shows."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.plugins import dropped
+from tests.support.plugins import each_with_toy
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -25,10 +23,7 @@ GFX942, GFX950 = map(target_files.load_target, ("gfx942", "gfx950"))
 DTYPES_B = {TOY: "int8"}
 
 
-@pytest.fixture(params=[*registry.names(Family), TOY])
-def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
-    with dropped(Family, TOY, tmp_path, monkeypatch):
-        yield registry.get(Family, request.param)
+family = each_with_toy(Family, TOY)
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import DATA
-from tests.support.plugins import dropped
+from tests.support.plugins import each_with_toy
 from tests.support.stores import ONE, TWO, record
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults, results_format, why_unrecognised
@@ -79,10 +78,7 @@ WRONG = {
 }
 
 
-@pytest.fixture(params=NAMES)
-def plugin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Format]:
-    with dropped(Format, TOY, tmp_path, monkeypatch):
-        yield registry.get(Format, request.param)
+plugin = each_with_toy(Format, TOY)
 
 
 def test_every_format_has_samples() -> None:

@@ -1,8 +1,5 @@
 """What holds for every kernel source, the documented toy included, and that a file put beside them serves calls."""
 
-import importlib
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,6 @@ import pytest
 import torch
 
 import tritongemm
-from tests.support import ROOT
 from tests.support.linear_layers import (
     StandInKernel,
     attach_device,
@@ -21,7 +17,7 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
-from tests.support.plugins import rescan
+from tests.support.plugins import dropped
 from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
@@ -51,13 +47,8 @@ CALLS = {
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Puts the documentation's toy beside the sources that are there, as a user would."""
-    package = importlib.import_module(KernelSource.package)
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    shutil.copy(ROOT / "tests" / "support" / "toys" / f"{TOY}.py", tmp_path)
-    rescan(tmp_path)
-    yield
-    sys.modules.pop(f"{KernelSource.package}.{TOY}", None)
-    vars(package).pop(TOY, None)
+    with dropped(KernelSource, TOY, tmp_path, monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -1,22 +1,16 @@
 """What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the documented toy."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.support.plugins import dropped
+from tests.support.plugins import each_with_toy
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout
 
 TOY = "scale_layout_toy"
 
 
-@pytest.fixture(params=[*registry.names(ScaleLayout), TOY])
-def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScaleLayout]:
-    with dropped(ScaleLayout, TOY, tmp_path, monkeypatch):
-        yield registry.get(ScaleLayout, request.param)
+layout = each_with_toy(ScaleLayout, TOY)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -1,17 +1,15 @@
 """What every strategy must do: each plug-in of search/strategies, and the toy that docs/plugins shows."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from zlib import crc32
 
 import pytest
 
-from tests.support.plugins import dropped
+from tests.support.plugins import each_with_toy
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
@@ -25,10 +23,7 @@ SIZE = Problem(256, 512, 2048, *matrices(layout="TN"))
 Outcome = Callable[[Config], Trial]
 
 
-@pytest.fixture(params=[*registry.names(Strategy), TOY])
-def strategy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strategy]:
-    with dropped(Strategy, TOY, tmp_path, monkeypatch):
-        yield registry.get(Strategy, request.param)
+strategy = each_with_toy(Strategy, TOY)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import host_device
-from tests.support.plugins import dropped
+from tests.support.plugins import dropped, each_with_toy
 from tests.support.timers import PROFILERS, STREAM, PlayedGraph, profiled
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -51,10 +51,7 @@ class SleepingGraph:
         time.sleep(self.seconds)
 
 
-@pytest.fixture(params=NAMES)
-def timer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timer]:
-    with dropped(Timer, TOY, tmp_path, monkeypatch):
-        yield registry.get(Timer, request.param)
+timer = each_with_toy(Timer, TOY)
 
 
 @pytest.fixture

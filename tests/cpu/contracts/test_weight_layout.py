@@ -1,13 +1,11 @@
 """What every order of B must do: each plug-in of numerics/weight_layouts, and the toy that docs/plugins shows."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.plugins import dropped
+from tests.support.plugins import each_with_toy
 from tritongemm.core.problem import PLAIN, Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
@@ -19,10 +17,7 @@ GFX942 = target_files.load_target("gfx942")
 DTYPES = (torch.int8, torch.uint8, torch.bfloat16, torch.float8_e4m3fnuz, torch.float32)
 
 
-@pytest.fixture(params=[*registry.names(WeightLayout), TOY])
-def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightLayout]:
-    with dropped(WeightLayout, TOY, tmp_path, monkeypatch):
-        yield registry.get(WeightLayout, request.param)
+layout = each_with_toy(WeightLayout, TOY)
 
 
 @pytest.fixture

@@ -12,11 +12,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.kernel_cases import SM90
-from tests.support.linear_layers import (
-    StandInKernel,
-    record,
-    stand_in_kernels,
-)
+from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tritongemm.build import expert_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups

@@ -15,7 +15,15 @@ import torch
 
 import tritongemm
 from tests.support import ROOT
-from tests.support.linear_layers import StandInDriver, StandInKernel, problem, record, run_on_cpu, stand_in_device
+from tests.support.linear_layers import (
+    StandInDriver,
+    StandInKernel,
+    StandInLibrary,
+    problem,
+    record,
+    run_on_cpu,
+    stand_in_device,
+)
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
@@ -27,7 +35,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading, stored_kernels, winners
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -142,36 +150,17 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
     assert tritongemm.explain(torch.randn(33, 20), torch.randn(8, 20)).startswith("fallback: 33x8x20")
 
 
-class Library(LibraryBackend):
-    """Stands in for a library with one algorithm, which it has for problems of 4 rows and more."""
-
-    summary = "one algorithm"
-    capabilities = Capabilities()
-
-    def _list_algorithms(self, *_: Any) -> list[Config]:
-        return []
-
-    def operation(self, *_: Any) -> None:
-        return None
-
-    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
-        if record.problem.m < 4:
-            return Support("gone from this version of the library")
-        return StandInKernel()
-
-
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+def library(monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
     """What every record's winner is."""
-    found = Library()
-    found.name = "library"
+    found = StandInLibrary()
     monkeypatch.setattr(winners, "find_winner", lambda record: found)
     return found
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_an_algorithm_is_checked_before_calls_rely_on_it(
-    right: bool, library: Library, monkeypatch: pytest.MonkeyPatch
+    right: bool, library: StandInLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library loads it when it is first called, which must not be while a graph is captured."""
     checked: list[Record] = []
@@ -183,22 +172,22 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
     monkeypatch.setattr(stored_kernels, "check_kernel", check)
     gone, here = (record(problem(m, 8, 16), OTHER, winner="library") for m in (2, 4))
     loaded, _ = kernel_loading.load_kernels(stand_in_device(), [gone, here])
-    assert loaded[gone.problem] == Support("gone from this version of the library") and checked == [here]
+    assert loaded[gone.problem] == Support("not for 3 rows") and checked == [here]
     assert isinstance(loaded[here.problem], StandInKernel) if right else loaded[here.problem] == Support("wrong")
 
 
 def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: StandInLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that loads with an unforeseen error, and one whose check fails so; one warning."""
 
-    def load(self: Library, record: Record, device_index: int, device: Any) -> LoadedKernel:
+    def load(self: StandInLibrary, record: Record, device_index: int, device: Any) -> LoadedKernel:
         return {m: StandInKernel() for m in (2, 3)}[record.problem.m]
 
     def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
         return Support(str(1 // (record.problem.m - 2)) and "")
 
-    monkeypatch.setattr(Library, "load", load)
+    monkeypatch.setattr(StandInLibrary, "load", load)
     monkeypatch.setattr(stored_kernels, "check_kernel", check)
     records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
     with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as reported:

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 
 from tests.support import DATA
-from tests.support.linear_layers import TILE, StandInKernel, problem, record, stand_in_device, stand_in_kernels
+from tests.support.linear_layers import (
+    TILE,
+    StandInKernel,
+    StandInLibrary,
+    problem,
+    record,
+    stand_in_device,
+    stand_in_kernels,
+)
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import kernel_loading, stored_kernels, winners
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.record_table import RecordTable
@@ -92,23 +99,6 @@ def test_a_bucket_is_bound_to_the_true_m_and_says_whose_row_it_is() -> None:
     assert isinstance(library, Resolution) and "64x32x64_bf16_TN on sm90, the padded M of 50" in library.text
 
 
-class Library(LibraryBackend):
-    """Stands in for a library, which has its one algorithm for some M alone."""
-
-    summary = "one algorithm"
-    capabilities = Capabilities()
-    name = "library"
-
-    def _list_algorithms(self, *_: Any) -> list[Config]:
-        return []
-
-    def operation(self, *_: Any) -> None:
-        return None
-
-    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
-        return StandInKernel() if record.problem.m > 3 else Support("not for 3 rows")
-
-
 def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[tuple[Problem, int]] = []
 
@@ -116,7 +106,7 @@ def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatc
         checked.append((record.problem, record.m_from))
         return SUPPORTED
 
-    monkeypatch.setattr(winners, "find_winner", lambda record: Library())
+    monkeypatch.setattr(winners, "find_winner", lambda record: StandInLibrary())
     monkeypatch.setattr(stored_kernels, "check_kernel", check)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     row = aiters(16, config=Config("one", 0, 0, 0, backend="library"), winner="library").record

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tests.support import linear_layers
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
@@ -21,7 +21,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
@@ -84,8 +83,7 @@ SHARED = [name for name in CASES if CASES[name][1].split_k > 1 or name == "strea
 
 
 def record(of: Problem, config: Config, **changes: Any) -> Record:
-    toolchain = {"triton": settings.version("triton")}
-    return replace(Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain), **changes)
+    return linear_layers.record(of, config, **{"target": ARCH, **changes})
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,19 +10,18 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.test_numeric import triton
+from tests.support.linear_layers import record
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations.grouped import GroupedOperands, grouped
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.system import settings
 
 COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)
 CONFIGS = (
@@ -161,9 +160,7 @@ def test_each_kernel_is_served(
     asked = problem("a8w8_blockscale", dtype, "bf16", 512, 256)
     if not triton().check(config, asked, gpu_machine.target):
         pytest.skip("not for this GPU, or not for these scales")
-    toolchain = {"triton": settings.version("triton")}
-    record = Record(asked, gpu_machine.target.name, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
-    assert tritongemm.load([record]) == 1
+    assert tritongemm.load([record(asked, config, target=gpu_machine.target.name)]) == 1
     for seed in range(2):
         operands = family.make_inputs(asked, "cuda", seed=seed)
         given = (operands["a"], operands["b"], operands["offsets"], operands["scale_a"].mT, operands["scale_b"])

@@ -8,17 +8,16 @@ import torch
 
 import tritongemm
 from tests.gpu.test_numeric import triton, verify_all
+from tests.support.linear_layers import record
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
 from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.system import settings
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -108,9 +107,8 @@ def test_a_tuned_kernel_serves_what_was_quantised(
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    problem, toolchain = of(dtype, scales, 33, 256, 544), {"triton": settings.version("triton")}
-    record = Record(problem, gpu.target.name, CONFIGS[0], "triton", 1e-6, 0.01, "events", toolchain=toolchain)
-    assert tritongemm.load([record]) == 1
+    problem = of(dtype, scales, 33, 256, 544)
+    assert tritongemm.load([record(problem, CONFIGS[0], target=gpu.target.name)]) == 1
     layout = "rows" if scales == "mx" else "e8m0_32x8"
     x, w = torch.randn(33, 544, device="cuda"), torch.randn(256, 544, device="cuda")
     (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", TORCH[dtype], layout) for t in (x, w))

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tests.support.linear_layers import record
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
@@ -37,12 +37,11 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
 
 def rows(config: Config, *layouts: str) -> list[Record]:
     """Rows at M with a bias and without, and a range beyond it, of each layout."""
-    toolchain = {"triton": settings.version("triton")}
     made = []
     for layout in layouts:
         for bias in ("none", "n"):
             of = Problem(M, N, K, *matrices("bf16", layout="NT"[layout[0] == "T"] + "NT"[layout[1] == "T"]), bias=bias)
-            own = Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
+            own = record(of, config, target=ARCH)
             made += [own, replace(own, problem=of.at(64), m_from=M + 1)]
     return made
 

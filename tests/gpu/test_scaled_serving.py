@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support import linear_layers
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -25,7 +26,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import own_fp8
-from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
@@ -64,8 +64,7 @@ PROBLEMS = problems() if VENDOR else {}
 
 
 def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:
-    toolchain = {"triton": settings.version("triton")}
-    return replace(Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain), **changes)
+    return linear_layers.record(of, config, **{"target": ARCH, **changes})
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,105 @@
+"""Rows have the same bits at every M and place on a real GPU: of tuned rows, untuned kernels and a model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritongemm
+from tritongemm.core.config import Config
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.tune.request import Outputs, SearchScope, SizeSource, TuneRequest
+
+N, K, MOST = 1056, 2048, 300
+SOME = (1, 2, 5, 16, 17, 64, 100, 256, MOST)
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch, gpu_machine: Machine, gpu_cache: Path) -> Iterator[Dispatcher]:
+    """A dispatcher without rows, and a cache that the run shares."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    dispatcher = Dispatcher()
+    dispatcher.load([])
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+    with torch.no_grad():
+        yield dispatcher
+
+
+def operands() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    x, w = (torch.randn(rows, K, device="cuda", generator=generator).bfloat16() for rows in (MOST, N))
+    return x, w
+
+
+def assert_invariant(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Rows of the product of all are those of every part of the batch; returns the product."""
+    every = tritongemm.mm(x, w)
+    for m in SOME:
+        assert torch.equal(tritongemm.mm(x[:m], w), every[:m]), m
+        assert torch.equal(tritongemm.mm(x[-m:].contiguous(), w), every[-m:]), f"the last {m}"
+    exact = x.double() @ w.double().t()
+    assert float((every.double() - exact).abs().max()) < 0.05 * float(exact.abs().max())
+    return every
+
+
+@pytest.fixture(scope="module")
+def table(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """An invariant table over M, tuned quickly, with the library's algorithms."""
+    path = tmp_path_factory.mktemp("tuned") / "invariant.yaml"
+    plain = TuneRequest()
+    defaults = replace(plain.sizes.defaults, dtype_a="bf16", row_major_b=False)
+    source = SizeSource(n=N, k=K, m_range=(1, 256), defaults=defaults)
+    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(path))
+    return list(tritongemm.autotune(replace(request, invariant="library")))
+
+
+def test_untuned_kernels(empty: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    x, w = operands()
+    assert tritongemm.explain(x, w).startswith("invariant: ")
+    assert_invariant(x, w)
+
+
+def test_rows_of_a_table_and_untuned_kernels_beyond_it(
+    empty: Dispatcher, table: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    assert {r.order for r in table} == {f"1x{K}"} and len({r.row_bits for r in table}) == 1
+    x, w = operands()
+    untuned = assert_invariant(x, w)
+    empty.load(table)
+    for m, kind in ((1, ("exact", "range")), (100, ("exact", "range")), (MOST, ("invariant",))):
+        assert tritongemm.explain(x[:m], w).startswith(kind), tritongemm.explain(x[:m], w)
+    assert torch.equal(assert_invariant(x, w), untuned), "an order gives the same bits whichever kernels have it"
+
+
+def test_a_row_that_claims_an_order_or_bits_does_not_serve(
+    empty: Dispatcher, table: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    x, w = operands()
+    split = Config("tile", 16, 64, 64, 1, 4, 4, 3)
+    wrong = replace(table[0], config=split, winner="triton", m_from=0)
+    empty.load([wrong])
+    with pytest.warns(UserWarning, match="adds up in the order 4x512"):
+        assert tritongemm.explain(x[: wrong.problem.m], w).startswith("invariant")
+
+
+def test_a_patched_model_gives_a_sequence_the_same_bits_alone_and_in_a_batch(empty: Dispatcher) -> None:
+    layers = [torch.nn.Linear(K, N, bias=True), torch.nn.GELU(), torch.nn.Linear(N, K, bias=False)]
+    model = torch.nn.Sequential(*layers).cuda().bfloat16()
+    patch = tritongemm.patch(model, [], invariant=True)
+    x, _ = operands()
+    every = model(x)
+    for m in (1, 16, 64):
+        assert torch.equal(model(x[:m]), every[:m])
+        graph, part = torch.cuda.CUDAGraph(), x[:m].clone()
+        with torch.cuda.graph(graph):
+            captured = model(part)
+        graph.replay()
+        assert torch.equal(captured, every[:m])
+    patch.undo()

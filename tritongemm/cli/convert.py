@@ -1,6 +1,5 @@
 """The command line of `tritongemm convert`: results of one format written in another, and files merged."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,16 +87,12 @@ def _base(output: Path, format_: WritableFormat, paths: Iterable[Path]) -> list[
     if not text.strip():
         return []
     if isinstance(format_, ResultsFormat):
-        if not any(_are_one(output, path) for path in paths):
+        if not any(files.are_one(output, path) for path in paths):
             raise OutputError(
                 f"{output} holds results; name it among the files too, to keep them, or choose another -o"
             )
         return []
     return [(output, text)]
-
-
-def _are_one(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _read(paths: Sequence[Path], format_: WritableFormat, family: str) -> _Found:
@@ -143,7 +138,7 @@ def _merge(
 ) -> tuple[str | None, tuple[str, ...]]:
     """Return the text that results are written in, and what merging decided; None where the format merges nothing."""
     known = [path for path, _ in there]
-    every = [*there, *((path, text) for path, text in sources if not any(_are_one(path, one) for one in known))]
+    every = [*there, *((path, text) for path, text in sources if not any(files.are_one(path, one) for one in known))]
     if not every or (merged := format_.merge(every, family)) is None:
         return None, ()
     return merged.text, merged.notes

@@ -1,7 +1,6 @@
 """The command line of `tritongemm library`: it builds, merges, lists and verifies libraries."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tritongemm.export.library.writing import Contents, publish
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.report import plain_table
+from tritongemm.system import files
 from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 
@@ -88,7 +88,7 @@ def _merge(args: argparse.Namespace) -> int:
     contents, conflicts, damaged = Contents(), list[str](), False
     own: list[LibraryEntry] = []
     with writing.held(output):
-        others = [Path(path) for path in args.libraries if not _are_one(Path(path), output)]
+        others = [Path(path) for path in args.libraries if not files.are_one(Path(path), output)]
         for path in ([output] if storage.is_library(output) else []) + others:
             library = open_library(path)
             faults = library.faults()
@@ -107,10 +107,6 @@ def _merge(args: argparse.Namespace) -> int:
         writing.write(output, contents)
     _report_written(output, contents, conflicts, args.verbose)
     return shell.WRONG if damaged else shell.DONE
-
-
-def _are_one(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _report_faults(what: str, path: Path, faults: Mapping[str, str], verbose: bool) -> None:

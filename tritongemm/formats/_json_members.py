@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.values import MOST
 from tritongemm.system.printable import printable
 from tritongemm.system.reading import RepeatedKeyError, keys_once
 
@@ -99,6 +100,14 @@ class _Reader:
 def read_members(path: Path, text: str) -> list[Member]:
     """Return the members of the object that a text holds."""
     return _Reader(path, text).read()
+
+
+def read_integer(values: Mapping[str, Any], key: str, least: int) -> int:
+    """Return a whole number of an object, of at least `least`."""
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
+    return value
 
 
 def with_members(

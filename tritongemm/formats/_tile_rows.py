@@ -20,8 +20,7 @@ from tritongemm.core.format_row import FormatRow, ResultsFile
 from tritongemm.core.problem import MAX_DIM, PLAIN
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.values import MOST
-from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.formats._json_members import Member, read_integer, read_members, with_members
 from tritongemm.formats._rows import RowFaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat
@@ -120,9 +119,9 @@ def read_config(values: Any, kind: Kind) -> Config | None:
     if unknown or missing:
         wrong = f"{printable(unknown[0])} is no key of a row" if unknown else f"it has no {', '.join(missing)}"
         raise InputError(f"{wrong}; there are {', '.join(_KEYS)}")
-    m, n, k = (_integer(values, key, 1) for key in _BLOCKS)
-    counts: dict[str, Any] = {name: _integer(values, key, 1) for key, name in _COUNTS.items() if key in values}
-    options = {name: _integer(values, name, 0) for name in OPTIONS if name in values}
+    m, n, k = (read_integer(values, key, 1) for key in _BLOCKS)
+    counts: dict[str, Any] = {name: read_integer(values, key, 1) for key, name in _COUNTS.items() if key in values}
+    options = {name: read_integer(values, name, 0) for name in OPTIONS if name in values}
     options |= {name: int(_read_other(values, key)) for key, name in _OTHERS.items() if key in values}
     return replace(Config(kind.template, m, n, k), **counts, options=tuple(options.items()))
 
@@ -134,16 +133,9 @@ def read_m(member: Member) -> int:
     return int(member.key)
 
 
-def _integer(values: Mapping[str, Any], key: str, least: int) -> int:
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
-    return value
-
-
 def _read_other(values: Mapping[str, Any], key: str) -> int | bool:
     value = values[key]
-    return value if isinstance(value, bool) else _integer(values, key, 0)
+    return value if isinstance(value, bool) else read_integer(values, key, 0)
 
 
 def row_of(config: Config, kind: Kind) -> dict[str, int]:

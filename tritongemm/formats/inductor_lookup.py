@@ -21,8 +21,7 @@ from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile, Transla
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.values import MOST
-from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.formats._json_members import Member, read_integer, read_members, with_members
 from tritongemm.formats._rows import KeptError, RowFaults, baseline_won, by_device, make_problem
 from tritongemm.plugins.contracts import WritableFormat
 from tritongemm.search_spaces.loader import target_of_device
@@ -147,16 +146,9 @@ def _read_configs(value: Any) -> Config | None:
     ours = next((one for one in value if one["template_id"] == _THEIR_TEMPLATE), None)
     if ours is None:
         return None
-    numbers: dict[str, Any] = {name: _integer(ours, key, 1) for key, name in _FIELDS.items()}
-    options = {name: _integer(ours, name, 0) for name in _OPTIONS if name in ours}
+    numbers: dict[str, Any] = {name: read_integer(ours, key, 1) for key, name in _FIELDS.items()}
+    options = {name: read_integer(ours, name, 0) for name in _OPTIONS if name in ours}
     return Config(_TEMPLATE, **numbers, options=tuple(options.items()))
-
-
-def _integer(values: Mapping[str, Any], key: str, least: int) -> int:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
-    return value
 
 
 def _config_of(record: Record) -> dict[str, Any] | Support:

@@ -149,7 +149,7 @@ class TunedFile:
             again: tune also what the file has already.
             family: of the file, where it does not say; "" where the user does not either.
         """
-        if source is not None and os.path.realpath(source) == os.path.realpath(self.path):
+        if source is not None and files.are_one(source, self.path):
             here = (target.name, target.compute_units)
             rows = [row for row in rows if (row.target, row.compute_units) in (("", 0), here)]
         text = read_exactly(self.path)

@@ -61,6 +61,11 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
+def are_one(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one place, there or not."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def open_regular(path: Path, flags: int) -> int:
     """Open a regular file and return its descriptor, without following a link or waiting for another process."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

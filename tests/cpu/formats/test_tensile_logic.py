@@ -180,7 +180,7 @@ TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
         (BASE[: len(BASE) // 2], "of the 12 elements of a logic file; it may be cut"),
         ("---\nMinimumRequiredVersion: 5\nSolutions: []\n", "a logic file that is a map"),
         (BASE.replace("    SolutionNameMin", "    SolutionName"), "must have a SolutionIndex and a SolutionNameMin"),
-        (BASE.replace("- Equality", "- " + "[" * 5000), "element 12 is no YAML"),
+        (BASE.replace("- Equality", "- " + "[" * 500), "element 12 is no YAML"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:

@@ -41,8 +41,9 @@ def make_hook() -> Callable[..., Any]:
         *others: Any,
         **named: Any,
     ) -> Any:
-        def compute() -> Any:
-            return original(hidden_states, w1, w2, topk_output, moe_runner_config, *others, **named)
+        def compute(given: MixtureOperands) -> Any:
+            routed = topk_output._replace(topk_ids=given.topk_ids)
+            return original(given.x, w1, w2, routed, moe_runner_config, **named)
 
         scales = _scales(w1, w2, hidden_states.dtype, named)
         if (
@@ -53,7 +54,7 @@ def make_hook() -> Callable[..., Any]:
             or torch.compiler.is_compiling()
             or batch_invariant_ops.is_batch_invariant_mode_enabled()
         ):
-            return compute()
+            return original(hidden_states, w1, w2, topk_output, moe_runner_config, *others, **named)
         weights, ids, *_ = topk_output
         return server_calls.mixture_or(MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales), compute)
 

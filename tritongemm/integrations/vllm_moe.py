@@ -32,13 +32,15 @@ def hook(modular_kernel: Any) -> None:
         return
 
     @wraps(original)
-    def served(kernel: Any, *arguments: Any, **named: Any) -> Tensor:
-        def compute() -> Tensor:
-            result: Tensor = original(kernel, *arguments, **named)
+    def served(kernel: Any, *arguments: Any, **named: Any) -> Any:
+        def compute(given: MixtureOperands) -> Tensor:
+            result: Tensor = original(kernel, **{**named, "hidden_states": given.x, "topk_ids": given.topk_ids})
             return result
 
         operands = None if arguments else _operands(kernel, named)
-        return compute() if operands is None else server_calls.mixture_or(operands, compute)
+        if operands is None:
+            return original(kernel, *arguments, **named)
+        return server_calls.mixture_or(operands, compute)
 
     served.__module__ = __name__
     kind.apply = served

@@ -1,34 +1,68 @@
 """Products and mixtures of a server, which tuned kernels compute where a row has their M, and else the server itself.
 
-A capture puts functions in the places of these two that count what a server asks for, whatever computes it.
+A capture puts functions in the places of both that count what a server asks for, whatever computes it.
+
+Rows were raced against PyTorch's product, and a server may have a faster one. So both are timed at the first call of
+a kind. GPU time alone counts: the GPU is kept busy while the host launches a call, and its cache holds none of the
+operands, as between the layers of a model.
 """
 
 from __future__ import annotations
 
+import logging
+import statistics
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
+import torch
 from torch import Tensor
 
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands, compute, find_layout
 from tritongemm.serving.mixtures import fused_moe
 
+Call: TypeAlias = Callable[[], Tensor]
+
+_LOG = logging.getLogger("tritongemm")
+_ROUNDS: Final = 5  # after one that loads and compiles
+_LEAST_GAIN: Final = 1.01
+_BUSY_CYCLES: Final = 2_000_000  # about 1 ms
 _NOT_AT_THIS_M: Final = (*NOT_TUNED, "near")
 
 
 def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M."""
+    """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M or that is faster."""
     layout = find_layout(operands, near=False)
-    return otherwise() if layout is None else compute(operands, layout)
+    if layout is None:
+        return otherwise()
+    x, weight = operands.x, operands.weight
+    rows = x.numel() // x.shape[-1]
+    key = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, layout, x.get_device())
+    ours = partial(compute, operands, layout)
+    return ours() if pays(key, lambda: (ours, otherwise)) else otherwise()
 
 
-def mixture_or(operands: MixtureOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """Return a mixture of experts by tuned kernels, or by `otherwise` where a product of both has no row of its M."""
-    return fused_moe(*operands[:8]) if _holds(operands) else otherwise()
+def mixture_or(operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor]) -> Tensor:
+    """Return a mixture of experts by tuned kernels.
+
+    It is computed by `otherwise`, which may write to the tokens, where a product of both has no row of its M or that
+    is faster. Both are timed on tokens that go to random experts, as the first call of a server is no real one.
+    """
+    if not _holds(operands):
+        return otherwise(operands)
+    x, w1, ids = operands.x, operands.w1, operands.topk_ids
+    key = ("mixture", ids.numel().bit_length(), x.dtype, w1.shape, w1.dtype, ids.shape[1], x.get_device())
+
+    def prepare() -> tuple[Call, Call]:
+        chosen = torch.rand(x.shape[0], w1.shape[0], device=x.device).topk(ids.shape[1]).indices
+        spread = operands._replace(x=x.clone(), topk_ids=chosen.to(ids.dtype))
+        return partial(fused_moe, *spread[:8]), partial(otherwise, spread)
+
+    return fused_moe(*operands[:8]) if pays(key, prepare) else otherwise(operands)
 
 
 def _holds(operands: MixtureOperands) -> bool:
@@ -49,3 +83,45 @@ def _holds(operands: MixtureOperands) -> bool:
         if all(one.lasting for one in found):
             keep(table, key, known)
     return known
+
+
+def pays(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool:
+    """Return whether tuned kernels are faster than the server's own.
+
+    While a graph is captured nothing can be timed, and what was not timed before is not faster.
+
+    Args:
+        key: of the calls that share one answer, until records are added.
+        prepare: gives a call by tuned kernels and the same by the server, which can be repeated.
+    """
+    table: dict[Any, Any] = default_dispatcher().calls.table
+    known: bool | None = table.get(key)
+    if known is None:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        known = _race(prepare)
+        keep(table, key, known)
+    return known
+
+
+def _race(prepare: Callable[[], tuple[Call, Call]]) -> bool:
+    try:
+        ours, theirs = prepare()
+        rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(1 + _ROUNDS)][1:]
+    except (RuntimeError, TritonGemmError) as error:  # too little memory, among others
+        _LOG.warning("the server's own kernel is kept, as tuned ones can't be timed beside it: %s", error)
+        return False
+    tuned, own = (statistics.median(times) for times in zip(*rounds, strict=True))
+    return bool(tuned * _LEAST_GAIN < own)
+
+
+def _seconds(call: Call) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cached = torch.cuda.get_device_properties().L2_cache_size
+    torch.empty(2 * cached, dtype=torch.uint8, device="cuda").zero_()
+    torch.cuda._sleep(_BUSY_CYCLES)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3

@@ -42,14 +42,12 @@ class Calls(list[int]):
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+def calls(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     """Products of a CPU that says to be an sm90, by a process that has read no records."""
     made = Calls()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     monkeypatch.setattr("tritongemm.serving.patch.mm", made)
     monkeypatch.setattr("tritongemm.serving.joined_layers.mm", made)
     monkeypatch.setattr("tritongemm.serving.joined_layers._stream", lambda index: 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with torch.no_grad():
         yield made
 
@@ -246,9 +244,8 @@ def test_what_the_library_won_counts_with_its_time(calls: Calls) -> None:
     assert calls == [HEADS, KV, KV], "records that are loaded later count"
 
 
-def test_a_compiled_model_is_served_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.usefixtures("unloaded")
+def test_a_compiled_model_is_served_layer_by_layer() -> None:
     model, x = make(), inputs(4)
     wanted = model(x)
     patch(model, make_records())

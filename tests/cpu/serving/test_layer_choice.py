@@ -39,12 +39,9 @@ def plain(m: int, seconds: float, **changes: Any) -> Record:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    made = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", made)
+def dispatcher(unloaded: Dispatcher) -> Iterator[Dispatcher]:
     with torch.no_grad():
-        yield made
+        yield unloaded
 
 
 def hold(dispatcher: Dispatcher, *rows: Record, refused: Record | None = None) -> None:

@@ -4,11 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -20,7 +19,7 @@ from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.formats import Defaults, results_format
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
 
@@ -67,10 +66,8 @@ def test_a_range_that_can_not_be_is_refused_by_name() -> None:
         results_format().read(Path("x.yaml"), text, Defaults())
 
 
-def test_explain_names_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    dispatcher = Dispatcher()
+def test_explain_names_the_range_and_the_row(gpu: Gpu) -> None:
+    dispatcher, empty = gpu
     dispatcher.load(TABLE)
     own, bound = StandInKernel(), StandInKernel()
     kernels = attach_device(dispatcher, {TABLE[2].problem: own})
@@ -84,9 +81,7 @@ def test_explain_names_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) ->
     kernels.binders[TABLE[1].problem, 2] = bind
 
     def answers(m: int) -> CallAnswers:
-        with FakeTensorMode():
-            x, w = (torch.empty(rows, 64, dtype=torch.bfloat16, device="cuda:0") for rows in (m, 32))
-            return dispatcher.explain(x, w)
+        return dispatcher.explain(empty(m, 64), empty(32, 64))
 
     def explained(m: int) -> str:
         return str(answers(m))

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
 from tests.support.linear_layers import attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.build.cache import ArtifactCache
@@ -27,7 +27,6 @@ from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.layer_choice import AS_IT_IS, BlockOperands, find_layout
 from tritongemm.system import settings
 
@@ -190,27 +189,16 @@ def test_a_layer_is_right_within_its_quantisation(form: str, dtype: torch.dtype)
     ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8))]
 )
 def test_factors_are_stored_as_the_tuned_kernel_reads_them(
-    layout: str, m: int, strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    layout: str, m: int, strides: tuple[int, int], gpu: Gpu
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatcher, empty = gpu
     scaling, _ = GRANULARITIES[{"groups": "block", "rows": "block_rows", "tma": "block_tma"}[layout]]
-    dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    with FakeTensorMode():
-        x = torch.empty(m, 512, dtype=torch.bfloat16, device="cuda:0")
-        w, scale = (
-            torch.empty(s, dtype=d, device="cuda:0")
-            for s, d in (((256, 512), torch.float8_e4m3fn), ((2, 4), torch.float32))
-        )
-        factors = torch.empty_strided((m, 4), strides, device="cuda:0")
-        q = torch.empty_like(x, dtype=w.dtype)
-        product = read_product(ScaledOperands(q, w, factors, scale))
-        one = next(p for p in product.problems())
-        assert one.a.scaling == scaling
-        dispatcher.load([record(one)])
-        attach_device(dispatcher, {one: SimpleNamespace()})
-        assert find_layout(BlockOperands(x, w, scale), near=True) == layout
-        assert find_layout(BlockOperands(q, w, scale, factors), near=False) == AS_IT_IS
-        other = torch.empty(3, 512, dtype=torch.bfloat16, device="cuda:0")
-        assert find_layout(BlockOperands(other, w, scale), near=True) is None
+    x, w, scale = empty(m, 512), empty(256, 512, dtype=torch.float8_e4m3fn), empty(2, 4, dtype=torch.float32)
+    factors, q = torch.empty_strided((m, 4), strides, device="cuda:0"), empty(m, 512, dtype=w.dtype)
+    one = next(iter(read_product(ScaledOperands(q, w, factors, scale)).problems()))
+    assert one.a.scaling == scaling
+    dispatcher.load([record(one)])
+    attach_device(dispatcher, {one: SimpleNamespace()})
+    assert find_layout(BlockOperands(x, w, scale), near=True) == layout
+    assert find_layout(BlockOperands(q, w, scale, factors), near=False) == AS_IT_IS
+    assert find_layout(BlockOperands(empty(3, 512), w, scale), near=True) is None

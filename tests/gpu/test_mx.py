@@ -8,13 +8,11 @@ import torch
 
 import tritongemm
 from tests.gpu.test_numeric import triton, verify_all
-from tests.support.linear_layers import record
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import verify
 from tritongemm.operations import microscaling
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -98,23 +96,3 @@ def test_the_kernel_quantises_as_pytorchs_operations_do(dtype: str, layout: str)
         assert torch.equal(powers, exponents)
         there = torch.arange(len(given), device="cuda") != 6
         assert torch.equal(q.view(torch.uint8)[there], wanted.view(torch.uint8)[there])
-
-
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-def test_a_tuned_kernel_serves_what_was_quantised(
-    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str
-) -> None:
-    if not gpu.target.has("dot_scaled"):
-        pytest.skip(f"{gpu.target.name} has no dot_scaled")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
-    problem = of(dtype, scales, 33, 256, 544)
-    assert tritongemm.load([record(problem, CONFIGS[0], target=gpu.target.name)]) == 1
-    layout = "rows" if scales == "mx" else "e8m0_32x8"
-    x, w = torch.randn(33, 544, device="cuda"), torch.randn(256, 544, device="cuda")
-    (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", TORCH[dtype], layout) for t in (x, w))
-    named = "" if layout == "rows" else layout
-    with torch.no_grad():
-        out = tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=named)
-    family = registry.get(Family, problem.family)
-    exact = family.reference(problem, {"a": a, "b": b.T, "scale_a": of_a, "scale_b": of_b})
-    assert verify.deviation(out, exact) <= family.tolerance(problem)

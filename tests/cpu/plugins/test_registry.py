@@ -4,7 +4,6 @@ import ast
 import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ import pytest
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
 from tests.support.plugins import dropped, forget_plugins
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
+from tests.support.racing import pool_and_store
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import PLAIN, Problem, matrices
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -37,7 +35,6 @@ from tritongemm.plugins.contracts import (
     searching,
 )
 from tritongemm.report.console import Reporter
-from tritongemm.results.store import Store
 from tritongemm.search import planner
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -213,97 +210,29 @@ class LastThenFirst(Strategy):
         yield [order[0]]
 """
 
-BACKEND = """
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.launch import Launch
-from tritongemm.core.support import SUPPORTED
-from tritongemm.plugins.contracts import Capabilities, KernelBackend
 
-class Toy(KernelBackend):
-    summary = "a toy"
-    capabilities = Capabilities(scales=("epilogue",))
-    def _candidates(self, problem, target, inputs, everything):
-        return []
-    def _check(self, config, problem, target, inputs):
-        return SUPPORTED
-    def _compile_job(self, config, problem, target, inputs):
-        return CompileJob(config, {"toy": config.name})
-    def _compile(self, job):
-        return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
-    def _launch(self, artifact, problem, target):
-        return None
-"""
+def test_a_format_and_a_strategy_are_used_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the strategy asks for is screened, in its order; backends and families are in tests/cpu/scenarios."""
+    (tmp_path / "sizes.csv").write_text("toy,M,N,K\na,3,4,5\n")
+    (tmp_path / "toy_strategy.py").write_text(STRATEGY)
+    with dropped(Format, "format_toy", tmp_path, monkeypatch):
+        (row,) = sizes.from_file(tmp_path / "sizes.csv", Defaults())
+    with dropped(Strategy, tmp_path / "toy_strategy.py", tmp_path, monkeypatch):
+        configs = [Config("tile", n, n, n) for n in (16, 32, 64)]
 
-FORMAT = """
-from tritongemm.core.format_row import FormatRow, ResultsFile
-from tritongemm.formats import make_problem
-from tritongemm.plugins.contracts import Format
+        def planned(problem: Problem, target: Target, folder: Path, *_: object) -> planner.PlannedProblem:
+            expected = searching.Predictions(tuple(configs), np.ones(3), np.ones((3, len(searching.TERMS))))
+            kept = searching.Pruned(tuple(configs), {}, {})
+            return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
 
-class ToyFormat(Format):
-    title = "toy"
-    def recognises(self, path, text):
-        return text.startswith("toy")
-    def read_usable(self, path, text, defaults):
-        sizes = [map(int, line.split()) for line in text.splitlines()[1:]]
-        return ResultsFile(tuple(FormatRow(make_problem(defaults, *s, {"family": "family_toy"})) for s in sizes))
-"""
-
-
-@pytest.fixture
-def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A file of each kind beside those that are there."""
-    texts: tuple[tuple[type[Plugin], str, str], ...] = (
-        (Strategy, "toy_strategy", STRATEGY), (Backend, "toybackend", BACKEND), (Format, "toy_format", FORMAT),
-    )  # fmt: skip
-    with ExitStack() as stack:
-        stack.enter_context(dropped(Family, "family_toy", tmp_path, monkeypatch))
-        for kind, name, text in texts:
-            (tmp_path / f"{name}.py").write_text(text)
-            stack.enter_context(dropped(kind, tmp_path / f"{name}.py", tmp_path, monkeypatch))
-        yield
-
-
-@pytest.mark.usefixtures("toys")
-def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toy family, strategy, backend and format together tune a toy file."""
-    (tmp_path / "sizes.toy").write_text("toy\n3 4 5\n")
-    (row,) = sizes.from_file(tmp_path / "sizes.toy", Defaults())
-    family = registry.get(Family, "family_toy")
-    assert row.problem == family.problem(Problem(3, 4, 5, *matrices(b="int8")))
-    refused = family.supports(family.problem(Problem(3, 4, 5, *matrices("int8", c="int32"))), GFX942)
-    assert refused.reason == "it multiplies fp16 or bf16 by int8 into A's type, not int8-int8-int32"
-
-    configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
-
-    def planned(problem: Problem, target: Target, folder: Path, backend: str, limits: object) -> planner.PlannedProblem:
-        expected = searching.Predictions(tuple(configs), np.ones(3), np.ones((3, len(searching.TERMS))))
-        kept = searching.Pruned(tuple(configs), {}, {})
-        return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
-
-    monkeypatch.setattr(search_processes, "plan_search", planned)
-    monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
-    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
-    backend = registry.get(KernelBackend, "toybackend")
-    monkeypatch.setattr(compiler, "build", lambda job: backend.compile(job)[0])
-    evaluator = FakeEvaluator(seconds=lambda config: 60.0 + len(evaluator.screened))
-    with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
-        options = TuningOptions(tmp_path, strategy="toy_strategy", library="")
-        assert TuningRun([evaluator], compiler, store, options, Reporter()).tune([row.problem]) == {}
-        record = store.record(row.problem)
-    assert evaluator.screened == [configs[-1], configs[0]], "what the toy strategy asked for, in its order"
-    assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
-
-
-@pytest.mark.usefixtures("toys")
-def test_a_backends_job_is_compiled_by_its_file(tmp_path: Path) -> None:
-    """The compiler process finds the backend as this process does."""
-    config = Config("toy", 1, 2, 3, backend="toybackend")
-    job = registry.get(KernelBackend, "toybackend").compile_job(config, Problem(16, 16, 16), GFX942)
-    artifact, code, name = registry.get(KernelBackend, job.config.backend).compile(job)
-    cache = ArtifactCache(tmp_path / "cache")
-    cache.put(artifact, code, name)
-    found = cache.get(job.digest)
-    assert found and (found.registers, Path(found.path).read_bytes()) == (7, b"code")
+        monkeypatch.setattr(search_processes, "plan_search", planned)
+        monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
+        evaluator = FakeEvaluator(seconds=lambda config: 60.0 + len(evaluator.screened))
+        with pool_and_store(tmp_path) as (pool, store):
+            options = TuningOptions(tmp_path, strategy="toy_strategy", library="")
+            assert TuningRun([evaluator], pool, store, options, Reporter()).tune([row.problem]) == {}
+    assert (row.problem.m, row.problem.n, row.problem.k) == (3, 4, 5)
+    assert evaluator.screened == [configs[-1], configs[0]]
 
 
 def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

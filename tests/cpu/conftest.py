@@ -18,6 +18,7 @@ import pytest
 import triton
 
 from tests.support import FAKES, emulated
+from tests.support.interpreted import Interpreted
 from tests.support.lent_processes import LentProcess
 from tests.support.plugins import forget_plugins
 from tests.support.racing import Drop
@@ -121,6 +122,11 @@ def interpreter(lent_processes: None) -> Iterator[LentProcess]:
     child = LentProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
     yield child
     child.kill()
+
+
+@pytest.fixture
+def interpreted(interpreter: LentProcess, tmp_path: Path) -> Interpreted:
+    return Interpreted(interpreter, tmp_path)
 
 
 def compile_once(folder: Path, commands: Mapping[str, Sequence[str]]) -> Path:

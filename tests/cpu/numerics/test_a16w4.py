@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tritongemm.codegen import modules
@@ -51,9 +51,9 @@ def in_order(problem: Problem, order: str) -> Problem:
     ],
     ids=lambda case: case.key if isinstance(case, Problem) else case.name,
 )
-def test_kernels_are_right(interpreter: LentProcess, problem: Problem, target: Target, tmp_path: Path) -> None:
+def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: Target) -> None:
     fitting = [config for config in CONFIGS if unmet_need(config, problem, 132) is None]
-    found = errors(interpreter, problem, fitting, target, tmp_path)
+    found = interpreted.errors(problem, fitting, target)
     assert len(found) >= 2 and max(found.values()) <= 1, found
 
 

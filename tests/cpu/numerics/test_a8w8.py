@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
@@ -32,7 +32,6 @@ from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
-from tritongemm.system.child_process import WorkerProcess
 
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
 NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"
@@ -94,15 +93,14 @@ def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("problem", [FP8, pytest.param(INT8, marks=pytest.mark.heavy)], ids=["fp8", "int8"])
-def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path: Path, problem: Problem) -> None:
+def test_every_template_applies_the_scales(interpreted: Interpreted, problem: Problem) -> None:
     if problem.a.type.is_fp8:
         problem = replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP))
     missing = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted} - {
         c.template for c in (*CONFIGS, *GROUPED)
     }
     assert not missing
-    found = errors(interpreter, problem, CONFIGS, SM90, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, CONFIGS, SM90)
 
 
 def test_the_search_space_has_configs_of_both_kinds() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import Config
@@ -26,7 +26,6 @@ from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system.child_process import WorkerProcess
 
 FAMILY = registry.get(Family, "a8w8_blockscale")
 SM90 = target_files.load_target("sm90")
@@ -60,11 +59,11 @@ def of(scales: str, **changes: Any) -> Problem:
     "scales",
     ["block", *(pytest.param(s, marks=pytest.mark.heavy) for s in ("group", "block_tma", "block_rows", "group_rows"))],
 )
-def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
-    interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
-    assert interpreted <= {c.template for c in (*CONFIGS, *GROUPED)}
+def test_every_template_applies_scales_along_k(interpreted: Interpreted, scales: str) -> None:
+    templates = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
+    assert templates <= {c.template for c in (*CONFIGS, *GROUPED)}
     problem = of(scales, **FORMS[scales])
-    found = errors(interpreter, problem, CONFIGS, SM90, tmp_path)
+    found = interpreted.errors(problem, CONFIGS, SM90)
     assert all(e * FAMILY.tolerance(problem) < 1e-3 for e in found.values()), found
 
 

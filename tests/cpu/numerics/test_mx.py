@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import emulated, interpreted
+from tests.support import emulated
 from tests.support.covering import pairwise
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tritongemm.codegen import render
 from tritongemm.core.config import Config
@@ -29,7 +30,6 @@ from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system.child_process import WorkerProcess
 
 TRITON = registry.get(KernelBackend, "triton")
 FP4, E4M3, E5M2 = "fp4e2m1", "fp8e4m3fn", "fp8e5m2"
@@ -75,27 +75,21 @@ def _interpreted() -> bool:
     ],
     ids=str,
 )
-def test_kernels_apply_powers_of_two(
-    interpreter: WorkerProcess, tmp_path: Path, arch: str, dtype: str, scales: str
-) -> None:
+def test_kernels_apply_powers_of_two(interpreted: Interpreted, arch: str, dtype: str, scales: str) -> None:
     """By the generated module's own inputs and reference, and by the family's."""
     problem = of(dtype, scales)
     target = target_files.load_target(arch)
     assert all(TRITON.check(c, problem, target) for c in CONFIGS)
-    found = interpreted.errors(interpreter, problem, CONFIGS, target, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, CONFIGS, target)
 
 
 @pytest.mark.parametrize(
     ("dtype", "scales"),
     [form if form in FORMS[::2] else pytest.param(*form, marks=pytest.mark.heavy) for form in FORMS],
 )
-def test_gemv_multiplies_numbers_by_their_powers(
-    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str
-) -> None:
+def test_gemv_multiplies_numbers_by_their_powers(interpreted: Interpreted, dtype: str, scales: str) -> None:
     """No matrix unit applies them there; K has part of a group and N part of a tile."""
-    found = interpreted.errors(interpreter, of(dtype, scales, 3, 13, 202), MX_GEMV, GFX950, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(of(dtype, scales, 3, 13, 202), MX_GEMV, GFX950)
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
@@ -108,7 +102,7 @@ def test_gemv_multiplies_numbers_by_their_powers(
     ],
 )
 def test_each_product_of_a_batch_has_its_own_powers(
-    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, shared: str
+    interpreted: Interpreted, dtype: str, scales: str, shared: str
 ) -> None:
     problem = of(dtype, scales, 5, 21, 160, batch=2, shared=shared)
     target, family = target_files.load_target("sm100"), registry.get(Family, problem.family)
@@ -125,8 +119,7 @@ def test_each_product_of_a_batch_has_its_own_powers(
         )
     configs = [c for c in MX_BATCHED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"tile", "gemv", "tma"}
-    found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, configs, target)
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
@@ -138,15 +131,12 @@ def test_each_product_of_a_batch_has_its_own_powers(
         *(pytest.param(*FORMS[i], room, marks=pytest.mark.heavy) for i, room in ((1, 0), (2, 36))),
     ],
 )
-def test_each_group_has_its_own_powers(
-    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, room: int
-) -> None:
+def test_each_group_has_its_own_powers(interpreted: Interpreted, dtype: str, scales: str, room: int) -> None:
     problem, target = uneven(dtype, scales, room, n=21, k=160), target_files.load_target("sm100")
     assert registry.get(Family, problem.family).supports(problem, target)
     configs = [c for c in MX_GROUPED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"grouped", "grouped_tile", "grouped_tma"}
-    found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, configs, target)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
@@ -46,18 +46,16 @@ def grouped(
 
 @pytest.mark.parametrize("room", [0, 40])
 @pytest.mark.parametrize("row_major_b", [False, True])
-def test_uneven_groups_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, room: int, row_major_b: bool) -> None:
+def test_uneven_groups_at_odd_sizes(interpreted: Interpreted, room: int, row_major_b: bool) -> None:
     problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
     described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
-    found = errors(interpreter, problem, [PLAIN, FEW, SERVED, *described], SM90, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, [PLAIN, FEW, SERVED, *described], SM90)
 
 
 @pytest.mark.parametrize("room", [0, 36])
-def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -> None:
+def test_scales_of_rows(interpreted: Interpreted, room: int) -> None:
     problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
-    found = errors(interpreter, problem, [PLAIN, FEW, SERVED], GFX942, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, [PLAIN, FEW, SERVED], GFX942)
 
 
 @pytest.mark.parametrize("room", [0, 36])
@@ -81,7 +79,6 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
         pytest.param("group", 0, marks=pytest.mark.heavy),
     ],
 )
-def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, scales: str, room: int) -> None:
+def test_scales_of_blocks(interpreted: Interpreted, scales: str, room: int) -> None:
     problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
-    found = errors(interpreter, problem, list(BLOCKS), SM90, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, list(BLOCKS), SM90)

@@ -1,48 +1,41 @@
 """Generated kernels in Triton's interpreter: every template, layout and kind of dtype, at odd sizes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
 from tritongemm.codegen import render
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system.child_process import WorkerProcess
 
 LAYOUTS = [pytest.param(a, b, marks=pytest.mark.heavy if a == b else ()) for a in (True, False) for b in (True, False)]
 
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_pointer_templates_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, row_a: bool, row_b: bool) -> None:
+def test_pointer_templates_at_odd_sizes(interpreted: Interpreted, row_a: bool, row_b: bool) -> None:
     problem = Problem(19, 21, 37, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias="n" if row_a else "m")
-    found = errors(interpreter, problem, list(POINTERS), GFX942, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, list(POINTERS), GFX942)
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [pytest.param("fp16", "m", marks=pytest.mark.heavy), ("int8", "n")])
-def test_shared_tiles_are_added_up_in_slices(interpreter: WorkerProcess, tmp_path: Path, dtype: str, bias: str) -> None:
+def test_shared_tiles_are_added_up_in_slices(interpreted: Interpreted, dtype: str, bias: str) -> None:
     problem = Problem(18, 37, 64, *matrices(dtype), bias=bias)
     configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
     few = replace(GFX942, sum_elements=64)
     assert {"tile", "gemv", "stream_k"} == {c.template for c in configs}
     assert all("slice_rows" in render.kernel_source(problem, c.template, few) for c in configs)
-    found = errors(interpreter, problem, configs, few, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, configs, few)
 
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_descriptor_templates_at_odd_sizes(
-    interpreter: WorkerProcess, tmp_path: Path, row_a: bool, row_b: bool
-) -> None:
+def test_descriptor_templates_at_odd_sizes(interpreted: Interpreted, row_a: bool, row_b: bool) -> None:
     """Rows have to start at multiples of 16 bytes; everything else may be odd."""
     m, n, k = 19 if row_a else 24, 40, 40 if row_a or not row_b else 39
     problem = Problem(m, n, k, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias="m" if row_b else "none")
-    found = errors(interpreter, problem, list(DESCRIBED), SM90, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, list(DESCRIBED), SM90)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +52,14 @@ def test_descriptor_templates_at_odd_sizes(
         (("fp16", "fp8e5m2", "fp16"), "sm90"),
     ],
 )
-def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, str, str], target: str) -> None:
+def test_dtypes(interpreted: Interpreted, dtypes: tuple[str, str, str], target: str) -> None:
     problem = Problem(18, 35, 35, *matrices(*dtypes, layout="TN"), bias="n")
-    found = errors(interpreter, problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target), tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target))
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), pytest.param((32, 16, 48), marks=pytest.mark.heavy)])
-def test_sizes_small_and_even(interpreter: WorkerProcess, tmp_path: Path, size: tuple[int, int, int]) -> None:
-    found = errors(interpreter, Problem(*size), list(POINTERS), GFX942, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+def test_sizes_small_and_even(interpreted: Interpreted, size: tuple[int, int, int]) -> None:
+    interpreted.check(Problem(*size), list(POINTERS), GFX942)
 
 
 def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:

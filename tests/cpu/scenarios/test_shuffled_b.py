@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import ROOT, emulated, forked
-from tests.support.interpreted import errors
+from tests.support.interpreted import Interpreted
 from tritongemm.codegen import modules, render
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -19,7 +19,6 @@ from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system.child_process import WorkerProcess
 
 ORDER = "shuffled_16x16"
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
@@ -87,11 +86,10 @@ OTHERS = (
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in OTHERS)],
     ids=lambda value: getattr(value, "key", ""),
 )
-def test_kernels_in_the_interpreter(interpreter: WorkerProcess, tmp_path: Path, one: Problem, target: Target) -> None:
+def test_kernels_in_the_interpreter(interpreted: Interpreted, one: Problem, target: Target) -> None:
     configs = usable(one, target, CONFIGS)
     assert {c.template for c in configs} == {"tile", "stream_k", "gemv"}
-    found = errors(interpreter, one, configs, target, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
+    interpreted.check(one, configs, target)
 
 
 def test_a_module_shuffles_its_own_operand(tmp_path: Path) -> None:

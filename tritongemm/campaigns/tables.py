@@ -12,8 +12,8 @@ from tritongemm.campaigns.workload import LoggedProduct
 from tritongemm.core.errors import InputError
 from tritongemm.formats import plain_text
 from tritongemm.plugins.contracts.call_logs import LoggedCall
+from tritongemm.system import reading
 from tritongemm.system.printable import printable
-from tritongemm.system.reading import read_bytes
 
 SUMMARY, GEMMS = "summary.csv", "gemms.csv"
 _CONFIG = re.compile(r"[A-Z0-9]{1,40}_[NTC]{2}_[0-9]{1,6}", re.ASCII)
@@ -122,11 +122,7 @@ def read_gemms(folder: Path) -> list[CampaignGemm]:
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the rows of a CSV by column, each with its place for messages."""
-    try:
-        text = plain_text(read_bytes(path).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
-    lines = csv.reader(io.StringIO(text), strict=True)
+    lines = csv.reader(io.StringIO(plain_text(reading.read_text(path))), strict=True)
     rows = []
     try:
         head = next(lines, [])

@@ -14,7 +14,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format, ResultsFormat, TunerFormat
-from tritongemm.system.reading import read_bytes
+from tritongemm.system import reading
 
 EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
 
@@ -107,9 +107,7 @@ def plain_text(text: str) -> str:
 def read_exactly(path: Path) -> str:
     """Return the contents of a file to be written again: every character, line ends and marks too; "" without one."""
     try:
-        return read_bytes(path).decode("utf-8") if path.exists() else ""
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+        return reading.read_text(path) if path.exists() else ""
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
 
@@ -120,10 +118,7 @@ def read_text(path: Path) -> str:
     Raises:
         InputError: missing, unreadable, no file, too large, not text, or empty.
     """
-    try:
-        text = plain_text(read_bytes(path).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    text = plain_text(reading.read_text(path))
     if not text.strip():
         raise InputError(f"{path} is empty; write one line a size, such as {EXAMPLE}")
     return text

@@ -58,6 +58,14 @@ def read_bytes(path: Path) -> bytes:
             os.close(descriptor)
 
 
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a file or a pipe as it is; raises as `read_bytes`, and where it is not in UTF-8."""
+    try:
+        return read_bytes(path).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+
+
 def open_bytes(path: Path) -> BinaryIO:
     """Open a file of any size at its beginning; a pipe is first copied to an unnamed temporary file."""
     with _named_faults(path):

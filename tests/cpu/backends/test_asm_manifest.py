@@ -74,7 +74,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert [row.tile_m for row in manifest.read(path)] == [16]
     path.write_bytes(b"\xff" + path.read_bytes())
-    with pytest.raises(InputError, match=r"kernels\.csv: manifest can't be read: byte 0 is not UTF-8"):
+    with pytest.raises(InputError, match=r"kernels\.csv is not text: byte 0 is not UTF-8"):
         manifest.read(path)
 
 

@@ -122,7 +122,7 @@ def read_gemms(folder: Path) -> list[CampaignGemm]:
 
 def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the rows of a CSV by column, each with its place for messages."""
-    lines = csv.reader(io.StringIO(plain_text(reading.read_text(path))), strict=True)
+    lines = csv.reader(io.StringIO(plain_text(reading.decode(path))), strict=True)
     rows = []
     try:
         head = next(lines, [])

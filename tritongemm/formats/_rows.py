@@ -107,7 +107,7 @@ def plain_text(text: str) -> str:
 def read_exactly(path: Path) -> str:
     """Return the contents of a file to be written again: every character, line ends and marks too; "" without one."""
     try:
-        return reading.read_text(path) if path.exists() else ""
+        return reading.decode(path) if path.exists() else ""
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
 
@@ -118,7 +118,7 @@ def read_text(path: Path) -> str:
     Raises:
         InputError: missing, unreadable, no file, too large, not text, or empty.
     """
-    text = plain_text(reading.read_text(path))
+    text = plain_text(reading.decode(path))
     if not text.strip():
         raise InputError(f"{path} is empty; write one line a size, such as {EXAMPLE}")
     return text

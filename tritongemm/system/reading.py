@@ -58,7 +58,7 @@ def read_bytes(path: Path) -> bytes:
             os.close(descriptor)
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
+def decode(path: Path, encoding: str = "utf-8") -> str:
     """Return the text of a file or a pipe as it is; raises as `read_bytes`, and where it is not in UTF-8."""
     try:
         return read_bytes(path).decode(encoding)

@@ -19,7 +19,7 @@ from tritongemm.core import values as kinds
 from tritongemm.core.errors import InputError
 from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind
 from tritongemm.system import settings
-from tritongemm.system.reading import RepeatedKeyError, keys_once, read_bytes, read_text
+from tritongemm.system.reading import RepeatedKeyError, decode, keys_once, read_bytes
 
 FILE = "config.json"
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
@@ -214,7 +214,7 @@ def _find_downloaded(name: str) -> Path:
 
 def _read_json(path: Path) -> object:
     try:
-        return json.loads(read_text(path, "utf-8-sig"), object_pairs_hook=keys_once)
+        return json.loads(decode(path, "utf-8-sig"), object_pairs_hook=keys_once)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: it is not JSON: {error.msg}") from None
     except RecursionError:

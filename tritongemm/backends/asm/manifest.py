@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from tritongemm.core.errors import InputError
-from tritongemm.system.reading import read_text
+from tritongemm.system.reading import decode
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")
@@ -99,7 +99,7 @@ def read(path: Path) -> list[KernelRow]:
     Raises:
         InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
     """
-    text = read_text(path, "utf-8-sig")
+    text = decode(path, "utf-8-sig")
     # Comments become empty lines, so that lines keep their numbers.
     text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     lines = [_LINE_COMMENT.sub("", line).strip() for line in text.splitlines()]

@@ -22,14 +22,20 @@ _KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method o
 _PLAIN = "Unquantized"  # what the names of methods without quantisation begin with
 
 
-def prepare(model: nn.Module) -> None:
-    """Load the kernels of a model's GPU, serve the code that is compiled of it, and log which layers are served."""
+def prepare(model: nn.Module, compiled: bool) -> None:
+    """Load the kernels of a model's GPU, and log which layers are served.
+
+    Args:
+        model: the server's.
+        compiled: whether the code that Inductor writes of it is served too.
+    """
     dispatcher, weight = default_dispatcher(), next((w for w in model.parameters() if w.is_cuda), None)
     if weight is None:
         return
     try:
         dispatcher.load_weights(model.parameters(), weight.get_device())
-        serve_compiled_code()
+        if compiled:
+            serve_compiled_code()
         LOG.info("%s", describe(model))
     except Exception as error:  # The server runs without us, whatever goes wrong here.
         dispatcher.withdraw()

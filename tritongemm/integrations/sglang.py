@@ -152,7 +152,7 @@ def _serves_now(weight: Tensor) -> bool:
 
 def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
     result = original(runner, *arguments, **named)
-    loaded_model.prepare(runner.model)
+    loaded_model.prepare(runner.model, compiled=False)  # its layers have operations
     return result
 
 

@@ -145,7 +145,7 @@ def _hook_loading() -> None:
     @wraps(original)
     def load(*arguments: Any, **named: Any) -> nn.Module:
         model: nn.Module = original(*arguments, **named)
-        loaded_model.prepare(model)
+        loaded_model.prepare(model, compiled=not settings.server_invariant())  # those have an operation
         return model
 
     load.__module__ = __name__

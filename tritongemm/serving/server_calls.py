@@ -24,6 +24,7 @@ from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands, compute, find_layout
 from tritongemm.serving.mixtures import fused_moe
+from tritongemm.system import settings
 
 Call: TypeAlias = Callable[[], Tensor]
 
@@ -99,12 +100,12 @@ def pays(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool
     if known is None:
         if torch.cuda.is_current_stream_capturing():
             return False
-        known = _race(prepare)
+        known = _race(key, prepare)
         keep(table, key, known)
     return known
 
 
-def _race(prepare: Callable[[], tuple[Call, Call]]) -> bool:
+def _race(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool:
     try:
         ours, theirs = prepare()
         rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(1 + _ROUNDS)][1:]
@@ -112,7 +113,15 @@ def _race(prepare: Callable[[], tuple[Call, Call]]) -> bool:
         _LOG.warning("the server's own kernel is kept, as tuned ones can't be timed beside it: %s", error)
         return False
     tuned, own = (statistics.median(times) for times in zip(*rounds, strict=True))
-    return bool(tuned * _LEAST_GAIN < own)
+    faster = bool(tuned * _LEAST_GAIN < own)
+    if settings.logs_choices():
+        kind, bits, _, shape, *_ = key
+        winner = "tuned kernels serve" if faster else "the server computes"
+        _LOG.info(
+            "%s a %s of weights %s with M %d to %d: tuned %.1f us, the server's own %.1f us",
+            winner, kind, tuple(shape), 1 << bits >> 1, (1 << bits) - 1, tuned * 1e6, own * 1e6,
+        )  # fmt: skip
+    return faster
 
 
 def _seconds(call: Call) -> float:

@@ -1,5 +1,6 @@
 """Calls of a function of PyTorch or a server that tuned kernels take over; without a row, the function itself runs."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -7,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from tritongemm.core.errors import TritonGemmError
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision, output_dtype
@@ -71,7 +73,10 @@ class TunedCalls:
             shape = (*x.shape[:-1], w.shape[0])
             dtype = output_dtype(x, None)
             prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)
-            call = prepare_layer(prepare, are_transposed(x, w), self._compute_otherwise)
+            try:
+                call = prepare_layer(prepare, are_transposed(x, w), self._compute_otherwise)
+            except (TritonGemmError, LookupError) as error:
+                warnings.warn(f"the tuned kernel of {resolution.text} can't be launched: {error}", stacklevel=2)
         if resolution.lasting and x.layout == w.layout == torch.strided:
             keep(table, key, call)
         return call

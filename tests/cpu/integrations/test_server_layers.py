@@ -243,6 +243,11 @@ def test_the_server_computes_what_it_computes_faster(
         assert server_calls.mixture_or(operands, otherwise) == wanted
         assert len(asked) == races + (wanted == "the server")
         assert bool((operands.x == 1).all()) == (wanted == "tuned")
+    monkeypatch.setenv("TRITONGEMM_LOG", "config")
+    unloaded.calls.table.clear()
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        server_calls.mixture_or(operands, otherwise)
+    assert "the server computes a mixture of weights (4, 256, 128) with M 32 to 63: tuned 5090000.0 us" in caplog.text
     chosen = asked[0].topk_ids
     assert chosen.shape == operands.topk_ids.shape and all(len(set(row.tolist())) == TOPK for row in chosen)
     unloaded.calls.table.clear()

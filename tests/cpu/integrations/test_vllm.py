@@ -14,6 +14,7 @@ from torch.nn import functional
 from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
+from tritongemm.core.errors import DriverError
 from tritongemm.integrations import vllm
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
@@ -78,6 +79,22 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
     cpu = torch.randn(16, 64), torch.randn(32, 64)
     assert torch.equal(utils.default_unquantized_gemm(None, *cpu), functional.linear(*cpu))
     assert torch.equal(utils.rocm_unquantized_gemm(None, *cpu), functional.linear(*cpu) + 1)
+
+
+def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, utils = install_vllm(monkeypatch)
+    vllm.register()
+
+    def fail(*given: object) -> None:
+        raise DriverError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND")
+
+    with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
+        monkeypatch.setattr("tritongemm.serving.tuned_calls.FastCall", fail)
+        with pytest.warns(UserWarning, match="CUDA_ERROR_NOT_FOUND"):
+            assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)
+        assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)  # asked once
 
 
 def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(

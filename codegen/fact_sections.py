@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tritongemm.core.config import Config
 
+RUNS = "runs"  # an option that is searched only where a run asks for the order of splits
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 
 
@@ -51,6 +52,7 @@ class OrderFacts:
         by_columns: expression that says whether the columns of a tile decide in which order.
         unit: the instructions that multiply, where the template always has the same; "" where its tile decides.
         long_block: elements of K in a block of a sum that is too long for matrix units; 0 for one of BLOCK_K.
+        most_runs: largest value of the option `RUNS`, by which one program adds up K in the order of as many splits.
     """
 
     run: str = "K"
@@ -58,3 +60,4 @@ class OrderFacts:
     by_columns: str = "0"
     unit: str = ""
     long_block: int = 0
+    most_runs: int = 1

@@ -6,7 +6,7 @@ into generated modules, so a grid is written down once. A header may name, under
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -271,11 +271,10 @@ def kernel_template(name: str) -> KernelTemplate:
         return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], text)
 
     read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k not in ("names", "inherit")}
-    order = OrderFacts(**_known_facts(path.name, "order", read.get("order", {}), OrderFacts))
+    order = _known_facts(path.name, "order", read.get("order", {}), OrderFacts)
+    order |= {name: int(order[name]) for name in ("long_block", "most_runs") if name in order}
     search = _search_facts(path.name, _known_facts(path.name, "search", facts.get("search", {}), SearchFacts))
-    return KernelTemplate(
-        name=name, **read | {"order": replace(order, long_block=int(order.long_block)), "search": search}
-    )
+    return KernelTemplate(name=name, **read | {"order": OrderFacts(**order), "search": search})
 
 
 def _known_facts(file: str, section: str, given: dict[str, Any], of: type) -> dict[str, Any]:

@@ -33,6 +33,19 @@ SPLITS = tuple(
     )
 )
 
+RUNS = tuple(
+    Config(template, bm, bn, bk, 1, 1, warps, 3, (("runs", runs), *options))
+    for runs in (2, 4, 8)
+    for template, bm, bn, bk, warps, options in (
+        ("tile", 64, 64, 64, 4, ()),
+        ("tile", 16, 64, 128, 4, (("swap_ab", 1),)),
+        ("tma", 64, 128, 64, 8, ()),
+        ("ws_tma", 128, 128, 64, 8, ()),
+        ("ws_tma", 64, 64, 64, 4, ()),
+        ("ws_tma_swapped", 32, 128, 64, 8, (("swap_ab", 1),)),
+    )
+)
+
 
 def scaled(family: str, k: int, scales: str = "", dtype: str = "fp8e4m3fn") -> Problem:
     product: Problem = registry.get(Family, family).problem(
@@ -84,7 +97,7 @@ def find_classes(
     work = []
     for m in ROWS:
         problem = case.at(m)
-        for config in usable(problem, gpu.target, (*CONFIGS, *SPLITS, *(SCALED if case.scale_depth else ()))):
+        for config in usable(problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *(SCALED if case.scale_depth else ()))):
             order = triton().reduction_order(config, problem, gpu.target)
             if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 16):
                 job = triton().compile_job(config, problem, gpu.target)

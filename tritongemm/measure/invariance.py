@@ -10,6 +10,7 @@ from dataclasses import replace
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
@@ -21,6 +22,10 @@ from tritongemm.numerics import shared_rows
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBackend
 
+# Of narrow products tiles of few rows leave compute units idle unless K is split: on an H200 that cost a fifth at N
+# 1280 and M 16, and at N 2560 it gained nothing. At more rows one program adds up the runs of all splits.
+_FEW_ROWS, _COLUMNS, _NARROW, _FULL, _SHORTEST_RUN, _STEP = 64, 32, 0.55, 2, 1024, 256
+LIBRARY = ("library", "cublas", "hipblaslt")  # names by which algorithms of the library are let race
 _LARGEST = {"block_m": 128, "block_n": 128, "block_k": 128, "split_k": 1, "num_warps": 8}  # of a tile of many rows
 
 
@@ -85,30 +90,46 @@ class Invariance:
 
 
 def choose_orders(
-    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits
+    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits, with_libraries: bool = False
 ) -> dict[Problem, ReductionOrder]:
-    """Return the order of each product, by its problem of M 1: K is not split.
+    """Return the order of each product, by its problem of M 1: that of an unsplit K, or of a few splits.
 
     Of several such orders it is that of the templates that are made for many rows, with deep blocks: they are fastest
-    where a product costs most.
+    where a product costs most. Narrow products of few rows get the order of splits that fill the device.
 
     Args:
         problems: all that a run tunes.
         target: where.
         backend: the backend that is searched.
         limits: what may be tried.
+        with_libraries: algorithms of a library, which have no such splits, race too.
 
     Raises:
         InputError: a product's rows can't be compared, or no config of it has a stated order.
     """
-    largest: dict[Problem, Problem] = {}
+    largest, least = dict[Problem, Problem](), dict[Problem, int]()
     for problem in problems:
         if not (comparable := shared_rows.supports(problem)):
             raise InputError(f"--invariant: {comparable}")
         product = problem.at(1)
+        least[product] = min(problem.m, least.get(product, problem.m))
         largest[product] = max(problem, largest.get(product, problem), key=lambda one: one.m)
     searched: SearchedBackend = registry.get(SearchedBackend, backend)
-    return {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
+    orders = {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
+    few = (product for product, m in least.items() if m <= _FEW_ROWS and not with_libraries)
+    return orders | {product: _split(orders[product], product, target, limits) for product in few}
+
+
+def _split(order: ReductionOrder, product: Problem, target: Target, limits: SearchLimits) -> ReductionOrder:
+    """Return the order of the most splits that a narrow product's tiles of few rows need; else the one given."""
+    tiles = cdiv(product.n, _COLUMNS) * product.batch
+    if not order.k or order.block or tiles > _NARROW * target.compute_units:
+        return order
+    for splits in (8, 4, 2):
+        fits = tiles * splits <= _FULL * target.compute_units and splits <= (limits.most_splits or splits)
+        if fits and order.k >= splits * _SHORTEST_RUN and order.k % (splits * _STEP) == 0:
+            return replace(order, run=order.k // splits)
+    return order
 
 
 def _unsplit_order(problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits) -> ReductionOrder:

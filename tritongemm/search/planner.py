@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.codegen import template_facts
+from tritongemm.codegen.fact_sections import RUNS
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.space import SearchLimits, Space
+from tritongemm.core.space import SearchLimits, Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
@@ -42,6 +43,17 @@ def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) ->
     return Rule("order", other_order), *RULES
 
 
+def _with_runs(space: Space, limits: SearchLimits) -> Space:
+    """Return a space with the option to add up K in the order of splits, where an order of several runs is wanted."""
+    runs = limits.order.runs if limits.order else 1
+
+    def wider(axes: TemplateSpace) -> TemplateSpace:
+        able = axes.template in template_facts.names() and template_facts.kernel_template(axes.template).order.most_runs
+        return replace(axes, values=(*axes.values, (RUNS, (1, runs)))) if able >= runs > 1 else axes
+
+    return replace(space, axes=tuple(map(wider, space.axes)))
+
+
 def plan_search(
     problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
 ) -> PlannedProblem:
@@ -52,6 +64,7 @@ def plan_search(
         space = replace(space, axes=tuple(a for a in space.axes if not template_facts.search_facts(a.template).asked))
     if limits.interpreted and (checked := tuple(a for a in space.axes if searched.interpreted(a.first()))):
         space = replace(space, axes=checked)
+    space = _with_runs(space, limits)
     pruned = prune.prune(space, problem, target, _rules(limits, searched, problem))
     if "order" in pruned.skipped:
         pruned = replace(pruned, kept=())  # no config has that order

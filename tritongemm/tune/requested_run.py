@@ -11,7 +11,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
-from tritongemm.measure.invariance import Invariance, choose_orders
+from tritongemm.measure.invariance import LIBRARY, Invariance, choose_orders
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.results import candidates_csv
 from tritongemm.results.run_files import RunFiles, holding_module_folder
@@ -149,13 +149,16 @@ def _in_one_order(
     """Return the options of a run, where rows shall be invariant with the only order of each product."""
     if not request.invariant:
         return plan
+    if request.invariant not in (True, "kernels", *LIBRARY):
+        raise InputError(f"invariant must be true or one of {', '.join(LIBRARY)}, not {request.invariant!r}")
     searched = next(filter(roster.is_searched, plan.backends), None)
     if searched is None or request.search.server:
         raise InputError(
             "--invariant: only generated kernels state their order; let --libtype name triton, without --for"
         )
-    orders = choose_orders(problems, target, searched, plan.limits)
-    return replace(plan, invariance=Invariance(orders, with_libraries=request.invariant == "library"))
+    libraries = request.invariant in LIBRARY
+    orders = choose_orders(problems, target, searched, plan.limits, libraries)
+    return replace(plan, invariance=Invariance(orders, libraries))
 
 
 def _choose_backends(

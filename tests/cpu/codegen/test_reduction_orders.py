@@ -32,6 +32,8 @@ SPLIT = tuple(
         Config("tile", 16, 32, 64, split_k=split),
         Config("tile", 16, 16, 64, split_k=split, options=POLL + SWAP),
         Config("tma", 32, 16, 64, split_k=split),
+        Config("tile", 16, 32, 64, options=(("runs", split),)),
+        Config("tma", 16, 32, 64, options=(("runs", split), *SWAP)),
     )
 )
 
@@ -71,6 +73,8 @@ BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, 
         (Config("tile", 32, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by mma"),
         (Config("tile", 64, 64, 64), Problem(16, 64, 16384, *FP8), "1x16384 blocks of 64 by wgmma"),
         (Config("tile", 64, 64, 128), BLOCKS, "1x4096 blocks of 128 by wgmma"),
+        (Config("ws_tma", 128, 128, 64, 1, 1, 8, 4, (("runs", 4),)), SIZE, "4x1024"),
+        (Config("ws_tma_swapped", 32, 128, 64, 1, 1, 8, 4, (("runs", 2), *SWAP)), SIZE, "2x2048"),
         (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
         (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
     ],

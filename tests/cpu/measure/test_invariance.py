@@ -47,6 +47,16 @@ def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
     }
 
 
+def test_narrow_products_of_few_rows_have_the_order_of_splits_that_fill_the_device() -> None:
+    narrow = Problem(16, 1280, 8192, *BF16)
+    assert choose_orders([narrow, narrow.at(2048)], SM90, "triton", NO_LIMITS) == {
+        narrow.at(1): ReductionOrder(8192, 2048)
+    }
+    for problems, libraries in (([narrow.at(512)], False), ([replace(narrow, n=2560)], False), ([narrow], True)):
+        (order,) = choose_orders(problems, SM90, "triton", NO_LIMITS, libraries).values()
+        assert order.runs == 1
+
+
 @pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2))])
 def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match=r"--invariant: .*rows"):
@@ -61,6 +71,10 @@ def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None
     triton = registry.get(SearchedBackend, "triton")
     assert planned.pruned.kept
     assert {str(triton.reduction_order(c, problem, SM90)) for c in planned.pruned.kept} == {str(order)}
+    narrow, split = Problem(m, 1280, 8192, *BF16), ReductionOrder(8192, 2048)
+    kept = plan_search(narrow, SM90, tmp_path, "triton", SearchLimits(order=split)).pruned.kept
+    assert {str(triton.reduction_order(c, narrow, SM90)) for c in kept} == {"4x2048"}
+    assert {c.option("runs", 1) for c in kept} >= {4} and (m > 1 or any(c.split_k == 4 for c in kept))
     none = plan_search(problem, SM90, tmp_path, "triton", SearchLimits(order=ReductionOrder(2048, 1024, unit="hand")))
     assert not none.pruned.kept and not none.order.configs
 

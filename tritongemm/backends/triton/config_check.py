@@ -11,6 +11,7 @@ from typing import Any
 
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import template_facts
+from tritongemm.codegen.fact_sections import RUNS
 from tritongemm.codegen.geometry import LARGEST_INDEX
 from tritongemm.core.config import AXES, BLOCKS, Config
 from tritongemm.core.errors import InputError
@@ -124,6 +125,7 @@ def _option_fault(config: Config, listed: ListedTemplate) -> str | None:
     template = template_facts.kernel_template(config.template)
     for name, value in config.options:
         usual = (*listed.options.get(name, ()), template.defaults.get(name, 0))
+        usual += (template.order.most_runs,) if name == RUNS else ()
         low, high = min(usual), max(*usual, 1 if name in template.constexprs else COMPILER_OPTION_LIMIT)
         if not low <= value <= high:
             return f"{name} must be {low} to {high}, not {value}"

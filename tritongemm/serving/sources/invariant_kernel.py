@@ -170,9 +170,11 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
     template = "grouped" if problem.kind == "grouped" else "tile"
     # Where tiles would choose among instructions, all have the same one.
     alike = tuple((name, value) for name, value in (("matrix_instr_nonkdim", 16), ("kpack", 1)) if target.has(name))
-    for depth in depths:
-        for rows, columns, warps, options in tiles:
-            yield Config(template, rows, columns, depth, 1, 1, warps, 3, (*options, *alike))
+    for runs in (1, 2, 4, 8):
+        several = (("runs", runs),) if runs > 1 else ()
+        for depth in depths:
+            for rows, columns, warps, options in tiles:
+                yield Config(template, rows, columns, depth, 1, 1, warps, 3, (*options, *alike, *several))
     for depth in depths:  # the order of long sums in fp8
         yield Config("ws_tma_swapped", 16, 64, depth, 1, 1, 4, 4, (("swap_ab", 1),))
         yield Config("ws_tma", 128, 128, depth, 1, 1, 8, 4)

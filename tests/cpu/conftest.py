@@ -37,7 +37,8 @@ hypothesis.settings.load_profile("quick")
 
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.
 LONG = ("scenarios/test_processes", "cli/test_tune", "scenarios/test_screen", "workloads/capturing/test_processes",
-        "scenarios/test_plugins", "tune/test_search_processes", "backends/test_search_spaces_compile")  # fmt: skip
+        "scenarios/test_plugins", "tune/test_search_processes", "backends/test_search_spaces_compile",
+        "codegen/test_launched_modules", "codegen/test_reduction_orders", "scenarios/test_examples")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)

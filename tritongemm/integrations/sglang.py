@@ -20,7 +20,7 @@ from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
 
 _PLAIN = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
-_OPTIONAL = ("apply_with_addend", "apply_into")  # methods that some versions lack
+_OPTIONAL = ("apply_with_addend", "apply_into", "load_model")  # methods that some versions lack
 _OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
 _LOADING = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _OWN = "tritongemm."
@@ -47,7 +47,7 @@ def register() -> None:
         ("output layer", _OUTPUT, make_hook_of_output, serves),
         ("fp8 layers", sglang_fp8.TARGET, sglang_fp8.make_hook, process.serves_scales()),
         ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
-        ("compiled layers", _LOADING, lambda: _prepare_loaded, serves),
+        ("layer", _LOADING, lambda: _prepare_loaded, serves),
     )
 
     def install(target: str, make: Callable[[], Hook]) -> None:

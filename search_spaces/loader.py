@@ -16,6 +16,7 @@ from tritongemm.search_spaces import schema as space_schema
 
 SPACES = Path(__file__).parent
 _WORD = re.compile(r"[A-Za-z0-9]+")
+_DEVICE = re.compile(r"[A-Za-z0-9_ ]+")  # no path
 # libyaml, where PyYAML has it, reads a target's files in a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -101,7 +102,8 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
         TargetError: unknown architecture.
         InputError: its file lacks a fact, or has one of another kind; says which.
     """
-    arch = name if name in target_names() else target_of_device(name)
+    of_device = target_of_device(name) if _DEVICE.fullmatch(name) else ""
+    arch = name if name in target_names() else of_device
     if not arch:
         raise _unknown(name)
     data = space_file(arch)

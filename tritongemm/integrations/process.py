@@ -78,6 +78,19 @@ def captures() -> bool:
     return _Asked.captures
 
 
+def plain(value: Any) -> Any:
+    """Return a parameter of a server's own class as a tensor of PyTorch's, and everything else as it is.
+
+    Each attribute of such a parameter is a call of Python, and tuned kernels take plain tensors alone. What is traced
+    stays as it is.
+    """
+    kind = type(value)
+    if kind is torch.nn.Parameter or not issubclass(kind, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(Tensor)
+
+
 def serves_scales() -> bool:
     """Return whether products with scales are looked at: by rows, or by a capture."""
     return captures() or bool(default_dispatcher().scaled_weights)
@@ -137,8 +150,12 @@ def define_opaque(name: str, schema: str, compute: Callable[..., Tensor], infer:
     exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
     library = _libraries[name] = torch.library.Library("tritongemm", "FRAGMENT")
     library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, exact))
+
+    def compute_plain(*given: Any) -> Tensor:
+        return compute(*map(plain, given))
+
     for key in ("CUDA", "CPU"):
-        library.impl(name, compute, key)
+        library.impl(name, compute_plain, key)
     torch.library.register_fake(f"tritongemm::{name}", infer, lib=library)
     return getattr(torch.ops.tritongemm, name)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.integrations import loaded_model, process, sglang_fp8, sglang_moe
-from tritongemm.integrations.process import attribute, define_linear, serves_weight
+from tritongemm.integrations.process import attribute, define_linear, plain, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
@@ -70,7 +70,7 @@ def make_hook() -> Hook:
     operation = define_linear("sglang_linear", calls)
 
     def serve_apply(original: Hook, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
-        weight = layer.weight
+        weight, bias = plain(layer.weight), plain(bias)
         if not serves_weight(weight) or not x.is_cuda or not _serves_now(weight):
             return original(method, layer, x, bias)
         if torch.compiler.is_compiling():
@@ -88,11 +88,12 @@ def make_hook_of_addend() -> Hook:
     def serve_addend(
         original: Hook, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None
     ) -> Any:
-        passed_by = torch.compiler.is_compiling() or not _serves_now(layer.weight)
-        call = None if passed_by else calls.find(x, layer.weight, bias)
+        weight, bias = plain(layer.weight), plain(bias)
+        passed_by = torch.compiler.is_compiling() or not _serves_now(weight)
+        call = None if passed_by else calls.find(x, weight, bias)
         if call is None:
             return original(method, layer, x, addend, bias)
-        return call(x, layer.weight, bias, None).add_(addend)
+        return call(x, weight, bias, None).add_(addend)
 
     return serve_addend
 
@@ -104,8 +105,9 @@ def make_hook_into() -> Hook:
     def serve_into(
         original: Hook, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None
     ) -> Any:
-        passed_by = torch.compiler.is_compiling() or x.dim() != 2 or not _serves_now(layer.weight)
-        if passed_by or not calls.write(x, layer.weight.t(), bias, output):
+        weight, bias = plain(layer.weight), plain(bias)
+        passed_by = torch.compiler.is_compiling() or x.dim() != 2 or not _serves_now(weight)
+        if passed_by or not calls.write(x, weight.t(), bias, output):
             return original(method, layer, x, output, bias)
         return output
 
@@ -119,7 +121,7 @@ def make_hook_of_output() -> Hook:
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
     def serve_output(original: Hook, processor: Any, x: Tensor, lm_head: Any, *others: Any, **named: Any) -> Any:
-        weight, out = attribute(lm_head, "weight"), named.get("out")
+        weight, out = plain(attribute(lm_head, "weight")), named.get("out")
         if (
             not isinstance(weight, Tensor)
             or not serves_weight(weight)

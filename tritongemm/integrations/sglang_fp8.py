@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import serves_blocks
+from tritongemm.integrations.process import plain, serves_blocks
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -26,16 +26,13 @@ def make_hook() -> Callable[..., Tensor]:
     def serve_apply(
         original: Callable[..., Tensor], method: Any, layer: Any, x: Any, bias: Tensor | None = None
     ) -> Tensor:
-        plain = isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin
-        if (
-            not plain
-            or not x.is_cuda
-            or not serves_blocks(layer.weight, layer.weight_scale_inv)
-            or torch.compiler.is_compiling()
-            or batch_invariant_ops.is_batch_invariant_mode_enabled()
-        ):
+        known = isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin
+        if torch.compiler.is_compiling() or not known:
             return original(method, layer, x, bias)
-        operands = BlockOperands(x, layer.weight, layer.weight_scale_inv, None, bias, x.dtype)
+        weight, scale = plain(layer.weight), plain(layer.weight_scale_inv)
+        if not x.is_cuda or not serves_blocks(weight, scale) or batch_invariant_ops.is_batch_invariant_mode_enabled():
+            return original(method, layer, x, bias)
+        operands = BlockOperands(x, weight, scale, None, bias, x.dtype)
         return server_calls.product_or(operands, lambda: original(method, layer, x, bias))
 
     return serve_apply

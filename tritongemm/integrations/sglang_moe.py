@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, is_in_blocks
+from tritongemm.integrations.process import attribute, is_in_blocks, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -45,6 +45,7 @@ def make_hook() -> Callable[..., Any]:
             routed = topk_output._replace(topk_ids=given.topk_ids)
             return original(given.x, w1, w2, routed, moe_runner_config, **named)
 
+        w1, w2 = plain(w1), plain(w2)
         scales = _scales(w1, w2, hidden_states.dtype, named)
         if (
             others

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.integrations import loaded_model, process
-from tritongemm.integrations.process import define_linear, serves_weight
+from tritongemm.integrations.process import define_linear, plain, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -100,6 +100,7 @@ def _make_invariant(
     """Return the replacement, which serves layers with a row that states its order; arguments as of `_make_gemm`."""
 
     def served_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight, bias = plain(weight), plain(bias)
         if not x.is_cuda or not process.serves_invariantly(weight, True):
             return original(x, weight, bias)
         return operation(x, weight, bias) if torch.compiler.is_compiling() else calls(x, weight, bias)
@@ -162,6 +163,7 @@ def _make_gemm(original: ServerGemm, calls: TunedCalls, operation: Callable[...,
     """
 
     def served_gemm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight, bias = plain(weight), plain(bias)
         if not serves_weight(weight) or not x.is_cuda:
             return original(layer, x, weight, bias)
         if torch.compiler.is_compiling():

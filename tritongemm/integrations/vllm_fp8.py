@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import define_opaque, serves_blocks
+from tritongemm.integrations.process import define_opaque, plain, serves_blocks
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -51,6 +51,7 @@ class BlockKernels:
 
         @wraps(original)
         def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+            B, Bs = plain(B), plain(Bs)
             if not serves_blocks(B, Bs):
                 return original(kernel, A, B, As, Bs)
             if torch.compiler.is_compiling():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import define_opaque, serves_scaled
+from tritongemm.integrations.process import define_opaque, plain, serves_scaled
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -46,14 +46,14 @@ def hook(cutlass: Any) -> None:
 
     @wraps(original)
     def served(kernel: Any, **given: Any) -> Tensor:
-        a, b = given["A"], given["B"]
+        a, b, scale_b = given["A"], plain(given["B"]), plain(given["Bs"])
         k, n = b.shape
         is_padded = kernel.logical_output_size != n or a.shape[1] != k
         if is_padded or b.stride(0) != 1 or not serves_scaled(n, k):
             result: Tensor = original(kernel, **given)
             return result
         call = operation if torch.compiler.is_compiling() else multiply
-        product: Tensor = call(a, b.t(), given["As"], given["Bs"], given["bias"], given["out_dtype"])
+        product: Tensor = call(a, b.t(), given["As"], scale_b, plain(given["bias"]), given["out_dtype"])
         return product.view(*given["output_shape"])
 
     served.__module__ = __name__

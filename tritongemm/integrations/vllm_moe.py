@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, is_in_blocks
+from tritongemm.integrations.process import attribute, is_in_blocks, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -51,7 +51,7 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
 
     Shared experts are computed by others where tokens stay on their rank.
     """
-    experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], named["w1"], named["w2"]
+    experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], plain(named["w1"]), plain(named["w2"])
     config, routing = experts.quant_config, (named["topk_weights"], named["topk_ids"])
     scales = config.w1_scale, config.w2_scale
     if scales == (None, None):

@@ -92,6 +92,33 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
         calls.clear()
 
 
+class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
+    """As servers' classes of parameters are."""
+
+    def __new__(cls, data: Tensor) -> Any:
+        return super().__new__(cls, data, requires_grad=False)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
+    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_vllm(monkeypatch)
+    kind, _ = install_vllm_blocks(monkeypatch)
+    vllm.register()
+    calls, kernel, (a, b, of_a, of_b) = next(tuned), kind(SimpleNamespace(out_dtype=torch.bfloat16)), operands(M)
+    weight, scale = ServerParameter(b), ServerParameter(of_b)
+    compiled = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
+    for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), compiled(a, of_a)):
+        given = calls.pop()
+        assert bool((result == 3).all()) and type(given.weight) is type(given.weight_scale) is Tensor
+        assert given.weight.data_ptr() == b.data_ptr()
+    assert process.plain(weight).data_ptr() == b.data_ptr() and process.plain(b) is b and process.plain(None) is None
+
+
 def test_a_capture_sees_compiled_layers(
     unloaded: Dispatcher, tuned: Iterator[list[BlockOperands]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

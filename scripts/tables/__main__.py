@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from datetime import datetime, timezone
 from functools import partial
@@ -15,6 +16,8 @@ from scripts.tables.products import list_products
 from tritongemm.cli import arguments
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
+
+_VERSION = re.compile(r"\b\d{3}\.[\d.]+")
 
 
 def main() -> int:
@@ -48,7 +51,8 @@ def main() -> int:
     maker = TableMaker(products, args.output, work, _head(here), args.budget[1], args.options)
     print(f"{here.why}; {len(maker.products)} of {len(products)} products have no table yet", flush=True)
     maker.run(gpus.split(","), partial(print, flush=True))
-    print(f"{args.output}: {len(maker.made)} rows of {len(products) - len(maker.products)} products")
+    made = {record.problem.at(1) for record in maker.made}
+    print(f"{args.output}: {len(maker.made)} rows, tables of {len(made)} of {len(products)} products")
     return 1 if maker.failed else 0
 
 
@@ -57,7 +61,7 @@ def _head(here: machine.Machine) -> str:
     installed = Path("/proc/driver/nvidia/version")
     made = {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "driver": installed.read_text(encoding="utf-8").split("\n")[0] if installed.exists() else "",
+        "driver": (_VERSION.findall(installed.read_text(encoding="utf-8")) or [""])[0] if installed.exists() else "",
         "driver_api": driver.open_driver(here.vendor).version() if here.vendor else 0,
         "memory_gbps": machine.memory_gbps(here),
     }

@@ -20,6 +20,7 @@ from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving import shipped_tables, winners
 
 _HEAD = "# made: "
+_LEAST_GAIN = 1.02  # of a library's algorithm, else PyTorch's own choice serves, which follows the installed library
 _DIGITS = 4  # of times and errors
 _DROPPED = ("problem", "code", "notes")
 
@@ -28,14 +29,14 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
     """Write the tables of a file into the package, under the name of their GPU; return what was written, in words."""
     first = made.read_text(encoding="utf-8").split("\n", 1)[0]
     facts = json.loads(first.removeprefix(_HEAD))
-    records = read_made(made)
+    records = [record for record in read_made(made) if record.m_from]  # the others are races at held-out M
     toolchain = records[0].toolchain
     target = load_target(records[0].target, toolchain["device"], compute_units=records[0].compute_units)
     gbps = round(facts.pop("memory_gbps", 0) or target.hbm_gbps)
     known = {product.problem: product for product in products}
     tables: dict[Any, list[Record]] = {}
     for record in records:
-        tables.setdefault(record.problem.at(1), []).append(record)
+        tables.setdefault(record.problem.at(1), []).append(_worthwhile(record))
     packed = {problem: list(_joined(rows, target)) for problem, rows in tables.items()}
     rows = [{**_result(record), "m": record.problem.m} for table in packed.values() for record in table]
     common = {k: v for k, v in rows[0].items() if all(row.get(k) == v for row in rows)}
@@ -60,6 +61,14 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
     return f"{path}: {len(rows)} of {len(records)} rows, {path.stat().st_size / 1024:.0f} KiB; {_held_out(records)}"
+
+
+def _worthwhile(record: Record) -> Record:
+    """Return a row, which is PyTorch's where an algorithm of its library gains little over its own choice."""
+    is_kernel = winners.baseline_won(record) or brings_kernels(record.config)
+    if is_kernel or not record.library_seconds or record.library_seconds >= _LEAST_GAIN * record.seconds:
+        return record
+    return replace(record, winner=record.library, held_out={})
 
 
 def _joined(rows: Iterable[Record], target: Target) -> Iterator[Record]:
@@ -100,7 +109,7 @@ def _held_out(records: Iterable[Record]) -> str:
     seen = [(float(regret), float(share)) for record in records for regret, share in record.held_out.values()]
     if not seen:
         return "no held-out M"
-    regrets, shares = zip(*seen, strict=True)
+    regrets, shares = [regret for regret, _ in seen], [share for _, share in seen if share]  # 0 where it did not race
     return (
         f"{len(seen)} held-out M: {fmean(regrets):.1%} slower than the best known on average, {max(regrets):.1%} at "
         f"worst; {fmean(shares):.3f} of the library's speed on average, {min(shares):.3f} at least"

@@ -17,7 +17,7 @@ from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import shipped_tables, winners
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.source_row import SourceRow, kind_of
+from tritongemm.serving.source_row import SourceRow, kind_of, same_memory
 from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     for line in lines:
         print(printable(line))
     if isinstance(found, Support):
-        for line in [*_foreign_rows(args.files, problem, device), *_other_devices(table, problem, device, found)]:
+        others = [*_foreign_rows(args.files, problem, device), *_other_devices(table, problem, device, found)]
+        for line in [*others, *_other_memory(rows, problem, gbps)]:
             print(printable(line))
     return shell.WRONG if isinstance(found, Support) else shell.DONE
 
@@ -100,6 +101,15 @@ def _other_devices(table: RecordTable, problem: Problem, device: Target, reason:
     if known and not {(device.name, units) for units in (0, device.compute_units)} & {*known}:
         named = (f"{name or 'no target named'}, {units or 'any number of'} compute units" for name, units in known)
         yield f"all rows of this N x K are of {'; '.join(named)}"
+
+
+def _other_memory(rows: Sequence[SourceRow], problem: Problem, memory_gbps: int) -> Iterator[str]:
+    """Yield a line on the shipped rows of a product that are for GPUs of other memory."""
+    shipped = {row.shipped_for for row in rows if row.shipped_for and row.record.problem.at(1) == problem.at(1)}
+    if others := [f"{gbps}" for gbps in sorted(shipped) if not same_memory(gbps, memory_gbps)]:
+        names = ", ".join(tables.name for tables in shipped_tables.read())
+        text = f"shipped rows of this N x K are for memory of {' and '.join(others)} GB/s, not {memory_gbps}"
+        yield f"{text}; --shipped GPU looks in those of one GPU: {names}"
 
 
 def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow | None:

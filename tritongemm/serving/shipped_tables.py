@@ -24,11 +24,13 @@ class ShippedTables:
     """The tables of one kind of GPU.
 
     Attributes:
+        name: of the file, such as ``h200``.
         gpu: its facts: ``name``, ``target``, ``compute_units`` and ``memory_gbps``.
         made: ``date``, ``driver`` and whatever else their maker states.
         rows: all rows, each with the layers that call its product in its place.
     """
 
+    name: str
     gpu: Mapping[str, Any]
     made: Mapping[str, Any]
     rows: tuple[SourceRow, ...]
@@ -76,6 +78,6 @@ def _read(path: Path) -> ShippedTables:
             for row in product["rows"]:
                 record = Record.from_json(common | row["result"], problem.at(row["m"]))
                 rows.append(SourceRow(record, NAME, where, shipped_for=gpu["memory_gbps"]))
-        return ShippedTables(gpu, data["made"], tuple(rows))
+        return ShippedTables(name, gpu, data["made"], tuple(rows))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: the shipped tables are damaged ({error}); install tritongemm again") from None

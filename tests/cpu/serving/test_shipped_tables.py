@@ -13,6 +13,7 @@ import tritongemm
 from tests.support import shipped
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.serving import kernel_loading, loaded_tables, shipped_tables, stored_kernels
@@ -60,6 +61,18 @@ def test_rows_of_one_kernel_are_packed_as_one(said: list[str]) -> None:
     ]
     assert list(found[0].held_out) == ["0", "7", "15"] and found[0].toolchain["device"] == "NVIDIA H200"
     assert for_h200.rows[0].where == f"shipped tables of h200, 2026-01-02 ({shipped.LAYER})"
+
+
+def test_the_packages_own_tables_are_small_and_without_gaps() -> None:
+    assert 0 < sum(file.stat().st_size for file in shipped_tables.files()) < 2 << 20
+    for tables in shipped_tables.read():
+        assert {"date", "driver", "triton", "torch"} <= tables.made.keys() and tables.name in tables.gpu["name"].lower()
+        ends = dict[Problem, int]()
+        for row in tables.rows:
+            record, product = row.record, row.record.problem.at(1)
+            assert record.m_from == ends.get(product, 0) + 1 and not record.predicted and "TP " in row.where
+            ends[product] = record.problem.m
+        assert set(ends.values()) == {512, 8192}
 
 
 def test_calls_are_served_without_any_tuning(said: list[str], gpu: SimpleNamespace) -> None:

@@ -158,7 +158,7 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
         (
             replace(WS, options=(("padded", 1),)),
             "nothing reads padded; its options can be"
-            " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, share",
+            " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, runs, share",
         ),
         (replace(WS_TWO_PARTS, block_m=192), f"block_m must be {OF_EACH_GROUP}, not 192"),
         (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),

@@ -50,7 +50,7 @@ class HtmlTable:
 
 _SIZE_COLUMNS = (
     "size", "M from", "M", "N", "K", "calls", "us", "library us", "ratio", "floor us", "of floor", "TFLOPS", "GB/s",
-    "winner", "tie", "error", "timer", "device", "config",
+    "winner", "tie", "error", "timer", "device", "order", "config",
 )  # fmt: skip
 
 
@@ -79,6 +79,7 @@ def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
     yield _number(record.error, ".1e")
     yield _word(record.timer)
     yield _word(device_of(record).label)
+    yield _word(record.order)
     yield _word(record.config.short_name)
 
 

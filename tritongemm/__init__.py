@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tritongemm.cli.autotune import Results as Results
     from tritongemm.cli.autotune import autotune as autotune
     from tritongemm.operations.checks import check_scales as check_scales
+    from tritongemm.operations.four_bit_weights import pack_awq as pack_awq
+    from tritongemm.operations.four_bit_weights import pack_compressed_tensors as pack_compressed_tensors
+    from tritongemm.operations.four_bit_weights import pack_gptq as pack_gptq
+    from tritongemm.operations.four_bit_weights import pack_mxfp4 as pack_mxfp4
     from tritongemm.serving.api import load as load
     from tritongemm.serving.api import mm as mm
     from tritongemm.serving.explaining import explain as explain
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
+    from tritongemm.serving.linear_w4 import linear_w4 as linear_w4
     from tritongemm.serving.mixtures import fused_moe as fused_moe
     from tritongemm.serving.patch import patch as patch
     from tritongemm.serving.products import bmm as bmm
@@ -46,8 +51,10 @@ _NAMES = {
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
     "serving.linear_fp8": "linear_fp8",
+    "serving.linear_w4": "linear_w4",
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
+    "operations.four_bit_weights": "pack_awq pack_compressed_tensors pack_gptq pack_mxfp4",
     "serving.patch": "patch",
     "serving.quantize": "quantize",
     "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",

@@ -121,7 +121,7 @@ class Call:
 
 mm, scaled_mm, bmm, scaled_bmm = tritongemm.mm, tritongemm.scaled_mm, tritongemm.bmm, tritongemm.scaled_bmm
 grouped_mm, fused_moe, linear_fp8 = tritongemm.grouped_mm, tritongemm.fused_moe, tritongemm.linear_fp8
-quantize = tritongemm.quantize
+linear_w4, quantize = tritongemm.linear_w4, tritongemm.quantize
 Make = Callable[[Rows], Call]
 
 PLAIN: dict[str, Make] = {
@@ -176,6 +176,10 @@ SCALED: dict[str, Make] = {
     "linear_fp8 rows": lambda r: Call(linear_fp8, r.x(r.m, K), r.q(N, K), r.f(N), r.x(N)),
     "linear_fp8 blocks": lambda r: Call(linear_fp8, r.x(2, r.m, K), r.q(N, K), r.f(1, 2)),
     "linear_fp8 mx": lambda r: Call(linear_fp8, r.x(r.m, K), r.q(N, K), r.p(N, 8)),
+    "linear_w4 int4": lambda r: Call(linear_w4, r.x(r.m, K, dtype=BF16), r.p(N, K // 2), r.x(2, N, dtype=BF16)),
+    "linear_w4 fp4": lambda r: Call(
+        linear_w4, r.x(r.m, K, dtype=BF16), r.p(N, K // 2), r.p(N, 8), "halves_32", r.x(N, dtype=BF16)
+    ),
     "linear_fp8 beside bf16": lambda r: Call(linear_fp8, r.x(r.m, K), r.q(N, K), r.f(N), None, None, r.x(N, K)),
     "fused_moe rows": lambda r: Call(
         fused_moe, r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "silu",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 
-def _exponents_as_numbers(factors: Tensor) -> Tensor:
+def exponents_as_numbers(factors: Tensor) -> Tensor:
     """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
     import torch
 
@@ -76,7 +76,7 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int, type_: dtype | 
     import torch
 
     factors = in_rows(scaling, factors)
-    factors = (_exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors).to(type_ or torch.float64)
+    factors = (exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors).to(type_ or torch.float64)
     if scaling.rows:
         across = factors.repeat_interleave(scaling.rows, -2)[..., :rows, :]
     else:

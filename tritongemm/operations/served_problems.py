@@ -45,9 +45,18 @@ def _covered(pair: ScalePair) -> list[tuple[str, int, int]]:
 
 def is_scaled(problem: Problem) -> bool:
     """Return whether `scaled_mm` can ask for a problem."""
+    return None not in problem.scalings and _is_plain_layer(problem)
+
+
+def has_scaled_weight(problem: Problem) -> bool:
+    """Return whether `linear_w4` can ask for a problem: only its weight has scale factors."""
+    return problem.a.scaling is None and problem.b.scaling is not None and _is_plain_layer(problem)
+
+
+def _is_plain_layer(problem: Problem) -> bool:
+    """Return whether a problem is a linear layer's but for its scale factors and the order of its weight."""
     p = problem
-    plain = replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled(NO_SCALES)
-    return None not in p.scalings and is_layer(plain)
+    return is_layer(replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled(NO_SCALES))
 
 
 class ExpertWeights(NamedTuple):
@@ -78,7 +87,9 @@ def is_served(problem: Problem) -> bool:
     """Return whether any call at run time can ask for a problem."""
     if problem.kind == "grouped":
         return granularity(problem.scalings) in _OF_GROUPS
-    return is_product(problem) or is_scaled(problem) or problem.kind == "batched"
+    if problem.kind == "batched":
+        return problem.b.scaling is None or problem.a.scaling is not None
+    return is_product(problem) or is_scaled(problem) or has_scaled_weight(problem)
 
 
 def why_unserved(problem: Problem) -> str:
@@ -89,6 +100,8 @@ def why_unserved(problem: Problem) -> str:
         return "with a bias along M, which no call has"
     if problem.kind == "grouped":
         return "of groups whose factors have a layout that grouped_mm gives no kernel (tune with --scales block)"
+    if problem.kind == "batched":
+        return "of batches whose weights alone have scales, which no call has"
     if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
     return "of products that no call computes"
@@ -106,6 +119,10 @@ def describe_calls(problem: Problem) -> str:
     if problem.a.scaling is not None:
         calls = f"scaled_mm(a, w, scale_a, scale_w) with w [N, K]{_with_factors(problem)}"
         return f"{calls}, and linear_fp8 of such weights"
+    if problem.b.scaling is not None:
+        extents = "[N, K / 32] e8m0" if problem.b.scaling.dtype == "e8m0" else f"[K / {problem.scale_depth}, N]"
+        order = "" if problem.b.order == PLAIN else f", order={problem.b.order!r}"
+        return f"linear_w4(x, weight, scale) with weight [N, K / 2], scale {extents}{order}"
     of_x = "" if problem.a.row_major else ", x the transposed view of a [K, M] matrix"
     if problem.b.row_major:
         return f"mm(x, b.t()) and, inside serve(), x @ b with b [K, N]{of_x}; for linear layers tune with -col_b"

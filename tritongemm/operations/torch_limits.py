@@ -13,6 +13,7 @@ _INT8_MULTIPLE: Final = 8
 _INT8_ROWS: Final = 16  # A has more
 _GROUP_BYTES: Final = 16
 _BLOCK_ARCHS: Final = ("sm90",)  # The library that PyTorch calls has kernels for them alone.
+_WEIGHT_ROWS: Final = 128  # of A, for which it takes longer to dequantise a weight of four bits than to multiply it
 PADDED_GROUPS: Final = 4  # multiple to which groups along K of factors of blocks of 128 x 128 are padded
 ROW_MULTIPLE: Final = 4  # of A, for which cuBLASLt has products with factors along K
 
@@ -48,6 +49,8 @@ def serves_other_m(problem: Problem, arch: str) -> bool:
         return True
     if problem.kind == "batched":
         return problem.a.type.bytes == 1
+    if problem.a.scaling is None and problem.b.scaling is not None:
+        return problem.m <= _WEIGHT_ROWS
     return problem.a.scaling is not None and problem.b.scaling is not None and not _has_fast_call(problem, arch)
 
 

@@ -26,10 +26,12 @@ def function_of(name: str) -> Callable[..., Tensor]:
     operation = next((one for one in every() if one.name == name), None)
     if not isinstance(operation, ProductOperation):
         raise AttributeError(f"{Operation.package}.{name} holds no operation {name} that one kernel computes")
-    return _make_function(operation)
+    return make_function(operation)
 
 
-def _make_function(operation: ProductOperation) -> Callable[..., Tensor]:
+def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
+    """Return the function that computes an operation by a tuned kernel, else as it does itself."""
+
     def compute(*args: Any, **named: Any) -> Tensor:
         return _run(operation, operation.operands(*args, **named))
 

@@ -186,10 +186,13 @@ def _first_record(device: DeviceKernels, problems: Iterable[Problem]) -> Record 
     return found
 
 
-def losing_type(device: DeviceKernels, n: int, k: int) -> torch.dtype | None:
+def losing_type(index: int, n: int, k: int) -> torch.dtype | None:
     """Return the type in which a weight is worth keeping beside one with factors along K, which loses to it
-    somewhere; None where no rows say so.
+    somewhere on a GPU; None where no rows say so.
     """
+    device = default_dispatcher().device_kernels(index)
+    if device is None:
+        return None
     rows = device.records.list_records(device.device.arch, device.device.compute_units)
     held = [r.problem for r in rows if (r.problem.n, r.problem.k) == (n, k)]
     scaled = [problem for problem in held if problem.scale_depth and is_scaled(problem)]

@@ -114,8 +114,10 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
         raise InputError(f"w is {tuple(w.shape)} with strides {w.stride()}; a weight is [N, K], dense and row-major")
     dtype = dtype_name("w", w)
     k = w.shape[1] * (2 if dtype == "fp4e2m1" else 1)
-    possible = layout.supports(Problem(1, w.shape[0], k, *matrices(dtype, c="fp16", layout="TN", order=order)))
-    if not possible:
+    sizes, wide = (1, w.shape[0], k), {"fp4e2m1": "bf16"}.get(dtype, dtype)  # beside a wider A too
+    as_problems = (Problem(*sizes, *matrices(a, dtype, "fp16", layout="TN", order=order)) for a in (dtype, wide))
+    possible, beside_wider = map(layout.supports, as_problems)
+    if not (possible or beside_wider):
         raise InputError(f"w is {w.dtype} {tuple(w.shape)}: {possible}")
     return layout
 

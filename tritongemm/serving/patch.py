@@ -182,7 +182,7 @@ def patch(
     for name, (module, _) in served.items():  # Nothing has changed where a layer was refused.
         module.__class__ = kinds[name]
         if keep_unquantized and kinds[name].__name__ == served_fp8.SERVED:
-            served_fp8.keep_unquantized(module, dispatcher.device_kernels(module.weight.get_device()))
+            served_fp8.keep_unquantized(module)
     linear = {name: module for name, (module, _) in served.items() if isinstance(module, ServedLinear)}
     return Patch(served, left, _join_layers(model, linear) if join else {}, invariant)
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,6 @@ from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.traced_operations import define_operation
-
-if TYPE_CHECKING:
-    from tritongemm.serving.device_kernels import DeviceKernels
-    from tritongemm.serving.serving_device import ServingDevice
 
 GRANULARITIES = ("tensor", "row", "block", "mx")
 _TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
@@ -155,12 +151,12 @@ class _Launch:
     def __init__(
         self,
         prepared: Sequence[PatchedLaunch],
-        device: ServingDevice,
+        index: int,
         granularity: str,
         dtype: torch.dtype,
         layout: str,
     ) -> None:
-        self._launch, self._index = call_all([one.launch for one in prepared]), device.index
+        self._launch, self._index = call_all([one.launch for one in prepared]), index
         self._set_x, self._set_q, self._set_scale, self._set_part = (
             call_all([one.set_address(name) for one in prepared if name in one.setters])
             for name in ("x", "q", "scale", "part")
@@ -196,11 +192,10 @@ def _make_ready(
     """
     launch: Callable[[Tensor], Quantised] = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
     dispatcher = default_dispatcher()
-    device = dispatcher.device(x.get_device())
-    if device is None:
+    if dispatcher.device(x.get_device()) is None:
         return launch
     try:
-        launch = _load(device, x, granularity, dtype, layout)
+        launch = _load(x, granularity, dtype, layout)
     except (TritonGemmError, OSError) as error:
         if torch.cuda.is_current_stream_capturing():
             return launch
@@ -217,10 +212,12 @@ def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
     return strides[0], strides[1]
 
 
-def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
+def _load(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
     """Return the kernel for activations like x, of a library, or compiled where the cache lacks it."""
     from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 
+    device = default_dispatcher().device(x.get_device())
+    assert device is not None
     target, k, microscaled = device.target, x.shape[-1], granularity == "mx"
     name = microscaling.FORMATS[dtype] if microscaled else DTYPE_NAMES[dtype]
     if DTYPES[name].is_fp8 and not target.supports(DTYPES[name]):
@@ -232,7 +229,7 @@ def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype
         if not all(asked.places):
             raise InputError(f"no kernel writes powers of two in the order {layout}")
     prepared = [device.helpers.prepare(helper, arguments) for helper, arguments in choose_kernels(asked)]
-    return _Launch(prepared, device.device, granularity, dtype, layout)
+    return _Launch(prepared, device.device.index, granularity, dtype, layout)
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quantised:

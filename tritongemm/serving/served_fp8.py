@@ -11,7 +11,6 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.serving import linear_fp8 as fp8_layer
-from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.layer_choice import losing_type
 
 _HOME = "transformers.integrations.finegrained_fp8"
@@ -83,10 +82,10 @@ def _is_as_patched(module: Any) -> bool:
     return module.weight.dtype in _WEIGHTS and module.weight_scale_inv.dtype == torch.float32
 
 
-def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
+def keep_unquantized(module: Any) -> None:
     """Keep a layer's weight without quantisation too, where rows say that it is the faster one at some M."""
     n, k = module.weight.shape
-    dtype = None if device is None else losing_type(device, n, k)
+    dtype = losing_type(module.weight.get_device(), n, k)
     if dtype is None:
         return
     weight, scale = module.weight.detach(), module.weight_scale_inv.detach()

@@ -35,9 +35,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "groups": {"groups": Groups(4, 0, "captured", COUNTS)}, "masked": {"groups": Groups(4, 11, "captured", COUNTS)},
 }  # fmt: skip
 TYPES = {"dense": ("bf16",), "a8w8": ("fp8e4m3fn", "int8"), "a8w8_blockscale": ("fp8e4m3fn", "fp8e5m2"),
-         "a4w4_blockscale": ("fp4e2m1",)}  # fmt: skip
+         "a4w4_blockscale": ("fp4e2m1",), "a16w4": ("bf16 int4", "fp16 int4", "bf16 fp4e2m1")}  # fmt: skip
 # Families have more than calls: one factor for each product of a batch, and other scales of groups than blocks.
-NO_CALL = {"batch": ("tensor",), "groups": ("group", "group_rows", "block_rows")}
+NO_CALL = {"one": (), "batch": ("tensor", "weight_64", "weight_32", "weight_64_fp16", "weight_32_fp16", "weight_mx"), "groups": ("group", "group_rows", "block_rows")}
 
 
 def list_cases() -> Iterator[tuple[str, Problem]]:
@@ -45,21 +45,19 @@ def list_cases() -> Iterator[tuple[str, Problem]]:
     for name, types in TYPES.items():
         family = registry.get(Family, name)
         for dtype in types:
-            for place, pair in enumerate(family.scalings(dtype, dtype)):
+            of_a, _, of_b = dtype.partition(" ")
+            for place, pair in enumerate(family.scalings(of_a, of_b or of_a)):
                 scales = "" if name == "dense" else granularity(pair)
                 if dtype == "fp8e5m2" and not scales.startswith("mx"):
                     continue
                 for form, more in FORMS.items():
-                    operands = matrices(dtype, c="bf16", layout="TN", shared=more.get("shared", ""))
+                    operands = matrices(of_a, of_b, "bf16", layout="TN", shared=more.get("shared", ""))
                     plain = Problem(16, 144, 320, *operands, batch=more.get("batch", 1), groups=more.get("groups"))
                     one = family.problem(plain, scales if place else "")
                     if family.supports(replace(one, bias="n"), SM90):
                         one = replace(one, bias="n")
-                    if (
-                        family.supports(one, SM90)
-                        and scales
-                        not in NO_CALL["groups" if one.groups else "batch"][one.batch + bool(one.groups) < 2 :]
-                    ):
+                    kind = "groups" if one.groups else "batch" if one.batch > 1 else "one"
+                    if family.supports(one, SM90) and scales not in NO_CALL[kind]:
                         yield f"{form}, {scales or name}, {dtype}", one
 
 
@@ -69,7 +67,7 @@ for layout in ("TT", "NT", "NN"):
         f"{batch} products, {layout}": Problem(16, 144, 320, *matrices("bf16", layout=layout), "n", batch)
         for batch in (1, 3)
     }
-KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "batch, dense, bf16", "batch, row, int8",
+KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "one, weight_64, bf16 int4", "batch, dense, bf16", "batch, row, int8",
          "groups, dense, bf16", "groups, block, fp8e4m3fn", "masked, row, fp8e4m3fn")  # fmt: skip
 every_case = pytest.mark.parametrize("of", CASES.values(), ids=CASES)
 every_kind = pytest.mark.parametrize("of", [CASES[name] for name in KINDS], ids=KINDS)

@@ -12,7 +12,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
-from tests.support.linear_layers import attach_device, record, run_on_cpu, stand_in_device
+from tests.support.linear_layers import attach_device, record, run_on_cpu
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
@@ -152,14 +152,14 @@ def test_a_launch_is_given_every_address(monkeypatch: pytest.MonkeyPatch) -> Non
         for name in ("x", "q", "scale", "part")
     }
     prepared = PatchedLaunch(setters, lambda stream: launched.append(dict(at)))
-    launch = quantization._Launch([prepared], stand_in_device(), "block", torch.int8, "tma")
+    launch = quantization._Launch([prepared], -1, "block", torch.int8, "tma")
     x = torch.zeros(5, 256)
     q, scale = launch(x)
     assert launched == [{"x": x.data_ptr(), "q": q.data_ptr(), "scale": scale.data_ptr()}]
     assert q.shape == x.shape and q.dtype == torch.int8 and scale.stride() == (1, 8)
     launched.clear()
     first = PatchedLaunch({name: setters[name] for name in ("x", "part")}, prepared.launch)
-    q, scale = quantization._Launch([first, prepared], stand_in_device(), "tensor", torch.int8, "rows")(x)
+    q, scale = quantization._Launch([first, prepared], -1, "tensor", torch.int8, "rows")(x)
     assert launched[0] == launched[1] and launched[0]["part"] not in (0, q.data_ptr(), scale.data_ptr())
     assert scale.shape == (1, 1)
 

@@ -1,0 +1,131 @@
+"""Weights of four bits of each kind of checkpoint, as `linear_w4` computes them: against float64 of their numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tritongemm
+from tritongemm.core.dtypes import FP4_VALUES
+from tritongemm.core.errors import InputError
+from tritongemm.numerics.verify import deviation
+
+N, K, GROUP = 24, 256, 64
+GROUPS = K // GROUP
+RANDOM = torch.Generator().manual_seed(5)
+NUMBERS = torch.randint(0, 16, (N, K), generator=RANDOM)
+# Powers of two that differ much from group to group and from column to column: one in another's place can't be missed.
+SCALES = torch.randint(-10, 11, (GROUPS, N), generator=RANDOM).double().exp2() * 1.25
+X = torch.randn(3, K, generator=RANDOM).bfloat16()
+AWQ_COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of which an int32 has the bits, the lowest first
+EIGHTS = 0x88888888 - 2**32
+ASCENDING = torch.arange(K, dtype=torch.int32) // GROUP
+
+
+def words(numbers: Tensor) -> Tensor:
+    """Eight numbers [..., 8] in an int32, the first in its low bits."""
+    found = sum(numbers[..., i] << 4 * i for i in range(8))
+    return torch.where(found >= 2**31, found - 2**32, found).int()
+
+
+def filled(value: int, *shape: int) -> Tensor:
+    return torch.full(shape, value, dtype=torch.int32)
+
+
+GPTQ = words(NUMBERS.t().reshape(K // 8, 8, N).mT)
+AWQ = words(NUMBERS.t().reshape(K, N // 8, 8)[..., AWQ_COLUMNS])
+COMPRESSED = words(NUMBERS.reshape(N, K // 8, 8))
+HALF = SCALES.bfloat16()
+CHECKPOINTS: dict[str, Any] = {
+    "gptq": lambda **more: tritongemm.pack_gptq(GPTQ, HALF, filled(0x77777777, GROUPS, N // 8), ASCENDING, **more),
+    "gptq_v2": lambda **more: tritongemm.pack_gptq(
+        GPTQ, HALF, filled(EIGHTS, GROUPS, N // 8), checkpoint_format="gptq_v2", **more
+    ),
+    "awq": lambda **more: tritongemm.pack_awq(AWQ, HALF, filled(EIGHTS, GROUPS, N // 8), **more),
+    "compressed-tensors": lambda **more: tritongemm.pack_compressed_tensors(
+        COMPRESSED, HALF.t(), filled(EIGHTS, N // 8, GROUPS), ASCENDING, **more
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ["plain", "halves_32"])
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str) -> None:
+    packed = CHECKPOINTS[checkpoint](order=order)
+    exact = X.double() @ ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).t()
+    bias = torch.randn(N).bfloat16()
+    found = tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32)
+    assert deviation(found, exact + bias) < 2e-3
+    swapped = packed._replace(weight=packed.weight << 4 | packed.weight >> 4)
+    shifted = packed._replace(scale=packed.scale.roll(1, 0))
+    for wrong in (swapped, shifted):
+        assert deviation(tritongemm.linear_w4(X, *wrong), exact) > 0.1
+
+
+@pytest.mark.parametrize("order", ["plain", "halves_32"])
+def test_mxfp4_has_the_numbers_that_it_stores(order: str) -> None:
+    blocks = (NUMBERS[:, ::2] | NUMBERS[:, 1::2] << 4).byte().view(N, K // 32, 16)
+    exponents = torch.randint(117, 138, (N, K // 32), generator=RANDOM).byte()
+    values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=torch.float64)
+    weight = values[NUMBERS] * (exponents.double() - 127).exp2().repeat_interleave(32, 1)
+    packed = tritongemm.pack_mxfp4(blocks, exponents, order=order)
+    for x in (X, X.half()):  # powers beyond fp16 too, which PyTorch multiplies in float32
+        found = tritongemm.linear_w4(x, *packed, out_dtype=torch.float32)
+        assert deviation(found, x.double() @ weight.t()) < 1e-4
+    two = tritongemm.pack_mxfp4(blocks.expand(2, -1, -1, -1), exponents.expand(2, -1, -1), order=order)
+    assert torch.equal(two.weight[1], packed.weight) and torch.equal(two.scale[1], packed.scale)
+
+
+def test_factors_of_long_groups_and_of_columns_are_repeated() -> None:
+    for group in (128, 256):
+        scale = HALF[: K // group]
+        packed = tritongemm.pack_gptq(GPTQ, scale, dtype=torch.float16)
+        assert packed.scale.shape == (2, N) and packed.scale.dtype == torch.float16
+        assert torch.equal(packed.scale[1].bfloat16(), scale[-1])
+
+
+def test_a_gradient_reaches_the_activations() -> None:
+    packed, x = CHECKPOINTS["gptq"](), X.clone().requires_grad_()
+    tritongemm.linear_w4(x, *packed).sum().backward()
+    assert deviation(x.grad, ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).sum(0).expand(3, -1)) < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "said"),
+    [
+        ("pack_gptq", (GPTQ, HALF, filled(0x77777757, GROUPS, N // 8)), "zero points from 6 to 8; kernels read"),
+        ("pack_gptq", (GPTQ, HALF, filled(EIGHTS, GROUPS, N // 8)), "zero points from 9 to 9"),
+        ("pack_gptq", (GPTQ, HALF, None, ASCENDING.flip(0)), "desc_act"),
+        ("pack_gptq", (GPTQ.long(), HALF), r"qweight is torch.int64 \(32, 24\); it is int32 \[K / 8, N\]"),
+        ("pack_gptq", (GPTQ, HALF[:3]), r"scales is .* \(3, 24\); it is of floats \[groups, N=24\].* divide K=256"),
+        ("pack_gptq", (GPTQ, HALF.repeat(4, 1)), "groups of 16 along K have no kernels"),
+        ("pack_gptq", (GPTQ, HALF * float("nan")), "hold NaN or infinity"),
+        ("pack_gptq", (GPTQ, HALF.tolist()), "scales must be a tensor, not list"),
+        ("pack_awq", (AWQ, HALF, filled(EIGHTS + 1, GROUPS, N // 8)), "qzeros has zero points from 8 to 9"),
+        ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside these scales it is \(4, 3\)"),
+        ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); it is of floats \[N=24, groups\]"),
+        ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
+        ("pack_mxfp4", (torch.zeros(N, 8, 15).byte(), torch.zeros(N, 8).byte()), r"blocks are .* \(24, 8, 15\)"),
+        ("pack_mxfp4", (torch.zeros(N, 8, 16).byte(), torch.full((N, 8), 255).byte()), "scales hold NaN"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_reads_is_refused(function: str, given: Any, said: str) -> None:
+    with pytest.raises((InputError, TypeError), match=said):
+        getattr(tritongemm, function)(*given)
+
+
+def test_scales_beyond_the_type_of_activations_are_refused() -> None:
+    with pytest.raises(InputError, match="hold NaN or infinity, as torch.float16"):
+        tritongemm.pack_gptq(GPTQ, HALF * 2**14, dtype=torch.float16)
+    with pytest.raises(InputError, match="multiples of 128"):
+        tritongemm.pack_gptq(GPTQ, HALF, order="halves_128")
+    with pytest.raises(InputError, match="checkpoint_format is 'marlin'; there are: gptq, gptq_v2"):
+        tritongemm.pack_gptq(GPTQ, HALF, checkpoint_format="marlin")
+
+
+def test_a_plain_weight_is_put_into_an_order_and_back() -> None:
+    packed = CHECKPOINTS["gptq"]()
+    ordered = tritongemm.pack_weight(packed.weight, "halves_32")
+    assert torch.equal(ordered, CHECKPOINTS["gptq"](order="halves_32").weight)
+    assert torch.equal(tritongemm.unpack_weight(ordered, "halves_32"), packed.weight)

@@ -1,0 +1,243 @@
+"""Public calls that convert weights of four bits, as checkpoints store them, to what `linear_w4` takes, once at load.
+
+What a kernel has no operand for is refused: zero points other than 8, and columns of K in another order.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import E8M0_NAN, INT4_ZERO
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import PLAIN
+from tritongemm.core.scaling import MX_DEPTH, WEIGHT_DEPTHS
+from tritongemm.operations.checks import check_tensors
+from tritongemm.operations.factors import EXPONENTS
+from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import WeightLayout
+
+_IN_A_WORD: Final = 8  # numbers of four bits in an int32
+_AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of an int32 where AWQ has the columns 0 to 7
+ZEROS_OF: Final = {"gptq": INT4_ZERO - 1, "gptq_v2": INT4_ZERO}  # what a zero point of 8 is stored as
+
+
+class PackedWeight(NamedTuple):
+    """A weight as `linear_w4` takes it: ``linear_w4(x, *packed)``.
+
+    Attributes:
+        weight: bytes [..., N, K / 2].
+        scale: factors [K / 32, N] (or 64, 128) of int4, e8m0 [..., N, K / 32] of fp4.
+        order: memory layout of the bytes.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    order: str
+
+
+def pack_gptq(
+    qweight: Tensor,
+    scales: Tensor,
+    qzeros: Tensor | None = None,
+    g_idx: Tensor | None = None,
+    *,
+    checkpoint_format: str = "gptq",
+    dtype: torch.dtype | None = None,
+    order: str = PLAIN,
+) -> PackedWeight:
+    """Return a weight of GPTQ's as `linear_w4` takes it.
+
+    Args:
+        qweight: int32 [K / 8, N].
+        scales: [K / group, N] floats; groups are of 32, 64 or a multiple of 128 numbers.
+        qzeros: int32 [K / group, N / 8], all of which must be the symmetric 8; None where the weight is symmetric.
+        g_idx: the group of each number along K, which must be ascending (no ``desc_act``), or None.
+        checkpoint_format: ``gptq``, whose zero points are stored less one, or ``gptq_v2``.
+        dtype: of activations; by default that of the scales.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together, or what no kernel reads: other zero points, K in another order.
+
+    Examples:
+        >>> qweight, scales = torch.zeros(32, 64, dtype=torch.int32), torch.ones(2, 64).half()
+        >>> tritongemm.pack_gptq(qweight, scales).weight.shape
+        torch.Size([64, 128])
+    """
+    _check_words("qweight", qweight, "[K / 8, N]")
+    if checkpoint_format not in ZEROS_OF:
+        raise InputError(f"checkpoint_format is {checkpoint_format!r}; there are: {', '.join(ZEROS_OF)}")
+    k, n = qweight.shape[0] * _IN_A_WORD, qweight.shape[1]
+    _check_scales("scales", scales, (k, n))
+    if g_idx is not None:
+        check_tensors({"qweight": qweight, "g_idx": g_idx})
+        wanted = torch.arange(k, device=g_idx.device) // (k // scales.shape[0])
+        if tuple(g_idx.shape) != (k,) or not torch.equal(g_idx.long(), wanted):
+            raise InputError(
+                "g_idx has groups in another order (desc_act): kernels read groups of neighbours along K; quantise "
+                "without desc_act, or sort K of the weight and of what gives x"
+            )
+    if qzeros is not None:
+        _check_zeros("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD), ZEROS_OF[checkpoint_format])
+    return _packed(qweight.t().contiguous().view(torch.uint8), scales, dtype, order)
+
+
+def pack_awq(
+    qweight: Tensor, scales: Tensor, qzeros: Tensor, *, dtype: torch.dtype | None = None, order: str = PLAIN
+) -> PackedWeight:
+    """Return a weight of AWQ's (the version GEMM) as `linear_w4` takes it.
+
+    Args:
+        qweight: int32 [K, N / 8].
+        scales: [K / group, N] floats.
+        qzeros: int32 [K / group, N / 8], all of which must be 8, as in checkpoints with ``zero_point: false``.
+        dtype: of activations; by default that of the scales.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together, or zero points other than 8, which no kernel reads.
+
+    Examples:
+        >>> qweight, qzeros = torch.zeros(256, 8, dtype=torch.int32), torch.full((2, 8), -2004318072, dtype=torch.int32)
+        >>> tritongemm.pack_awq(qweight, torch.ones(2, 64).half(), qzeros).weight.shape
+        torch.Size([64, 128])
+    """
+    _check_words("qweight", qweight, "[K, N / 8]")
+    k, n = qweight.shape[0], qweight.shape[1] * _IN_A_WORD
+    _check_scales("scales", scales, (k, n))
+    _check_zeros("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD), INT4_ZERO)
+    columns = _numbers(qweight)[..., _AWQ_PLACES].flatten(-2).t()
+    return _packed(columns[:, ::2] | columns[:, 1::2] << 4, scales, dtype, order)
+
+
+def pack_compressed_tensors(
+    weight_packed: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor | None = None,
+    weight_g_idx: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    order: str = PLAIN,
+) -> PackedWeight:
+    """Return a weight of compressed-tensors' format ``pack-quantized`` as `linear_w4` takes it.
+
+    Args:
+        weight_packed: int32 [N, K / 8].
+        weight_scale: [N, K / group] floats.
+        weight_zero_point: int32 [N / 8, K / group], all of which must be zero (8 as stored), or None.
+        weight_g_idx: the group of each number along K, which must be ascending, or None.
+        dtype: of activations; by default that of the scales.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together, or what no kernel reads: other zero points, K in another order.
+
+    Examples:
+        >>> packed, scale = torch.zeros(64, 32, dtype=torch.int32), torch.ones(64, 2).bfloat16()
+        >>> tritongemm.pack_compressed_tensors(packed, scale).scale.shape
+        torch.Size([2, 64])
+    """
+    _check_words("weight_packed", weight_packed, "[N, K / 8]")
+    n, k = weight_packed.shape[0], weight_packed.shape[1] * _IN_A_WORD
+    scales = weight_scale.t() if isinstance(weight_scale, Tensor) and weight_scale.dim() == 2 else weight_scale
+    _check_scales("weight_scale", scales, (k, n), turned=True)
+    if weight_zero_point is not None:
+        _check_zeros("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]), INT4_ZERO)
+    if weight_g_idx is not None and not bool((weight_g_idx[1:] >= weight_g_idx[:-1]).all()):
+        raise InputError("weight_g_idx has groups in another order (actorder): kernels read groups of neighbours along K")
+    return _packed(weight_packed.contiguous().view(torch.uint8), scales, dtype, order)
+
+
+def pack_mxfp4(blocks: Tensor, scales: Tensor, *, order: str = PLAIN) -> PackedWeight:
+    """Return a weight of mxfp4, as gpt-oss has it, as `linear_w4` takes it.
+
+    Args:
+        blocks: bytes [..., N, K / 32, 16], each of two numbers e2m1, the earlier one in the low half.
+        scales: e8m0 [..., N, K / 32], bytes or ``torch.float8_e8m0fnu``.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together, or a power that is NaN.
+
+    Examples:
+        >>> blocks, scales = torch.zeros(64, 8, 16, dtype=torch.uint8), torch.full((64, 8), 127, dtype=torch.uint8)
+        >>> tritongemm.pack_mxfp4(blocks, scales).weight.shape
+        torch.Size([64, 128])
+    """
+    check_tensors({"blocks": blocks, "scales": scales})
+    is_of_blocks = blocks.dtype == torch.uint8 and blocks.dim() > 2 and blocks.shape[-1] == MX_DEPTH // 2
+    if not is_of_blocks or scales.dtype not in EXPONENTS or scales.shape != blocks.shape[:-1] or not blocks.numel():
+        raise InputError(
+            f"blocks are {blocks.dtype} {tuple(blocks.shape)}, scales {scales.dtype} {tuple(scales.shape)}; they are "
+            "uint8 [..., N, K / 32, 16] and e8m0 [..., N, K / 32]"
+        )
+    scales = scales.contiguous()
+    if bool((scales.view(torch.uint8) == E8M0_NAN).any()):
+        raise InputError("scales hold NaN")
+    return _ordered(blocks.flatten(-2).contiguous(), scales, torch.bfloat16, order)
+
+
+def _packed(weight: Tensor, scales: Tensor, dtype: torch.dtype | None, order: str) -> PackedWeight:
+    """Return bytes [N, K / 2] with factors [K / group, N], which are copied where longer groups have one."""
+    k = 2 * weight.shape[1]
+    group = k // scales.shape[0]
+    if group not in WEIGHT_DEPTHS and group % max(WEIGHT_DEPTHS):
+        raise InputError(f"groups of {group} along K have no kernels; there are 32, 64 and multiples of 128")
+    wanted = dtype or (scales.dtype if scales.dtype in ACTIVATIONS else torch.bfloat16)
+    if wanted not in ACTIVATIONS:
+        raise InputError(f"dtype is {wanted}; activations beside four bits are bfloat16 or float16")
+    scales = scales.detach().to(wanted)
+    if not bool(scales.isfinite().all()):
+        raise InputError(f"the scale factors hold NaN or infinity, as {wanted}")
+    longer = max(group // max(WEIGHT_DEPTHS), 1)
+    return _ordered(weight, scales.repeat_interleave(longer, 0).contiguous(), wanted, order)
+
+
+def _ordered(weight: Tensor, scales: Tensor, dtype: torch.dtype, order: str) -> PackedWeight:
+    rows, of_rows = weight.flatten(0, -2), scales.flatten(0, -2) if weight.dim() > 2 else scales
+    read_weight(rows, of_rows, dtype, order)
+    if order != PLAIN:
+        rows = registry.get(WeightLayout, order).pack(rows.t()).t().contiguous()
+    return PackedWeight(rows.view(weight.shape), scales, order)
+
+
+def _numbers(words: Tensor) -> Tensor:
+    """Return the numbers [..., 8] of int32 words, those of the low bits first."""
+    packed = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
+
+def _check_words(name: str, words: Tensor, extents: str) -> None:
+    check_tensors({name: words})
+    if words.dtype != torch.int32 or words.dim() != 2 or not words.numel():
+        raise InputError(f"{name} is {words.dtype} {tuple(words.shape)}; it is int32 {extents}, eight numbers each")
+
+
+def _check_scales(name: str, scales: Tensor, sizes: tuple[int, int], turned: bool = False) -> None:
+    check_tensors({name: scales})
+    k, n = sizes
+    groups = scales.shape[0] if scales.dim() == 2 else 0
+    if not groups or scales.shape[1] != n or k % groups or not scales.is_floating_point():
+        wanted = f"[N={n}, groups]" if turned else f"[groups, N={n}]"
+        found = tuple(scales.shape)[:: -1 if turned else 1]
+        raise InputError(f"{name} is {scales.dtype} {found}; it is of floats {wanted}, whose groups divide K={k}")
+
+
+def _check_zeros(name: str, zeros: Tensor, shape: tuple[int, int], symmetric: int) -> None:
+    """Refuse zero points that are not those of symmetric weights."""
+    _check_words(name, zeros, f"{list(shape)}")
+    if tuple(zeros.shape) != shape:
+        raise InputError(f"{name} is {tuple(zeros.shape)}; beside these scales it is {shape}")
+    numbers = _numbers(zeros)
+    low, high = int(numbers.min()) + INT4_ZERO - symmetric, int(numbers.max()) + INT4_ZERO - symmetric
+    if (low, high) != (INT4_ZERO, INT4_ZERO):
+        raise InputError(
+            f"{name} has zero points from {low} to {high}; kernels read weights of one zero point, {INT4_ZERO} "
+            "(quantised symmetrically)"
+        )

@@ -1,0 +1,167 @@
+"""The operation `linear_w4`: a linear layer whose weight has four bits a number and scale factors along K."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import FP4_VALUES, INT4_ZERO
+from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
+from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, WEIGHT_DEPTHS
+from tritongemm.core.support import Support
+from tritongemm.numerics import scale_factors
+from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors
+from tritongemm.operations.contract import ProductOperation, Reading
+from tritongemm.operations.factors import EXPONENTS, readings, why_none
+from tritongemm.operations.torch_products import DTYPE_NAMES, linear
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import WeightLayout
+
+ACTIVATIONS = (torch.bfloat16, torch.float16)
+
+
+class FourBitOperands(NamedTuple):
+    """The arguments of `linear_w4`."""
+
+    x: Tensor
+    weight: Tensor
+    scale: Tensor
+    order: str = PLAIN
+    bias: Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+    @property
+    def result_type(self) -> torch.dtype:
+        """The type of the result."""
+        return self.x.dtype if self.out_dtype is None else self.out_dtype
+
+
+class CheckedFourBits(NamedTuple):
+    """Operands of `linear_w4`, and the weight as a problem's B."""
+
+    given: FourBitOperands
+    b: Operand
+
+
+class FourBitLayer(ProductOperation):
+    """X @ (weight * scale).T (+ bias), of a weight of int4 or fp4."""
+
+    schema = (
+        'linear_w4(Tensor x, Tensor weight, Tensor scale, str order="plain", Tensor? bias=None, '
+        "ScalarType? out_dtype=None) -> Tensor"
+    )
+    operands = FourBitOperands
+    sources: ClassVar = {"a": "x", "b": "weight", "scale_b": "scale"}
+
+    def check(self, given: FourBitOperands) -> CheckedFourBits:
+        """Return the operands with what the weight is."""
+        x, weight, scale, order, bias, _ = given
+        check_tensors({"x": x, "weight": weight, "scale": scale} | ({} if bias is None else {"bias": bias}))
+        if x.dtype not in ACTIVATIONS:
+            raise InputError(f"x is {x.dtype}; activations beside four bits are bfloat16 or float16")
+        b = read_weight(weight, scale, x.dtype, order)
+        n, k = weight.shape[0], 2 * weight.shape[1]
+        if not x.dim() or x.shape[-1] != k:
+            raise InputError(f"x is {tuple(x.shape)}; beside a weight of {k} numbers along K it is [..., {k}]")
+        if bias is not None and tuple(bias.shape) != (n,):
+            raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
+        check_bias(bias)
+        if given.result_type not in SCALED_RESULTS:
+            raise InputError(f"out_dtype is {given.out_dtype}; it may be {', '.join(map(str, SCALED_RESULTS))}")
+        return CheckedFourBits(given, b)
+
+    def tensors(self, checked: CheckedFourBits) -> Mapping[str, Tensor]:
+        """Return the operands as they are."""
+        return super().tensors(checked.given)
+
+    def read(self, checked: CheckedFourBits) -> Reading | Support:
+        """Return the problems of all families with such a weight."""
+        (x, weight, scale, _, bias, _), b = checked
+        out = checked.given.result_type
+        for name, tensor in (("x", x), ("weight", weight), ("scale", scale)):
+            if not tensor.is_contiguous():
+                return Support(f"{name} has strides {tensor.stride()}; kernels take dense rows")
+        if not x.numel():
+            return Support("an operand is empty")
+        if bias is not None and (bias.dtype != out or not bias.is_contiguous()):
+            return Support(f"the bias is {bias.dtype} with strides {bias.stride()}; kernels take {out}, dense")
+        n, k = weight.shape[0], x.shape[-1]
+        of_a, _, of_c = matrices(DTYPE_NAMES[x.dtype], c=DTYPE_NAMES[out])
+        plain = Problem(
+            x.numel() // k, n, k, of_a, b._replace(scaling=None), of_c, "none" if bias is None else "n"
+        )
+        ways = (None,), (b.scaling,)
+        problems, result = readings(plain, *ways), ((*x.shape[:-1], n), out)
+        why = "" if problems else why_none(plain, *ways)
+        return Reading(problems, self.tensors(checked), result, plain=plain, why_none=why, vector=x.dim() == 1)
+
+    def infer(self, given: FourBitOperands) -> Tensor:
+        """Return a result without contents."""
+        x, weight = given.x, given.weight
+        fit = x.dim() > 0 and weight.dim() == 2 and x.shape[-1] == 2 * weight.shape[1]
+        check_fit(fit, "[..., K] and [N, K / 2]", x=x, weight=weight)
+        return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=given.result_type)
+
+    def fallback(self, checked: CheckedFourBits) -> Tensor:
+        """Return PyTorch's product with the weight in x's type, or in float32 where that has no such powers of two."""
+        (x, weight, scale, order, bias, _), b = checked
+        wide = torch.float32 if b.dtype == "fp4e2m1" and x.dtype == torch.float16 else x.dtype
+        with torch._C._DisableAutocast():
+            w = dequantize(weight, scale, order, wide)
+            return linear(x.to(wide), w, bias, checked.given.result_type)
+
+
+FOUR_BIT_LAYER = FourBitLayer()
+
+
+def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -> Operand:
+    """Return what a weight [N, K / 2] with its scale factors is, as a problem's B, beside activations of a type.
+
+    Raises:
+        InputError: they do not belong together; says what they may be.
+    """
+    if weight.dtype != torch.uint8 or weight.dim() != 2 or not weight.numel():
+        raise InputError(f"weight is {weight.dtype} {tuple(weight.shape)}; it is uint8 [N, K / 2], two numbers a byte")
+    n, k = weight.shape[0], 2 * weight.shape[1]
+    if scale.dtype in EXPONENTS:
+        name, suffix, depth = "fp4e2m1", "mx", MX_DEPTH
+        fits = tuple(scale.shape) == (n, k // depth) and not k % depth
+    else:
+        if scale.dtype != dtype:
+            raise InputError(
+                f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {dtype} once"
+            )
+        groups = scale.shape[0] if scale.dim() == 2 else 0
+        depth = cdiv(k, groups) if groups else 0
+        fits = depth in WEIGHT_DEPTHS and not k % depth and tuple(scale.shape) == (k // depth, n)
+        name, suffix = "int4", f"{depth}_fp16" if dtype == torch.float16 else str(depth)
+    if not fits:
+        groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each) or "no number of"
+        raise InputError(
+            f"scale is {scale.dtype} {tuple(scale.shape)}; for N={n}, K={k} it is [{groups} groups of 128, 64 or 32, "
+            f"{n}] of int4, or [{n}, {k // MX_DEPTH}] e8m0 of fp4: groups divide K"
+        )
+    _, scaling = GRANULARITIES[f"weight_{suffix}"]
+    b = Operand(name, row_major=False, order=order, scaling=scaling)
+    if order != PLAIN:
+        a = "fp16" if dtype == torch.float16 else "bf16"
+        possible = registry.get(WeightLayout, order).supports(Problem(1, n, k, Operand(a), b, Operand(a)))
+        if not possible:
+            raise InputError(f"{possible}; weight has N {n} and K {k}")
+    return b
+
+
+def dequantize(weight: Tensor, scale: Tensor, order: str, dtype: torch.dtype) -> Tensor:
+    """Return the numbers [N, K] of a weight times their scale factors, which are rounded once."""
+    if order != PLAIN:
+        weight = registry.get(WeightLayout, order).unpack(weight.t()).t()
+    bits = torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
+    if scale.dtype in EXPONENTS:
+        values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=dtype, device=weight.device)
+        numbers, factors = values[bits.int()], scale_factors.exponents_as_numbers(scale).to(dtype)
+    else:
+        numbers, factors = bits.to(dtype) - INT4_ZERO, scale.t().to(dtype)
+    return (numbers.unflatten(-1, (factors.shape[-1], -1)) * factors[..., None]).flatten(-2)

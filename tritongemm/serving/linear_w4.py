@@ -1,0 +1,49 @@
+"""The public call `linear_w4`: a linear layer whose weight has four bits a number and scale factors along K."""
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.problem import PLAIN
+from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
+from tritongemm.serving.added_operations import make_function
+
+
+def linear_w4(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    order: str = PLAIN,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute x @ (weight * scale).T (+ bias) with the tuned kernel for this size, else with PyTorch.
+
+    The weight is int4, whose bits are the number plus 8, with a factor for each 32, 64 or 128 numbers along K, or fp4
+    (e2m1) with a power of two for each 32 (mxfp4). `pack_gptq`, `pack_awq`, `pack_compressed_tensors` and `pack_mxfp4`
+    convert checkpoints' weights: ``linear_w4(x, *packed, bias=bias)``. PyTorch dequantises the weight at each call.
+
+    Args:
+        x: [..., K] of bfloat16 or float16, contiguous for tuned kernels.
+        weight: bytes [N, K / 2], each of two numbers, the earlier one in the low half, or as `order` says.
+        scale: [K / 32, N], [K / 64, N] or [K / 128, N] in x's type of int4; e8m0 [N, K / 32] of fp4.
+        order: memory layout of the weight: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``halves_128``.
+        bias: [N] or None.
+        out_dtype: x's by default; bfloat16, float16 or float32.
+
+    Returns:
+        [..., N], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, dtypes or devices that do not fit together.
+        DriverError: the driver refused a launch.
+
+    Examples:
+        >>> weight = torch.randint(0, 256, (32, 128), dtype=torch.uint8)
+        >>> tritongemm.linear_w4(torch.randn(4, 256).half(), weight, torch.ones(2, 32).half()).shape
+        torch.Size([4, 32])
+    """
+    return _call(x, weight, scale, order, bias, out_dtype)
+
+
+_call = make_function(FOUR_BIT_LAYER)

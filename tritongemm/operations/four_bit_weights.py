@@ -149,7 +149,9 @@ def pack_compressed_tensors(
     if weight_zero_point is not None:
         _check_zeros("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]), INT4_ZERO)
     if weight_g_idx is not None and not bool((weight_g_idx[1:] >= weight_g_idx[:-1]).all()):
-        raise InputError("weight_g_idx has groups in another order (actorder): kernels read groups of neighbours along K")
+        raise InputError(
+            "weight_g_idx has groups in another order (actorder): kernels read groups of neighbours along K"
+        )
     return _packed(weight_packed.contiguous().view(torch.uint8), scales, dtype, order)
 
 

@@ -90,9 +90,7 @@ class FourBitLayer(ProductOperation):
             return Support(f"the bias is {bias.dtype} with strides {bias.stride()}; kernels take {out}, dense")
         n, k = weight.shape[0], x.shape[-1]
         of_a, _, of_c = matrices(DTYPE_NAMES[x.dtype], c=DTYPE_NAMES[out])
-        plain = Problem(
-            x.numel() // k, n, k, of_a, b._replace(scaling=None), of_c, "none" if bias is None else "n"
-        )
+        plain = Problem(x.numel() // k, n, k, of_a, b._replace(scaling=None), of_c, "none" if bias is None else "n")
         ways = (None,), (b.scaling,)
         problems, result = readings(plain, *ways), ((*x.shape[:-1], n), out)
         why = "" if problems else why_none(plain, *ways)

@@ -37,7 +37,11 @@ FORMS: dict[str, dict[str, Any]] = {
 TYPES = {"dense": ("bf16",), "a8w8": ("fp8e4m3fn", "int8"), "a8w8_blockscale": ("fp8e4m3fn", "fp8e5m2"),
          "a4w4_blockscale": ("fp4e2m1",), "a16w4": ("bf16 int4", "fp16 int4", "bf16 fp4e2m1")}  # fmt: skip
 # Families have more than calls: one factor for each product of a batch, and other scales of groups than blocks.
-NO_CALL = {"one": (), "batch": ("tensor", "weight_64", "weight_32", "weight_64_fp16", "weight_32_fp16", "weight_mx"), "groups": ("group", "group_rows", "block_rows")}
+NO_CALL = {
+    "one": (),
+    "batch": ("tensor", "weight_64", "weight_32", "weight_64_fp16", "weight_32_fp16", "weight_mx"),
+    "groups": ("group", "group_rows", "block_rows"),
+}
 
 
 def list_cases() -> Iterator[tuple[str, Problem]]:

@@ -103,8 +103,8 @@ def test_a_gradient_reaches_the_activations() -> None:
         ("pack_gptq", (GPTQ, HALF * float("nan")), "hold NaN or infinity"),
         ("pack_gptq", (GPTQ, HALF.tolist()), "scales must be a tensor, not list"),
         ("pack_awq", (AWQ, HALF, filled(EIGHTS + 1, GROUPS, N // 8)), "qzeros has zero points from 8 to 9"),
-        ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside these scales it is \(4, 3\)"),
-        ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); it is of floats \[N=24, groups\]"),
+        ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside .* it is \(4, 3\)"),
+        ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); .* \[N=24, groups\]"),
         ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
         ("pack_mxfp4", (torch.zeros(N, 8, 15).byte(), torch.zeros(N, 8).byte()), r"blocks are .* \(24, 8, 15\)"),
         ("pack_mxfp4", (torch.zeros(N, 8, 16).byte(), torch.full((N, 8), 255).byte()), "scales hold NaN"),
@@ -116,7 +116,7 @@ def test_what_no_kernel_reads_is_refused(function: str, given: Any, said: str) -
 
 
 def test_scales_beyond_the_type_of_activations_are_refused() -> None:
-    with pytest.raises(InputError, match="hold NaN or infinity, as torch.float16"):
+    with pytest.raises(InputError, match=r"hold NaN or infinity, as torch\.float16"):
         tritongemm.pack_gptq(GPTQ, HALF * 2**14, dtype=torch.float16)
     with pytest.raises(InputError, match="multiples of 128"):
         tritongemm.pack_gptq(GPTQ, HALF, order="halves_128")

@@ -71,7 +71,8 @@ for layout in ("TT", "NT", "NN"):
         f"{batch} products, {layout}": Problem(16, 144, 320, *matrices("bf16", layout=layout), "n", batch)
         for batch in (1, 3)
     }
-KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "one, weight_64, bf16 int4", "batch, dense, bf16", "batch, row, int8",
+KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "one, weight_64, bf16 int4",
+         "batch, dense, bf16", "batch, row, int8",
          "groups, dense, bf16", "groups, block, fp8e4m3fn", "masked, row, fp8e4m3fn")  # fmt: skip
 every_case = pytest.mark.parametrize("of", CASES.values(), ids=CASES)
 every_kind = pytest.mark.parametrize("of", [CASES[name] for name in KINDS], ids=KINDS)

@@ -10,6 +10,7 @@ import tritongemm
 from tritongemm.core.dtypes import FP4_VALUES
 from tritongemm.core.errors import InputError
 from tritongemm.numerics.verify import deviation
+from tritongemm.operations.four_bit_weights import PackedWeight
 
 N, K, GROUP = 24, 256, 64
 GROUPS = K // GROUP
@@ -52,7 +53,7 @@ CHECKPOINTS: dict[str, Any] = {
 @pytest.mark.parametrize("order", ["plain", "halves_32"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str) -> None:
-    packed = CHECKPOINTS[checkpoint](order=order)
+    packed: PackedWeight = CHECKPOINTS[checkpoint](order=order)
     exact = X.double() @ ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).t()
     bias = torch.randn(N).bfloat16()
     found = tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32)

@@ -130,3 +130,29 @@ def test_a_plain_weight_is_put_into_an_order_and_back() -> None:
     ordered = tritongemm.pack_weight(packed.weight, "halves_32")
     assert torch.equal(ordered, CHECKPOINTS["gptq"](order="halves_32").weight)
     assert torch.equal(tritongemm.unpack_weight(ordered, "halves_32"), packed.weight)
+
+
+ONE = torch.ones(8, N)
+RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale": HALF}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"weight": 3}, "weight must be a tensor, not int"),
+        ({"x": X.float()}, r"x is torch\.float32; activations beside four bits"),
+        ({"x": X[:, 1:]}, r"x is \(3, 255\); .* it is \[..., 256\]"),
+        ({"weight": RIGHT["weight"].char()}, r"weight is torch\.int8 \(24, 128\); it is uint8"),
+        ({"scale": SCALES.float()}, r"scale is torch\.float32; of fp4 it is e8m0 .*, of int4 x's type"),
+        ({"scale": HALF[:3]}, r"scale is .* \(3, 24\); for N=24, K=256 it is \[2 or 4 or 8 groups .* groups divide K"),
+        ({"scale": ONE.byte()}, r"or \[24, 8\] e8m0 of fp4"),
+        ({"scale": HALF.to("meta")}, "scale is on meta"),
+        ({"order": "backwards"}, "no weight layout is called 'backwards'"),
+        ({"order": "halves_128"}, "multiples of 128; weight has N 24 and K 256"),
+        ({"bias": ONE[0, 1:]}, r"bias is \(23,\)"),
+        ({"out_dtype": torch.int8}, r"out_dtype is torch\.int8"),
+    ],
+)
+def test_wrong_operands_are_named_before_a_launch(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises((InputError, TypeError), match=said):
+        tritongemm.linear_w4(**(RIGHT | wrong))

@@ -36,8 +36,7 @@ from _served_models import FP8, make_model, names, restore, serve_all, to_fp8
 from _served_prediction import predict_saved
 
 import tritongemm
-from tritongemm.core.format_row import Defaults
-from tritongemm.workloads import sizes
+from tritongemm.serving.loaded_tables import read_table
 
 REPLAYS, ROUNDS = 20, 15
 Shape = tuple[int, int]  # of a step: sequences, and tokens of each
@@ -132,7 +131,7 @@ def read_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--other-prefill", default="777")
     parser.add_argument("--compiled", default="", help="decode batches that are compared under torch.compile too")
-    parser.add_argument("--rows", type=Path, help="results to serve, instead of capturing and tuning")
+    parser.add_argument("--rows", type=Path, help="results to serve, or shipped, instead of capturing and tuning")
     parser.add_argument("--tune-options", default="", help="further options of tritongemm tune, in one text")
     parser.add_argument("--apart", action="store_true", help="join no layers of one input")
     parser.add_argument("--keep", type=Path, help="copy the captured sizes and the results there")
@@ -161,7 +160,7 @@ def main() -> None:
             keep([results, folder / "shapes.yaml"], args.keep)
         patch = tritongemm.patch(model, results, join=not args.apart)
         print(patch)
-        rows = [r.record for r in sizes.from_file(results, Defaults()) if r.record]
+        rows = list(read_table(results).records)
         title = f"{'step':<14} {'bf16 torch us':>13} {'fp8 theirs us':>13} {'ours us':>9} {'ratio':>6} {'predicted':>9}"
         print(f"{title}  {'logits differ by':>16}")
         for shape in every:

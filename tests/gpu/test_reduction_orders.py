@@ -17,7 +17,7 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
 
-ROWS = (1, 16, 300)
+ROWS = (1, 70, 300)
 SPLITS = tuple(
     Config(template, bm, bn, bk, 1, split, 4, 3, options)
     for split in (2, 4, 8, 16)
@@ -56,10 +56,9 @@ def scaled(family: str, k: int, scales: str = "", dtype: str = "fp8e4m3fn") -> P
 
 CASES = {
     "bf16": Problem(1, 1024, 4096, *matrices("bf16", layout="TN"), bias="n"),
-    "fp16": Problem(1, 512, 2112, *matrices("fp16", layout="TT")),
+    "fp16": Problem(1, 256, 2112, *matrices("fp16", layout="TT")),
     "tf32": Problem(1, 512, 2048, *matrices("fp32", layout="TN")),
     "batched": Problem(1, 256, 2048, *matrices("bf16", layout="TN"), batch=3),
-    "fp8": Problem(1, 512, 4096, *matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")),
     "fp8 long": Problem(1, 512, 16384, *matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")),
     "fp8 rows": scaled("a8w8", 2048),
     "int8 rows": scaled("a8w8", 2048, dtype="int8"),
@@ -76,7 +75,7 @@ def test_equal_orders_give_equal_bits(gpu: GpuEvaluator, compiler: BuildPool, tm
         pytest.skip(f"{gpu.target.name} does not compute it")
     gpu.protocol = replace(gpu.protocol, compares_rows=True)
     try:
-        classes, faults = find_classes(gpu, compiler, case)
+        classes, faults = find_classes(gpu, compiler, name)
     finally:
         gpu.protocol = replace(gpu.protocol, compares_rows=False)
     for order, bits in sorted(classes.items()):
@@ -88,18 +87,16 @@ def test_equal_orders_give_equal_bits(gpu: GpuEvaluator, compiler: BuildPool, tm
     assert classes and not mixed, "\n".join(f"{order}: {bits}" for order, bits in mixed.items())
 
 
-def find_classes(
-    gpu: GpuEvaluator, compiler: BuildPool, case: Problem
-) -> tuple[dict[str, dict[str, set[str]]], list[str]]:
+def find_classes(gpu: GpuEvaluator, compiler: BuildPool, name: str) -> tuple[dict[str, dict[str, set[str]]], list[str]]:
     """Return the configs of each stated order by the bits of a row, and what is wrong or differs in a batch."""
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    faults, built = [], dict[str, Artifact]()
+    case, faults, built = CASES[name], [], dict[str, Artifact]()
     work = []
-    for m in ROWS:
+    for m in ROWS if name == "bf16" else ROWS[1:]:
         problem = case.at(m)
         for config in usable(problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *(SCALED if case.scale_depth else ()))):
             order = triton().reduction_order(config, problem, gpu.target)
-            if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 16):
+            if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 70):
                 job = triton().compile_job(config, problem, gpu.target)
                 work.append((problem, config, order, job))
     for one in compiler.stream({job.digest: job for *_, job in work}.values()):

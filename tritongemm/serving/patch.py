@@ -203,8 +203,8 @@ def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[t
 def _why_idle(layer: nn.Module) -> str:
     """Return why no row serves a patched layer where it is now, behind the number of such layers; "" where one does."""
     weight = next(layer.parameters())
-    if weight.is_cuda and not isinstance(layer, ServedLinear):
-        return ""
+    if weight.is_cuda and (default_dispatcher().wants_invariant_rows or not isinstance(layer, ServedLinear)):
+        return ""  # invariant kernels serve plain layers without a row
     n, k = weight.shape[:2]
 
     def holds(record: Record) -> bool:

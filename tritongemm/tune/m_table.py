@@ -86,9 +86,14 @@ class MTable:
         return found
 
     def _library_is_safer(self, record: Record, inside: Iterable[int], lost: Mapping[str, float]) -> bool:
-        """Say whether the library is faster at a held-out M of a row's range, or the row's gain is lost on average."""
+        """Say whether the library is faster at a held-out M of a row's range, or the row's gain is lost on average.
+
+        Nothing is known of the bits of what it would compute between the rows of an invariant table.
+        """
         gain = _gain(record)
-        if gain is None or library_serves(record) or any(o.record.library_wrong for o in self.held_out.values()):
+        if gain is None or record.order or library_serves(record):
+            return False
+        if any(o.record.library_wrong for o in self.held_out.values()):
             return False
         shares = [share for o in inside if (share := self.held_out[o].share(record)) is not None]
         return min(shares, default=1.0) < 1 - _NOISE or gain * (1 - lost.get(record.config.backend, 0.0)) < 1

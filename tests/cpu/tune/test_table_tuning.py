@@ -15,7 +15,9 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
@@ -74,25 +76,35 @@ class ScriptedEvaluator(FakeEvaluator):
         return sorted(TILES, key=waste)[:limit]
 
 
-def searched(path: Path, evaluator: ScriptedEvaluator) -> Store:
+class ComparingEvaluator(ScriptedEvaluator):
+    """Such a device of which tiles of 192 columns add up in another order."""
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
+        """The same, with the bits of rows."""
+        result = super().race(problem, artifacts, baseline, brief)
+        trials = (replace(t, row_bits="bb" if t.config.block_n == 192 else "aa") for t in result.trials)
+        return replace(result, trials=tuple(trials))
+
+
+def searched(path: Path, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS) -> Store:
     """A store in which the sizes that a table begins with are tuned."""
     store = take(path, target="sm90")
     for m in SPAN.searched():
         problem = SPAN.at(m)
         if store.record(problem) is None:
             offered = evaluator.list_algorithms(problem, "blaslt", 48)
-            result = evaluator.race(problem, [Artifact(c, "") for c in offered], "torch")
-            record = make_record(problem, result, TARGET, OPTIONS, frozenset({"blaslt"}), "by eye")
+            result = options.compare(problem, evaluator.race(problem, [Artifact(c, "") for c in offered], "torch"))
+            record = make_record(problem, result, TARGET, options, frozenset({"blaslt"}), "by eye")
             screens = [Trial(c, "ok", samples=(seconds_of(c, m),), timer="sundial") for c in offered]
             store.add_trials(problem, [*screens, *result.trials], record)
     evaluator.races.clear()
     return store
 
 
-def make_table(store: Store, evaluator: ScriptedEvaluator) -> MTable:
+def make_table(store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS) -> MTable:
     """The table of the span."""
     pool = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
-    run: Any = SimpleNamespace(store=store, options=OPTIONS, evaluators=[evaluator], pool=pool, watcher=Reporter())
+    run: Any = SimpleNamespace(store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter())
     return TableTuning(run).tune([SPAN])[SPAN]
 
 
@@ -141,6 +153,18 @@ def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
     with searched(path, evaluator) as store:
         assert make_table(store, evaluator).records() == first
         assert not evaluator.races
+
+
+def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> None:
+    order = ReductionOrder(SPAN.problem.k, SPAN.problem.k)
+    options = replace(OPTIONS, invariance=Invariance({SPAN.at(1): order}, with_libraries=True))
+    evaluator = ComparingEvaluator()
+    with searched(path, evaluator, options) as store:
+        table = make_table(store, evaluator, options)
+    records = table.records()
+    assert len(records) > 20 and {(r.order, r.row_bits, r.winner) for r in records} == {("1x7168", "aa", "blaslt")}
+    assert all(r.config.block_n != 192 and r.library_seconds for r in records)
+    assert len([m for m in table.held_out if table.held_out[m].record.row_bits == "aa"]) > 4
 
 
 def test_a_product_without_results_has_no_table(path: Path) -> None:

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.problem import PLAIN
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
+from tritongemm.operations.scaled import SCALED
+from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands, compute, find_layout
@@ -37,14 +40,30 @@ _NOT_AT_THIS_M: Final = (*NOT_TUNED, "near")
 
 def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
     """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M or that is faster."""
+    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    dispatcher, ready_key = default_dispatcher(), None
+    if x_scale is not None:  # what is multiplied as it is has one launch, found by one look
+        ready_key = (
+            "ready", x.shape, x.dtype, weight.shape, weight.stride(), weight.dtype, x_scale.shape, x_scale.stride(),
+            x_scale.dtype, weight_scale.shape, weight_scale.stride(), weight_scale.dtype,
+            None if bias is None else (bias.shape, bias.dtype), out_dtype, x.get_device(),
+        )  # fmt: skip
+        ready: Any = dispatcher.calls.table.get(ready_key)
+        if ready is not None:
+            product: Tensor = ready(x, weight, x_scale, weight_scale, bias, out_dtype, PLAIN, "")
+            return product
     layout = find_layout(operands, near=False)
     if layout is None:
         return otherwise()
-    x, weight = operands.x, operands.weight
     rows = x.numel() // x.shape[-1]
     key = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, layout, x.get_device())
     ours = partial(compute, operands, layout)
-    return ours() if pays(key, lambda: (ours, otherwise)) else otherwise()
+    if not pays(key, lambda: (ours, otherwise)):
+        return otherwise()
+    if ready_key is not None and x_scale is not None:
+        given = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
+        dispatcher.resolve(SCALED, ready_key, given)
+    return ours()
 
 
 def mixture_or(operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor]) -> Tensor:

@@ -15,14 +15,15 @@ from tests.support.fakes.servers import (
     install_vllm_blocks,
     install_vllm_mixtures,
 )
-from tests.support.linear_layers import record
+from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.layer_choice import BlockOperands
+from tritongemm.serving.layer_choice import BlockOperands, find_layout
 
 M, N, K = 16, 256, 512
 FP8 = torch.float8_e4m3fn
@@ -236,3 +237,29 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
     names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
+
+
+def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch is found again by shapes, types and strides of all operands."""
+    run_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    unloaded.load([record(problem())])
+    kernels = stand_in_kernels(unloaded._records, {problem(): StandInKernel()})
+    unloaded._devices[-1] = unloaded._devices[0] = kernels
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
+    asked = list[BlockOperands]()
+
+    def find(given: BlockOperands, near: bool) -> str | None:
+        asked.append(given)
+        return find_layout(given, near)
+
+    monkeypatch.setattr(server_calls, "find_layout", find)
+    a, b, of_a, of_b = operands(M)
+    theirs = torch.empty(1)
+    with torch.no_grad():
+        for factors, count in ((of_a, 1), (of_a, 1), (of_a.contiguous(), 2), (of_a, 2)):
+            given = BlockOperands(a, b, of_b, factors)
+            result = server_calls.product_or(given, lambda: theirs)
+            assert len(asked) == count and (result is theirs) == (factors is not of_a)
+            assert factors is not of_a or result.shape == (M, N)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,14 +21,14 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
+from tritongemm.operations import served_problems
 from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
-from tritongemm.operations.served_problems import ExpertWeights, expert_weights, is_layer, is_product, is_scaled
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear, output_dtype
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
@@ -107,6 +108,7 @@ class Dispatcher:
         weights_by_layout: those of them that have a record for x or w a transposed view, in which calls may differ.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
+        packed_weights: N, K and B of the weights that alone have scales, with the number of their records.
         expert_weights: the weights of grouped products that have a record.
         invariant_weights: those of `layer_weights` that have a record which states its order of additions.
     """
@@ -118,13 +120,12 @@ class Dispatcher:
         self.weights_by_layout: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
-        self.expert_weights: frozenset[ExpertWeights] = frozenset()
+        self.packed_weights: Counter[tuple[int, int, Operand]] = Counter()
+        self.expert_weights: frozenset[served_problems.ExpertWeights] = frozenset()
         self.invariant_weights: frozenset[tuple[int, int]] = frozenset()
-        self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
-        self._records_read = False
-        self._times_added = 0
-        self._choices = ChoiceLog()
+        self._records_read, self._times_added = False, 0
+        self._choices, self._tables = ChoiceLog(), tuple[LoadedTable, ...]()
         self._invariant_for: list[object] = []
         self._devices: dict[int, DeviceKernels] = {}
         self._former: dict[int, DeviceKernels] = {}
@@ -189,15 +190,16 @@ class Dispatcher:
         self._times_added += 1
         rows = [row for table in tables for row in table.rows]
         problems = {row.record.problem for row in rows}
-        products = {p: is_layer(p) for p in problems if is_product(p)}
+        products = {p: served_problems.is_layer(p) for p in problems if served_problems.is_product(p)}
         self.layer_weights |= {(p.n, p.k) for p, of_layer in products.items() if of_layer}
         self.weights_by_layout |= {(p.n, p.k) for p, of_layer in products.items() if not of_layer}
         self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
-        self.scaled_weights |= {(p.n, p.k) for p in problems if is_scaled(p)}
-        stated = {row.record.problem for row in rows if row.record.order}
+        self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
+        self.packed_weights += Counter((p.n, p.k, p.b) for p in problems if served_problems.has_scaled_weight(p))
+        stated = (row.record.problem for row in rows if row.record.order)
         self.invariant_weights |= {(p.n, p.k) for p in stated if products.get(p)}
-        self.expert_weights |= set(filter(None, map(expert_weights, problems)))
+        self.expert_weights |= set(filter(None, map(served_problems.expert_weights, problems)))
         self._records, self._records_read = self._records.extend(rows), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()
@@ -303,8 +305,7 @@ class Dispatcher:
                 text = "shipped tables load a product's kernels at its first call, not while a graph is captured"
                 return CallAnswers.pytorch(text, lasting=False)
             self._load_waiting(device, reading.problems)
-        if reading.problems[0].a.dtype != "fp32":
-            precision = "fp32"
+        precision = precision if reading.problems[0].a.dtype == "fp32" else "fp32"
         signature = CallSignature(
             reading.problems[0], precision or float32_precision(), reading.vector, frequent, self.wants_invariant_rows
         )

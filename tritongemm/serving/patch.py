@@ -4,18 +4,21 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
+from tritongemm.operations.four_bit_weights import PackedWeight
 from tritongemm.operations.served_problems import is_layer
-from tritongemm.serving import served_experts, served_fp8
+from tritongemm.serving import served_experts, served_fp8, served_w4
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
 
 _compiling = torch.compiler.is_compiling
+_Kind: TypeAlias = "type[nn.Module] | PackedWeight"  # the class that a layer is given, or its converted weight
 
 
 class ServedLinear(nn.Linear):  # type: ignore[misc]
@@ -75,6 +78,7 @@ class Patch:
             layer.__class__ = former
             layer.__dict__.pop("_part", None)
             served_fp8.forget_unquantized(layer)
+            served_w4.forget(layer)
         for group in self._groups.values():
             group.separate()
         default_dispatcher().want_invariant_rows(self, False)
@@ -118,10 +122,11 @@ def patch(
 
     Served are modules that are exactly an ``nn.Linear``, with a plain parameter as weight; the fine-grained fp8 layers
     of transformers (``FP8Linear`` with factors per 128 x 128), by rows with scales, with activations quantised by
-    `linear_fp8`; and the experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8,
-    through `fused_moe` if both of their grouped products have a row. Layers of other classes (other quantised layers,
-    adapters around a layer) and layers whose ``forward`` another library replaced are not changed; a plain layer inside
-    an adapter is served. Under torch.compile each layer is one opaque operator that looks M up at run time, so that one
+    `linear_fp8`; int4 layers of gptqmodel, AutoAWQ and compressed-tensors, by `linear_w4`, which then have their weight
+    twice; and the experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8, through
+    `fused_moe` if both of their grouped products have a row. Layers of other classes (other quantised layers, adapters
+    around a layer) and layers whose ``forward`` another library replaced are not changed; a plain layer inside an
+    adapter is served. Under torch.compile each layer is one opaque operator that looks M up at run time, so that one
     graph serves every M. Gradients are computed by PyTorch and transformers.
 
     Layers that read the same input, such as q_proj, k_proj and v_proj of one module, are computed as one product at
@@ -160,31 +165,41 @@ def patch(
     dispatcher = default_dispatcher()
     served: dict[str, tuple[nn.Module, type[nn.Module]]] = {}
     left: dict[str, str] = {}
-    kinds: dict[str, type[nn.Module]] = {}
+    found: dict[str, _Kind] = {}
     for name, module in model.named_modules():
-        former = type(module)
-        if served_fp8.is_fp8_layer(module):
-            reason, kind = served_fp8.why_left(module, dispatcher.scaled_weights), served_fp8.served_class()
-        elif served_experts.is_mixture(module):
-            reason = served_experts.why_left(module, dispatcher.expert_weights)
-            kind = served_experts.served_class(former)
-        elif isinstance(module, served_experts.ServedExperts):
-            reason, kind = "served already", former
-        elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
-            reason, kind = _why_left(module, dispatcher, invariant), ServedLinear
-        else:
-            continue
-        if reason:
-            left[name] = reason
-        else:
-            served[name] = module, former
-            kinds[name] = kind
+        made = _find_kind(module, dispatcher, invariant)
+        if isinstance(made, str):
+            left[name] = made
+        elif made is not None:
+            served[name], found[name] = (module, type(module)), made
     for name, (module, _) in served.items():  # Nothing has changed where a layer was refused.
-        module.__class__ = kinds[name]
-        if keep_unquantized and kinds[name].__name__ == served_fp8.SERVED:
+        made = found.pop(name)
+        if isinstance(made, PackedWeight):
+            served_w4.serve(module, made)
+        else:
+            module.__class__ = made
+        if keep_unquantized and type(module).__name__ == served_fp8.SERVED:
             served_fp8.keep_unquantized(module)
     linear = {name: module for name, (module, _) in served.items() if isinstance(module, ServedLinear)}
     return Patch(served, left, _join_layers(model, linear) if join else {}, invariant)
+
+
+def _find_kind(
+    module: nn.Module, dispatcher: Dispatcher, invariant: bool
+) -> type[nn.Module] | PackedWeight | str | None:
+    """Return the class that a layer is given, or its weight of four bits, or why it is not served; None of no layer."""
+    former = type(module)
+    if isinstance(module, served_experts.ServedExperts | served_w4.ServedFourBits):
+        return "served already"
+    if served_w4.is_four_bit_layer(module):
+        return served_w4.convert(module, dispatcher.packed_weights)
+    if served_fp8.is_fp8_layer(module):
+        return served_fp8.why_left(module, dispatcher.scaled_weights) or served_fp8.served_class()
+    if served_experts.is_mixture(module):
+        return served_experts.why_left(module, dispatcher.expert_weights) or served_experts.served_class(former)
+    if isinstance(module, nn.Linear) or "Linear" in former.__name__:
+        return _why_left(module, dispatcher, invariant) or ServedLinear
+    return None
 
 
 def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[tuple[str, ...], JoinedLayers]:
@@ -202,7 +217,8 @@ def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[t
 
 def _why_idle(layer: nn.Module) -> str:
     """Return why no row serves a patched layer where it is now, behind the number of such layers; "" where one does."""
-    weight = next(layer.parameters())
+    weight = getattr(layer, served_w4.WEIGHT, None)
+    weight = next(layer.parameters()) if weight is None else weight
     if weight.is_cuda and (default_dispatcher().wants_invariant_rows or not isinstance(layer, ServedLinear)):
         return ""  # invariant kernels serve plain layers without a row
     n, k = weight.shape[:2]
@@ -215,7 +231,8 @@ def _why_idle(layer: nn.Module) -> str:
 
 
 def _is_served(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, ServedLinear | served_experts.ServedExperts) or kind.__name__ == served_fp8.SERVED
+    served = ServedLinear | served_experts.ServedExperts | served_w4.ServedFourBits
+    return issubclass(kind, served) or kind.__name__ == served_fp8.SERVED
 
 
 def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str:

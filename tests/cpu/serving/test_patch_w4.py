@@ -1,0 +1,147 @@
+"""`patch` on layers of int4: stand-ins of the classes that load GPTQ, AWQ and compressed-tensors checkpoints."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tritongemm
+from tests.cpu.operations.test_four_bit_weights import (
+    AWQ,
+    COMPRESSED,
+    EIGHTS,
+    GPTQ,
+    GROUP,
+    GROUPS,
+    HALF,
+    NUMBERS,
+    SCALES,
+    K,
+    N,
+    filled,
+)  # fmt: skip
+from tests.support.linear_layers import record
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.numerics.verify import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+pytestmark = pytest.mark.usefixtures("unloaded")
+EXACT = (NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)
+X = torch.randn(3, K, generator=torch.Generator().manual_seed(3)).bfloat16()
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    def __init__(self, bias: bool = False, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.clone())
+        self.bias = nn.Parameter(torch.randn(N).half()) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("the library's own product was called")
+
+
+class TorchQuantLinear(_Layer):
+    bits, version = 4, 1
+
+    def qzero_format(self) -> int:
+        return self.version
+
+
+class MarlinQuantLinear(_Layer):
+    pass
+
+
+class WQLinear_GEMM(_Layer):
+    w_bit = 4
+
+
+class CompressedLinear(_Layer):
+    pass
+
+
+class Mxfp4GptOssExperts(_Layer):
+    pass
+
+
+for kind, home in (
+    (TorchQuantLinear, "gptqmodel.nn_modules.qlinear.torch"),
+    (MarlinQuantLinear, "gptqmodel.nn_modules.qlinear.marlin"),
+    (WQLinear_GEMM, "awq.modules.linear.gemm"),
+    (CompressedLinear, "compressed_tensors.linear.compressed_linear"),
+    (Mxfp4GptOssExperts, "transformers.integrations.mxfp4"),
+):
+    kind.__module__ = home
+
+
+def rows(order: str = "plain", group: int = GROUP, m: int = 4, bias: str = "none") -> Any:
+    plain = Problem(m, N, K, *matrices("bf16", "int4", "bf16", layout="TN", order=order), bias=bias)
+    return record(registry.get(Family, "a16w4").problem(plain, f"weight_{group}"))
+
+
+def gptq(zeros: int = 0x77777777, bias: bool = False) -> TorchQuantLinear:
+    index = torch.arange(K, dtype=torch.int32) // GROUP
+    return TorchQuantLinear(bias, qweight=GPTQ, qzeros=filled(zeros, GROUPS, N // 8), scales=HALF.half(), g_idx=index)
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.gptq, self.asymmetric = gptq(bias=True), gptq(0x77777771)
+        self.second = gptq(EIGHTS)
+        self.second.version = 2
+        self.awq = WQLinear_GEMM(qweight=AWQ, qzeros=filled(EIGHTS, GROUPS, N // 8), scales=HALF)
+        self.compressed = CompressedLinear(weight_packed=COMPRESSED, weight_scale=HALF.t())
+        self.marlin = MarlinQuantLinear(qweight=GPTQ, scales=HALF)
+        self.narrow = gptq()
+        self.narrow.bits = 3
+        self.other = CompressedLinear(weight_packed=COMPRESSED[:8], weight_scale=HALF.t()[:8])
+        self.experts = Mxfp4GptOssExperts()
+
+
+def test_layers_with_a_row_are_converted_to_its_order_until_that_is_undone() -> None:
+    model = Model()
+    before = model.state_dict()
+    patched = tritongemm.patch(model, [rows("halves_32"), rows("halves_32", m=8), rows(), rows(group=128)])
+    assert patched.patched == ("gptq", "second", "awq", "compressed")
+    assert patched.left == {
+        "asymmetric": "qzeros has zero points from 2 to 8; kernels read weights of one zero point, 8 (quantised "
+        "symmetrically)",
+        "marlin": "of class gptqmodel.nn_modules.qlinear.marlin.MarlinQuantLinear",
+        "narrow": "its weights have 3 bits",
+        "other": f"no row of int4 for N=8, K={K} with groups of {GROUP}",
+        "experts": "experts of mxfp4 have no kernel",
+    }
+    assert str(patched).startswith("0 of 9 linear layers are served; 4 patched, but on no GPU, so that PyTorch")
+    assert str(tritongemm.patch(model)).startswith("0 of 9 linear layers are served; 4 left: served already")
+    assert model.state_dict().keys() == before.keys()
+    for one in (model, copy.deepcopy(model)):
+        for name in patched.patched:
+            layer = getattr(one, name)
+            assert layer.w4_order == "halves_32" and type(layer).__name__.startswith("Served")
+            exact = X.double() @ EXACT.t() + (0 if layer.bias is None else layer.bias.double())
+            assert deviation(layer(X), exact) < 1e-2
+    with patched.paused(), pytest.raises(AssertionError, match="own product"):
+        model.awq(X)
+    with pytest.raises(AssertionError, match="own product"):
+        model.awq(X.float())  # no row multiplies float32
+    patched.undo()
+    assert type(model.awq) is WQLinear_GEMM and not hasattr(model.awq, "w4_weight")
+
+
+def test_a_compiled_layer_is_one_operator() -> None:
+    model = Model()
+    tritongemm.patch(model, [rows()])
+    graphs = []
+
+    def watch(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    compiled = torch.compile(model.awq, fullgraph=True, backend=watch, dynamic=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(X), model.awq(X)) and torch.equal(compiled(X[:2]), model.awq(X[:2]))
+    assert graphs == [["tritongemm.linear_w4"]]

@@ -1,0 +1,150 @@
+"""Layers of other libraries with weights of four bits, served: converted once, they are computed by `linear_w4`."""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Operand
+from tritongemm.core.scaling import WEIGHT_DEPTHS
+from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors, pack_gptq
+from tritongemm.operations.linear_w4 import ACTIVATIONS
+from tritongemm.operations.torch_products import DTYPE_NAMES
+from tritongemm.serving.linear_w4 import linear_w4
+
+WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
+_GPTQ, _AWQ, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "compressed-tensors", "mxfp4"
+# Classes that keep a checkpoint's own order; those that shuffle weights for kernels of their own are left.
+_FORMATS: Final = {
+    "gptqmodel": {
+        **dict.fromkeys(("TorchQuantLinear", "TorchLinear", "TritonV2QuantLinear", "TritonV2Linear"), _GPTQ),
+        **dict.fromkeys(("AwqTorchQuantLinear", "AwqTorchLinear", "AwqGEMMQuantLinear", "AwqGEMMLinear"), _AWQ),
+    },
+    "awq": {"WQLinear_GEMM": _AWQ},
+    "compressed_tensors": {"CompressedLinear": _COMPRESSED},
+    "transformers": {"Mxfp4GptOssExperts": _EXPERTS},
+}
+_TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
+                   _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
+
+
+class _Stored(NamedTuple):
+    """The extents of a weight as its layer has it: N, K, and numbers along K that share a factor."""
+
+    n: int
+    k: int
+    group: int
+
+
+def is_four_bit_layer(module: nn.Module) -> bool:
+    """Return whether a module is of a class whose weights may have four bits."""
+    return bool(_format(type(module)))
+
+
+def _format(kind: type[nn.Module]) -> str:
+    return _FORMATS.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, "")
+
+
+def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> PackedWeight | str:
+    """Return a layer's weight as its rows read it, or why it is not served.
+
+    `rows` counts the rows of each N, K and B.
+    """
+    format_ = _format(type(module))
+    if format_ == _EXPERTS:
+        return "experts of mxfp4 have no kernel"
+    if "forward" in vars(module):
+        return "another library replaced its forward"
+    if getattr(module, "adapter", None) is not None:
+        return "it has an adapter"
+    bits = getattr(module, "bits", getattr(module, "w_bit", 4))
+    if bits != 4:
+        return f"its weights have {bits} bits"
+    weight, scale = (getattr(module, name, None) for name in _TENSORS[format_])
+    if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
+        return "its weight is not packed in int32 with factors for groups"
+    stored = _extents(format_, weight, scale)
+    depth = min(stored.group, max(WEIGHT_DEPTHS))
+    fitting = {
+        b: count
+        for (n, k, b), count in rows.items()
+        if (n, k, b.dtype) == (stored.n, stored.k, "int4") and b.scaling is not None and b.scaling.depth == depth
+    }
+    own = [b for b in fitting if b.scaling is not None and b.scaling.dtype == DTYPE_NAMES.get(scale.dtype)]
+    if not fitting:
+        return f"no row of int4 for N={stored.n}, K={stored.k} with groups of {stored.group}"
+    ((chosen, _),) = Counter({b: fitting[b] for b in own or fitting}).most_common(1)
+    assert chosen.scaling is not None
+    dtype = next(dtype for dtype in ACTIVATIONS if DTYPE_NAMES[dtype] == chosen.scaling.dtype)
+    try:
+        return _pack(module, format_, dtype, chosen.order)
+    except InputError as error:
+        return str(error)
+
+
+def _extents(format_: str, weight: Tensor, scale: Tensor) -> _Stored:
+    rows, columns = weight.shape
+    n, k = {_GPTQ: (columns, rows * 8), _AWQ: (columns * 8, rows)}.get(format_, (rows, columns * 8))
+    groups = scale.shape[1 if format_ == _COMPRESSED else 0]
+    return _Stored(n, k, k // max(groups, 1))
+
+
+def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWeight:
+    with torch.no_grad():
+        if format_ == _AWQ:
+            return pack_awq(module.qweight, module.scales, module.qzeros, dtype=dtype, order=order)
+        if format_ == _GPTQ:
+            is_second = module.qzero_format() == 2 if hasattr(module, "qzero_format") else False
+            stored = "gptq_v2" if is_second else "gptq"
+            given = module.qweight, module.scales, module.qzeros, module.g_idx
+            return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
+        more = (getattr(module, name, None) for name in ("weight_zero_point", "weight_g_idx"))
+        given = module.weight_packed.detach(), module.weight_scale.detach(), *more
+        return pack_compressed_tensors(*given, dtype=dtype, order=order)
+
+
+class ServedFourBits(nn.Module):  # type: ignore[misc]
+    """A layer that is computed by `linear_w4`; `patch` makes it of a module by giving it a class of this."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's result, which its library computes for activations of another type than its rows'."""
+        if input.dtype != self.w4_scale.dtype:
+            result: Tensor = super().forward(input)
+            return result
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return what makes copies and pickles, which are served too, of the class that the module had."""
+        return _restore, (type(self).__mro__[2],), self.__dict__
+
+
+def serve(module: Any, packed: PackedWeight) -> None:
+    """Have a layer be computed by `linear_w4`; its own weight stays, for `forget` and for state dicts."""
+    module.__class__ = served_class(type(module))
+    module.register_buffer(WEIGHT, packed.weight, persistent=False)
+    module.register_buffer(SCALE, packed.scale, persistent=False)
+    module.w4_order = packed.order
+
+
+def forget(module: nn.Module) -> None:
+    """Drop the converted weight of a layer that is not served any more."""
+    for name in (WEIGHT, SCALE, "w4_order"):
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+def _restore(base: type[nn.Module]) -> nn.Module:
+    kind: Any = served_class(base)
+    made: nn.Module = kind.__new__(kind)
+    return made
+
+
+@cache
+def served_class(base: Any) -> Any:
+    """Return the class that `patch` gives a layer of a class."""
+    return type(f"Served{base.__name__}", (ServedFourBits, base), {"__doc__": base.__doc__})

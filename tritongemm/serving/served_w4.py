@@ -125,7 +125,8 @@ class ServedFourBits(nn.Module):  # type: ignore[misc]
 
 def serve(module: Any, packed: PackedWeight) -> None:
     """Have a layer be computed by `linear_w4`; its own weight stays, for `forget` and for state dicts."""
-    module.__class__ = served_class(type(module))
+    kind: Any = type(module)
+    module.__class__ = served_class(kind)
     module.register_buffer(WEIGHT, packed.weight, persistent=False)
     module.register_buffer(SCALE, packed.scale, persistent=False)
     module.w4_order = packed.order
@@ -138,7 +139,7 @@ def forget(module: nn.Module) -> None:
             delattr(module, name)
 
 
-def _restore(base: type[nn.Module]) -> nn.Module:
+def _restore(base: Any) -> nn.Module:
     kind: Any = served_class(base)
     made: nn.Module = kind.__new__(kind)
     return made

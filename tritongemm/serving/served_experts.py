@@ -35,7 +35,7 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
     for name, usual in _USUAL.items():
         if getattr(module, name, usual) != usual:
             return f"its {name} is {getattr(module, name)}"
-    if type(getattr(module, "act_fn", None)).__name__ not in _ACTIVATIONS or not _has_plain_gate(module):
+    if type(module.act_fn).__name__ not in _ACTIVATIONS or not _has_plain_gate(module):
         return f"its gate is none of {', '.join(ACTIVATIONS)}"
     w1, w2 = module.gate_up_proj, module.down_proj
     if w1.dtype not in DTYPE_NAMES or w1.dtype != w2.dtype or not (w1.is_contiguous() and w2.is_contiguous()):

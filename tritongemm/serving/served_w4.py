@@ -30,6 +30,7 @@ _FORMATS: Final = {
 }
 _TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
                    _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
+_USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None}
 
 
 class _Stored(NamedTuple):
@@ -59,11 +60,9 @@ def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> Packed
         return "experts of mxfp4 have no kernel"
     if "forward" in vars(module):
         return "another library replaced its forward"
-    if getattr(module, "adapter", None) is not None:
-        return "it has an adapter"
-    bits = getattr(module, "bits", getattr(module, "w_bit", 4))
-    if bits != 4:
-        return f"its weights have {bits} bits"
+    for name, usual in _USUAL.items():
+        if getattr(module, name, usual) != usual:
+            return f"its {name} is {getattr(module, name)}"
     weight, scale = (getattr(module, name, None) for name in _TENSORS[format_])
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
@@ -98,8 +97,7 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
         if format_ == _AWQ:
             return pack_awq(module.qweight, module.scales, module.qzeros, dtype=dtype, order=order)
         if format_ == _GPTQ:
-            is_second = module.qzero_format() == 2 if hasattr(module, "qzero_format") else False
-            stored = "gptq_v2" if is_second else "gptq"
+            stored = "gptq_v2" if module.qzero_format() == 2 else "gptq"
             given = module.qweight, module.scales, module.qzeros, module.g_idx
             return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
         more = (getattr(module, name, None) for name in ("weight_zero_point", "weight_g_idx"))

@@ -111,7 +111,7 @@ def test_layers_with_a_row_are_converted_to_its_order_until_that_is_undone() -> 
         "asymmetric": "qzeros has zero points from 2 to 8; kernels read weights of one zero point, 8 (quantised "
         "symmetrically)",
         "marlin": "of class gptqmodel.nn_modules.qlinear.marlin.MarlinQuantLinear",
-        "narrow": "its weights have 3 bits",
+        "narrow": "its bits is 3",
         "other": f"no row of int4 for N=8, K={K} with groups of {GROUP}",
         "experts": "experts of mxfp4 have no kernel",
     }

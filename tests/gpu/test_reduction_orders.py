@@ -63,8 +63,8 @@ CASES = {
     "fp8 rows": scaled("a8w8", 2048),
     "int8 rows": scaled("a8w8", 2048, dtype="int8"),
     "fp8 blocks": scaled("a8w8_blockscale", 2048),
-    "mx fp4": scaled("a4w4_blockscale", 2048, dtype="fp4e2m1"),
-    "mx fp8": scaled("a4w4_blockscale", 2048, "mx"),
+    "mx fp4": scaled("a4w4_blockscale", 2048, "mx", "fp4e2m1"),
+    "mx fp8": scaled("a8w8_blockscale", 2048, "mx"),
 }
 
 

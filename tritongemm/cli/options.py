@@ -331,6 +331,14 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)",
     ),
     (
+        lambda a: a.unconstrained is not None and a.invariant is None,
+        "--unconstrained names the results that an --invariant run is compared with: give both",
+    ),
+    (
+        lambda a: a.invariant is not None and a.server is not None,
+        "--for races a server's own kernels, which state no order of additions: omit --invariant",
+    ),
+    (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
         "--profile_file lists the candidates of a tuning run; --compare_wo_tuning and --benchmark have none",
     ),

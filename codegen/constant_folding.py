@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.wrapped_lines import join
 
 UNKNOWN = object()  # a value that only a launch decides
@@ -97,7 +98,7 @@ class ExpressionFolder:
     """
 
     def __init__(self, text: str, constants: dict[str, Any]) -> None:
-        self.tree = ast.parse(text)
+        self.tree = parse(text)
         self.functions = {s.name: ModuleFunction(s) for s in self.tree.body if isinstance(s, ast.FunctionDef)}
         self.tuples = dict(made for s in self.tree.body if (made := _named_tuple(s)))
         self.unread_fields: set[str] = set()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm.codegen.config_memo import ConfigMemo
 from tritongemm.codegen.geometry import batch_strides, geometry
+from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.codegen.template_facts import (
     TEMPLATES,
@@ -343,7 +344,7 @@ def _meaning(problem: Problem, operand: OperandSpec) -> str:
 
 def plain(expression: str) -> str:
     """Return an expression without brackets that do nothing."""
-    return ast.unparse(ast.parse(expression, mode="eval"))
+    return ast.unparse(parse(expression))
 
 
 def fill(text: str, pad: int) -> str:
@@ -360,7 +361,7 @@ def _sized_needs(template: KernelTemplate) -> list[tuple[str, str]]:
     for words, expression in template.needs.items():
         # Modules run without edits: splits of a tile add their sums through L2, and need no block of K each.
         written = plain(expression.replace("EVEN_K", "K % BLOCK_K == 0").replace("EXCHANGE", "0"))
-        names = {n.id for n in ast.walk(ast.parse(written, mode="eval")) if isinstance(n, ast.Name)}
+        names = {n.id for n in ast.walk(parse(written)) if isinstance(n, ast.Name)}
         if names & {"M", "N", "K"} and names <= given and not written.startswith("0 == 0 or"):
             found.append((words, written))
     return found

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritongemm.codegen.constant_folding import UNKNOWN, ExpressionFolder, ModuleFunction, is_number, literal, names_in
+from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap
 
 
@@ -209,7 +210,7 @@ def _import(node: ast.Import | ast.ImportFrom, read: set[str]) -> list[str]:
 def _read(text: str) -> set[str]:
     """Return the names that a function reads, attributes behind a point; one only added to does not count."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):

@@ -252,7 +252,8 @@ QUICK = (CONFIGS[1], MX_GROUPED[0])
 def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any]) -> None:
     """By the target's assembly, into two products of half the depth."""
     problem, target = of(FP4, "mx", 64, 96, 352, **more), target_files.load_target("sm90")
-    assert render.kernel_alone(problem, config.template, target).count("inline_asm_elementwise(UNPACK") == 2
+    text = render.kernel_alone(problem, config.template, target)
+    assert text.count("inline_asm_elementwise(UNPACK") == 2 * text.count("a_low, a_high = ") > 0
     built, _, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
     assert built.status == "ok", built.reason
 

@@ -11,6 +11,7 @@ from tests.gpu.test_scales import CONFIGS as SCALED
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
@@ -46,6 +47,19 @@ RUNS = tuple(
     )
 )
 
+GROUPED = tuple(
+    Config(template, bm, bn, bk, 1, 1, warps, 3, options)
+    for bk in (64, 128)
+    for template, bm, bn, warps, options in (
+        ("grouped", 16, 64, 4, (("swap_ab", 1),)),
+        ("grouped", 64, 64, 4, ()),
+        ("grouped_tile", 32, 64, 4, ()),
+        ("grouped_tma", 64, 128, 8, ()),
+        ("grouped_ws_tma", 64, 128, 4, ()),
+        ("grouped_ws_tma", 128, 64, 8, ()),
+    )
+)
+
 
 def scaled(family: str, k: int, scales: str = "", dtype: str = "fp8e4m3fn") -> Problem:
     product: Problem = registry.get(Family, family).problem(
@@ -59,6 +73,8 @@ CASES = {
     "fp16": Problem(1, 256, 2112, *matrices("fp16", layout="TT")),
     "tf32": Problem(1, 512, 2048, *matrices("fp32", layout="TN")),
     "batched": Problem(1, 256, 2048, *matrices("bf16", layout="TN"), batch=3),
+    "grouped": Problem(8, 512, 2048, *matrices("bf16", layout="TN"), groups=Groups(4)),
+    "grouped fp8 blocks": replace(scaled("a8w8_blockscale", 2048), m=8, groups=Groups(4)),
     "fp8 long": Problem(1, 512, 16384, *matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")),
     "fp8 rows": scaled("a8w8", 2048),
     "int8 rows": scaled("a8w8", 2048, dtype="int8"),
@@ -94,7 +110,9 @@ def find_classes(gpu: GpuEvaluator, compiler: BuildPool, name: str) -> tuple[dic
     work = []
     for m in ROWS if name == "bf16" else ROWS[1:]:
         problem = case.at(m)
-        for config in usable(problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *(SCALED if case.scale_depth else ()))):
+        for config in usable(
+            problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *GROUPED, *(SCALED if case.scale_depth else ()))
+        ):
             order = triton().reduction_order(config, problem, gpu.target)
             if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 70):
                 job = triton().compile_job(config, problem, gpu.target)

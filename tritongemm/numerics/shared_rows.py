@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import Support
+from tritongemm.numerics.grouped import one_group
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
@@ -28,8 +29,8 @@ _DIGITS = 16  # of a hash, in hexadecimal
 
 def supports(problem: Problem) -> Support:
     """Return whether rows of a problem can be compared over M."""
-    if problem.kind == "grouped":
-        return Support(f"{problem.key}: rows of grouped products are not compared over M; tune single products")
+    if problem.masked:
+        return Support(f"{problem.key}: rows of groups with room of their own are not compared over M")
     if problem.bias == "m":
         return Support(f"{problem.key}: its bias belongs to rows; rows with one of their own are not alike")
     return Support()
@@ -43,9 +44,14 @@ def places(m: int) -> list[int]:
 
 
 def make_operands(problem: Problem, device: str) -> Operands:
-    """Return the operands of a problem, C included, with rows of A at their `places`."""
+    """Return the operands of a problem, C included, with rows of A at their `places`; all groups have the same B."""
     import torch
 
+    if problem.groups:
+        made = make_operands(one_group(problem, problem.m), device)
+        numbers = torch.tensor(problem.group_numbers, dtype=torch.int32, device=device)
+        shared = {name: _for_groups(problem, made[name]) for name in ("b", "scale_b") if name in made}
+        return made | shared | {problem.group_operand: numbers}
     family = registry.get(Family, problem.family)
     few: Operands = family.make_inputs(problem.at(ROWS), device, "randn", _SEED)
     _undo_half(problem, few)
@@ -63,6 +69,15 @@ def make_operands(problem: Problem, device: str) -> Operands:
     if scaling := problem.a.scaling:
         made["scale_a"] = _spread_factors(problem, few["scale_a"], chosen) if scaling.rows == 1 else few["scale_a"]
     return made
+
+
+def _for_groups(problem: Problem, of_one: Tensor) -> Tensor:
+    """Return a weight, or its factors, once for each group, in the memory layout of one."""
+    if of_one.dim() == 1:
+        return of_one.repeat(problem.group_count)
+    stored = of_one if of_one.is_contiguous() else of_one.mT
+    every = stored.unsqueeze(0).expand(problem.group_count, *stored.shape).contiguous()
+    return every if of_one.is_contiguous() else every.mT
 
 
 def _spread_factors(problem: Problem, factors: Tensor, chosen: Tensor) -> Tensor:

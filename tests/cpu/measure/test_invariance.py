@@ -57,7 +57,7 @@ def test_narrow_products_of_few_rows_have_the_order_of_splits_that_fill_the_devi
         assert order.runs == 1
 
 
-@pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2))])
+@pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])
 def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match=r"--invariant: .*rows"):
         choose_orders([problem], SM90, "triton", NO_LIMITS)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import WeightLayout
 
 # The pairs of factors that grouped products are read with, those of A with K first where they change along K.
 _OF_GROUPS = ("", "row", "block", "mx", "mx_shuffled")
@@ -30,10 +32,13 @@ def is_product(problem: Problem) -> bool:
 
 
 def other_layouts(problem: Problem) -> list[Problem]:
-    """Return the problem in each other memory layout that calls can ask for: of A and B, or of their scale factors."""
+    """Return the problem in each other memory layout that calls can ask for: of A, of B, or of their scale factors."""
     if None not in problem.scalings:
         alike = (pair for pair in GRANULARITIES.values() if _covered(pair) == _covered(problem.scalings))
         return [problem.scaled(pair) for pair in alike if pair != problem.scalings]
+    if has_scaled_weight(problem):
+        orders = (PLAIN, *registry.names(WeightLayout))
+        return [replace(problem, b=problem.b._replace(order=name)) for name in orders if name != problem.b.order]
     every = (problem.stored(a, b) for a in (True, False) for b in (False, True))
     return [other for other in every if other != problem and is_product(other)]
 

@@ -41,7 +41,7 @@ class RecordTable:
     def __init__(self, rows: Iterable[Record | SourceRow] = ()) -> None:
         placed = (row if isinstance(row, SourceRow) else SourceRow(row) for row in rows)
         self._rows = {row_key(row): row for row in placed}
-        self._layouts = {(problem.layout, problem.scalings) for problem, *_ in self._rows}
+        self._layouts = {(problem.layout, problem.b.order, problem.scalings) for problem, *_ in self._rows}
         self._by_problem: dict[Problem, dict[_Device, SourceRow]] = {}
         self._ranges: dict[Problem, dict[_Device, list[SourceRow]]] = {}  # by the problem of M 1, by their M
         for (problem, target, units, ranged, _), row in sorted(self._rows.items(), key=lambda item: item[0][0].m):
@@ -113,7 +113,9 @@ class RecordTable:
         if held:
             spans = f"{min(r.m_from for r in held)} to {max(r.problem.m for r in held)}"
             return f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one"
-        possible = other_layouts(problem) if self._layouts - {(problem.layout, problem.scalings)} else ()
+        possible = (
+            other_layouts(problem) if self._layouts - {(problem.layout, problem.b.order, problem.scalings)} else ()
+        )
         known = (other for other in possible if self._find_row(other, arch, compute_units))
         also = "".join(f"; {other.key} was, which serves {describe_calls(other)}" for other in known)
         return f"{problem.key} was never tuned for {arch}{also}"

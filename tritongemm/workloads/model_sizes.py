@@ -10,7 +10,7 @@ from typing import Any, Final
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.core.scaling import SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.values import MAP
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
@@ -56,6 +56,9 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     scaled = plain
     if is_quantised:
         as_file = replace(defaults, family=quantised.family, scales=quantised.scales, dtype_a=quantised.dtype)
+        if quantised.dtype == _INT4:  # beside activations of the model's type, which the factors have too
+            scales = quantised.scales + "_fp16" * (plain.dtype_a == "fp16")
+            as_file = replace(as_file, scales=scales, dtype_a=plain.dtype_a, dtype_b=_INT4)
         scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
     layers = {replace(one, bias=False): n for one, n in found.layers.items()} if every_bias else found.layers
@@ -124,6 +127,8 @@ _OF_STRATEGIES: Final = {
     ("tensor", "tensor"): _BY_TENSOR,
     ("block", "group"): _IN_BLOCKS,
 }
+_INT4 = "int4"
+_IN_ORDER: Final = (None, False, "static", "weight")  # of K, what compressed-tensors says of groups of neighbours
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 # An expression of a file may take no more than a moment: no repeated groups, few repetitions.
 _MOST_REPETITIONS = 4
@@ -174,6 +179,13 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
 def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str]:
     """Return the family and granularity, "" where there is none, and the type of the weights."""
     none = ("", ""), ""
+    if method in ("gptq", "awq"):
+        symmetric = (
+            found.get("sym") is True and not found.get("desc_act")
+            if method == "gptq"
+            else not found.get("zero_point", True)
+        )
+        return _of_int4(found.get("bits"), symmetric, found.get("group_size"))
     if method == "fp8":
         if found.get("weight_block_size") == _BLOCKS:
             return _IN_BLOCKS, "fp8"
@@ -188,6 +200,11 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
         return none
     (group,) = groups.values()
     of_group = group if isinstance(group, Mapping) else {}
+    if isinstance(side := of_group.get("weights"), Mapping) and of_group.get("input_activations") is None:
+        strategy, kind = side.get("strategy"), (of_group.get("targets"), side.get("type"))
+        usual = side.get("symmetric") is True and side.get("actorder") in _IN_ORDER and kind == (["Linear"], "int")
+        group = {"group": side.get("group_size"), "channel": -1}.get(str(strategy))
+        return _of_int4(side.get("num_bits"), usual, group)
     sides = [side for key in ("weights", "input_activations") if isinstance(side := of_group.get(key), Mapping)]
     if len(sides) != 2 or of_group.get("targets") != ["Linear"]:
         return none
@@ -201,6 +218,14 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     if not dtype or not symmetric or (family == _IN_BLOCKS and not (in_blocks and dtype == "fp8")):
         return none
     return family, dtype
+
+
+def _of_int4(bits: object, usual: bool, group: object) -> tuple[tuple[str, str], str]:
+    """Return the family of weights of four bits without zero points, whose groups along K have -1 for all of it."""
+    if bits != 4 or not usual or not isinstance(group, int):
+        return ("", ""), ""
+    depth = max(WEIGHT_DEPTHS) if group == -1 or (group > 0 and group % max(WEIGHT_DEPTHS) == 0) else group
+    return (("a16w4", f"weight_{depth}"), _INT4) if depth in WEIGHT_DEPTHS else (("", ""), "")
 
 
 def _compile(config: ModelConfig, pattern: str) -> re.Pattern[str]:

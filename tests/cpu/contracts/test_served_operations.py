@@ -215,3 +215,11 @@ def test_a_capture_loads_nothing(gpu: Dispatcher, monkeypatch: pytest.MonkeyPatc
     assert said(call).startswith("fallback: not loaded on this device before a graph is captured")
     answers = gpu.ask(operation_of(call)[0], operation_of(call)[0].check(operation_of(call)[1]))
     assert not answers.resolution.lasting
+
+
+def test_a_row_of_another_order_of_a_weight_is_named(gpu: Dispatcher) -> None:
+    of = CASES["one, weight_64, bf16 int4"]
+    hold(gpu, replace(of, b=of.b._replace(order="halves_32")), StandInKernel())
+    call, _, _ = make_call(of)
+    assert f"{of.key}_halves_32 was, which serves linear_w4(x, weight, scale)" in said(call)
+    assert "scale [K / 64, N], order='halves_32'" in said(call)

@@ -70,6 +70,16 @@ def compressed(kind: str, strategies: tuple[str, str], **changes: Any) -> dict[s
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
+def int4(**changes: Any) -> dict[str, Any]:
+    """The quantization_config of compressed-tensors for weights of four bits."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+    group = {"weights": weights | changes, "input_activations": None, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False, "lm_head": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False}
+INT4 = "bf16-int4-bf16_TN_a16w4"
 FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor"
 
 
@@ -89,6 +99,16 @@ FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_T
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "bf16_TN"),
         ({"quant_method": "fbgemm_fp8"}, FP8),
         ({"quant_method": "fp8", "activation_scheme": "static"}, BY_TENSOR),
+        (int4(), f"{INT4}_weight_128"),
+        (int4(strategy="channel"), f"{INT4}_weight_128"),
+        (int4(group_size=16), "bf16_TN"),
+        (int4(actorder="group"), "bf16_TN"),
+        (int4(type="float"), "bf16_TN"),
+        (GPTQ, f"{INT4}_weight_64"),
+        (GPTQ | {"desc_act": True}, "bf16_TN"),
+        (GPTQ | {"bits": 8}, "bf16_TN"),
+        (AWQ, f"{INT4}_weight_128"),
+        (AWQ | {"zero_point": True}, "bf16_TN"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "bf16_TN"),
     ],
 )
@@ -97,6 +117,13 @@ def test_quantised_as_tools_write_it(tmp_path: Path, quantised: dict[str, Any], 
     keys = {row.callers[0]: row.problem.key.partition("_")[2] for row in found.rows}
     assert keys.pop("lm_head") == "bf16_TN" and set(keys.values()) == {key}
     assert ("the sizes are right, but" in found.remarks[-1]) == (key == "bf16_TN")
+
+
+def test_factors_of_int4_are_of_the_models_type(tmp_path: Path) -> None:
+    found = sizes_of(tmp_path, LLAMA | {"torch_dtype": "float16", "quantization_config": GPTQ})
+    keys = {row.problem.key.partition("_")[2] for row in found.rows}
+    assert keys == {"fp16_TN", "fp16-int4-fp16_TN_a16w4_weight_64_fp16"}
+    assert "its weights are int4 (gptq), family a16w4 --scales weight_64" in found.remarks[-1]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class Edit:
 
 EDITS = (
     Edit("the last K block is skipped", "range(first, last)", "range(first, last - 1)", NARROW, PLAIN),
+    Edit("runs of K are lost", "total += acc", "total = acc", NARROW, replace(PLAIN, options=(("runs", 3),))),
     Edit("negative values are too large", C, f"tl.where(acc < 0, acc * 1.1, acc){C[3:]}", NARROW, PLAIN),
     Edit("GROUP_M is not cut", "min(tiles_m - first_m, GROUP_M)", "GROUP_M", NARROW, replace(PLAIN, group_m=4)),
     Edit("the bias is ignored", "acc += bias_given.to(tl.float32)[None, :]", "acc += 0", NARROW, PLAIN),

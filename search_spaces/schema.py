@@ -36,7 +36,8 @@ _KINDS: dict[Any, tuple[str, Any]] = {
     ),
     frozenset[str]: ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
-_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", "microscaled"}
+_OTHER_AXES = ("microscaled", "four_bits")  # axes in place of those of other products
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", *_OTHER_AXES}
 
 
 def _is_integer(value: Any, least: int) -> bool:
@@ -118,12 +119,13 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
     if not _map(section):
         raise InputError(f"{where} must be a map with requires and axes; there is {section!r}")
     _keys(where, section, ("requires", "axes"), _SECTION)
-    for name in ("axes", "options", "microscaled"):
+    for name in ("axes", "options", *_OTHER_AXES):
         if not _map(section.get(name, {})):
             raise InputError(f"{where}.{name} must be a map of lists; there is {section[name]!r}")
     _keys(f"{where}.axes", section["axes"], axes, axes)
-    _keys(f"{where}.microscaled", section.get("microscaled", {}), (), axes)
-    for kind, least in (("axes", 1), ("options", 0), ("microscaled", 1)):
+    for name in _OTHER_AXES:
+        _keys(f"{where}.{name}", section.get(name, {}), (), axes)
+    for kind, least in (("axes", 1), ("options", 0), *((name, 1) for name in _OTHER_AXES)):
         for name, values in section.get(kind, {}).items():
             if not _name(name):
                 raise InputError(f"{where}.{kind}: {name!r} can't be a name; it has small letters, digits and _")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritongemm.codegen import template_facts
+from tritongemm.codegen.template_facts import has_four_bit_weight
 from tritongemm.core.config import AXES
 from tritongemm.core.problem import Problem
 from tritongemm.core.space import Space, TemplateSpace
@@ -71,7 +72,8 @@ def space(
         if backend and {problem.a.type.packed, problem.b.type.packed} != {1} and "operands" not in section:
             continue  # elements that share a byte are for templates that name them
         if can_compute(section, problem, target) and _promising(section, problem):
-            axes = section["axes"] | (section.get("microscaled", {}) if problem.microscaled else {})
+            other = "microscaled" if problem.microscaled else "four_bits" if has_four_bit_weight(problem) else ""
+            axes = section["axes"] | section.get(other, {})
             named = [(a, tuple(axes[a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))

@@ -71,6 +71,8 @@ for layout in ("TT", "NT", "NN"):
         f"{batch} products, {layout}": Problem(16, 144, 320, *matrices("bf16", layout=layout), "n", batch)
         for batch in (1, 3)
     }
+INT4 = CASES["one, weight_64, bf16 int4"]
+CASES["one, halves_32, bf16 int4"] = replace(INT4, b=INT4.b._replace(order="halves_32"))
 KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "one, weight_64, bf16 int4",
          "batch, dense, bf16", "batch, row, int8",
          "groups, dense, bf16", "groups, block, fp8e4m3fn", "masked, row, fp8e4m3fn")  # fmt: skip
@@ -218,8 +220,7 @@ def test_a_capture_loads_nothing(gpu: Dispatcher, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_row_of_another_order_of_a_weight_is_named(gpu: Dispatcher) -> None:
-    of = CASES["one, weight_64, bf16 int4"]
-    hold(gpu, replace(of, b=of.b._replace(order="halves_32")), StandInKernel())
-    call, _, _ = make_call(of)
-    assert f"{of.key}_halves_32 was, which serves linear_w4(x, weight, scale)" in said(call)
+    hold(gpu, CASES["one, halves_32, bf16 int4"], StandInKernel())
+    call, _, _ = make_call(INT4)
+    assert f"{INT4.key}_halves_32 was, which serves linear_w4(x, weight, scale)" in said(call)
     assert "scale [K / 64, N], order='halves_32'" in said(call)

@@ -139,6 +139,8 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
     yield f"winner    {record.winner}"
     share = f", {record.speedup:.3f}x {record.library}" if record.speedup else ""
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
+    if record.order:
+        yield f"order     {record.order}, that of all M of the product"
     if record.library_fault:
         yield f"wrong     the library at {record.library_fault}"
     if record.seconds_with_quantization is not None:

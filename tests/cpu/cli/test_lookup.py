@@ -50,14 +50,20 @@ def test_a_row_is_reported_with_its_place_and_its_times(file: str, capsys: pytes
     ]
 
 
-def test_a_library_that_is_wrong_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = replace(
-        record(problem(16, 32, 64)), library_seconds=None, library_wrong="error 0.5 > 0.008", toolchain={"torch": "2"}
+        record(problem(16, 32, 64), order="1x64", row_bits="aa"),
+        library_seconds=None,
+        library_wrong="error 0.5 > 0.008",
+        toolchain={"torch": "2"},
     )
     (tmp_path / "tuned.yaml").write_text(results_format().write([wrong]), encoding="utf-8")
     status, lines = run(capsys, str(tmp_path / "tuned.yaml"), "-m", "16", *SIZE)
-    assert status == 0 and lines[-2:] == [
+    assert status == 0 and lines[-3:] == [
         "time      2.00 us at M 16",
+        "order     1x64, that of all M of the product",
         "wrong     the library at 16x32x64_bf16_TN (torch 2: error 0.5 > 0.008)",
     ]
 

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.operations.checks import wants_gradient
 from tritongemm.operations.contract import Operation, ProductOperation, every
 from tritongemm.operations.torch_products import float32_precision
-from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving import dispatcher as engine
 from tritongemm.serving.traced_operations import define
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_FLOAT32 = torch.float32
+_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_grad = torch.is_grad_enabled
 
 
 @cache
@@ -31,19 +34,26 @@ def function_of(name: str) -> Callable[..., Tensor]:
 
 def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     """Return the function that computes an operation by a tuned kernel, else as it does itself."""
+    operands = operation.operands
 
     def compute(*args: Any, **named: Any) -> Tensor:
-        return _run(operation, operation.operands(*args, **named))
+        return _run(operation, operands(*args, **named))
 
     trace = define(operation, compute)
 
     def call(*args: Any, **named: Any) -> Tensor:
-        given = operation.operands(*args, **named)
-        tensors = [one for one in given if isinstance(one, Tensor)]
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        given = operands(*args, **named)
+        if _compiling() or _modes():
             result: Tensor = trace(*given)
             return result
-        if all(type(one) in _PLAIN for one in tensors) and not wants_gradient(*tensors):
+        wanted = _grad()
+        for one in given:
+            if type(one) in _PLAIN:
+                if wanted and one.requires_grad:
+                    break
+            elif isinstance(one, Tensor):
+                break
+        else:
             return _run(operation, given)
         return operation.make_fallback(operation.check(given))(*given)
 
@@ -54,9 +64,19 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
 
 def _run(operation: ProductOperation, given: Any) -> Tensor:
     """Return the result for plain tensors that want no gradient."""
-    key: tuple[Any, ...] = operation.name, float32_precision()
-    for one in given:
-        key += (one.shape, one.stride(), one.dtype, one.get_device()) if isinstance(one, Tensor) else (one,)
-    dispatcher = default_dispatcher()
-    call = dispatcher.calls.table.get(key) or dispatcher.resolve(operation, key, given)
+    key: list[Any] = [operation.name]
+    try:
+        for one in given:
+            if type(one) in _PLAIN:
+                dtype = one.dtype
+                key += (one.shape, one.stride(), dtype, one.get_device())
+                if dtype is _FLOAT32:
+                    key.append(float32_precision())
+            else:
+                key.append(one)
+    except RuntimeError:  # sparse tensors have no strides, nested ones no shape
+        operation.check(given)
+        raise
+    of_call = tuple(key)
+    call = engine.default.calls.table.get(of_call) or engine.default.resolve(operation, of_call, given)
     return call(*given)

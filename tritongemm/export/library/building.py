@@ -352,7 +352,7 @@ def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
     low = record.m_from or high
     if not (carries := prepared.serves(low)):
         return carries
-    widens = serves_other_m(record.problem, record.target)
+    widens = any(serves_other_m(record.problem.at(m), record.target) for m in (1, high))
     if widens and prepared.serves(1):
         low = 1
 

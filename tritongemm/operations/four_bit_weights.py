@@ -205,8 +205,8 @@ def _ordered(weight: Tensor, scales: Tensor, dtype: torch.dtype, order: str) -> 
     rows, of_rows = weight.flatten(0, -2), scales.flatten(0, -2) if weight.dim() > 2 else scales
     read_weight(rows, of_rows, dtype, order)
     if order != PLAIN:
-        rows = registry.get(WeightLayout, order).pack(rows.t()).t().contiguous()
-    return PackedWeight(rows.view(weight.shape), scales, order)
+        rows = registry.get(WeightLayout, order).pack(rows.t()).t()
+    return PackedWeight(rows.contiguous().view(weight.shape), scales, order)
 
 
 def _numbers(words: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Operand
-from tritongemm.core.scaling import WEIGHT_DEPTHS
+from tritongemm.core.scaling import GRANULARITIES, WEIGHT_DEPTHS
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors, pack_gptq
 from tritongemm.operations.linear_w4 import ACTIVATIONS
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving.linear_w4 import linear_w4
+from tritongemm.serving import linear_w4 as four_bit_layer
+from tritongemm.workloads.capturing import session
 
 WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
 _GPTQ, _AWQ, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "compressed-tensors", "mxfp4"
@@ -53,7 +54,8 @@ def _format(kind: type[nn.Module]) -> str:
 def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> PackedWeight | str:
     """Return a layer's weight as its rows read it, or why it is not served.
 
-    `rows` counts the rows of each N, K and B.
+    `rows` counts the rows of each N, K and B. While a capture is under way a layer needs none: what it multiplies is
+    written.
     """
     format_ = _format(type(module))
     if format_ == _EXPERTS:
@@ -74,6 +76,11 @@ def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> Packed
         if (n, k, b.dtype) == (stored.n, stored.k, "int4") and b.scaling is not None and b.scaling.depth == depth
     }
     own = [b for b in fitting if b.scaling is not None and b.scaling.dtype == DTYPE_NAMES.get(scale.dtype)]
+    if not fitting and session.is_running() and depth in WEIGHT_DEPTHS:
+        dtype = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
+        suffix = "_fp16" * (dtype == torch.float16)
+        _, scaling = GRANULARITIES[f"weight_{depth}{suffix}"]
+        fitting = {Operand("int4", row_major=False, scaling=scaling): 0}
     if not fitting:
         return f"no row of int4 for N={stored.n}, K={stored.k} with groups of {stored.group}"
     ((chosen, _),) = Counter({b: fitting[b] for b in own or fitting}).most_common(1)
@@ -114,7 +121,7 @@ class ServedFourBits(nn.Module):  # type: ignore[misc]
             result: Tensor = super().forward(input)
             return result
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        return linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
+        return four_bit_layer.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return what makes copies and pickles, which are served too, of the class that the module had."""

@@ -54,6 +54,7 @@ CHECKPOINTS: dict[str, Any] = {
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str) -> None:
     packed: PackedWeight = CHECKPOINTS[checkpoint](order=order)
+    assert packed.weight.is_contiguous() and packed.scale.is_contiguous()  # kernels take no others
     exact = X.double() @ ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).t()
     bias = torch.randn(N).bfloat16()
     found = tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32)

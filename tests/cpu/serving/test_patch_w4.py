@@ -1,6 +1,7 @@
 """`patch` on layers of int4: stand-ins of the classes that load GPTQ, AWQ and compressed-tensors checkpoints."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +24,12 @@ from tests.cpu.operations.test_four_bit_weights import (
     filled,
 )  # fmt: skip
 from tests.support.linear_layers import record
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("unloaded")
 EXACT = (NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)
@@ -145,3 +148,16 @@ def test_a_compiled_layer_is_one_operator() -> None:
     with torch.no_grad():
         assert torch.equal(compiled(X), model.awq(X)) and torch.equal(compiled(X[:2]), model.awq(X[:2]))
     assert graphs == [["tritongemm.linear_w4"]]
+
+
+def test_a_capture_writes_layers_that_have_no_row_yet(tmp_path: Path) -> None:
+    model = Model()
+    with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
+        patched = tritongemm.patch(model, [])
+        assert patched.patched == ("gptq", "second", "awq", "compressed", "other")
+        model.awq(X), model.compressed(X), model.gptq(X.half())
+    found = sizes.from_file(tmp_path / "sizes.yaml", Defaults())
+    assert [(row.problem.key, row.count) for row in found] == [
+        (f"3x{N}x{K}_bf16-int4-bf16_TN_a16w4_weight_64", 2),
+        (f"3x{N}x{K}_fp16-int4-fp16_TN_biasn_a16w4_weight_64_fp16", 1),
+    ]

@@ -79,6 +79,11 @@ def start_if_asked() -> bool:
     return _captures.running
 
 
+def is_running() -> bool:
+    """Return whether a capture is under way in this process."""
+    return _captures.running
+
+
 class _Captures:
     """The capture of this process, of which there is one at a time."""
 

@@ -61,6 +61,8 @@ def _unit(config: Config, problem: Problem, target: Target) -> str:
         chosen = f"{side}" if side else f"{config.block_m}x{config.block_n} of {config.num_warps} warps"
         depth = f" k{config.block_k}" if config.block_k < _DEEPEST else ""
         return f"mfma {chosen} pack {pack}{depth}"
+    if target.has("two_fp8_depths"):
+        return f"wmma k{min(max(config.block_k, _DEEPEST // 2), _DEEPEST)}" if operand.is_fp8 else ""
     as_16_bits = problem.microscaled and not target.has("scaled_matrix")
     alike = (operand.bytes == 2 or as_16_bits) and target.has("wgmma")
     if alike or not (target.has("wgmma") or target.has("tensor_memory")):

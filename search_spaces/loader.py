@@ -15,8 +15,8 @@ from tritongemm.core.target import Target
 from tritongemm.search_spaces import schema as space_schema
 
 SPACES = Path(__file__).parent
-_WORD = re.compile(r"[A-Za-z0-9]+")
-_DEVICE = re.compile(r"[A-Za-z0-9_ ]+")  # no path
+_WORD = re.compile(r"[a-z]+|[0-9]+")
+_DEVICE = re.compile(r"[A-Za-z0-9_ +-]+")  # no path
 # libyaml, where PyYAML has it, reads a target's files in a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -70,11 +70,16 @@ def target_of_device(device: str) -> str:
     """Return the architecture of the chip that a driver's or a file's name of a device holds; "" where none is known.
 
     Args:
-        device: such as ``NVIDIA H200``, ``AMD_Instinct_MI300X`` or ``gfx942:sramecc+:xnack-``.
+        device: such as ``NVIDIA H200``, ``AMD_Instinct_MI300X``, ``gfx942:sramecc+:xnack-`` or ``rtx5090``.
     """
-    words = set(_WORD.findall(device))
-    found = [name for name in target_names() if name in words or words.intersection(space_file(name)["chips"])]
+    words = _words(device)
+    found = [name for name in target_names() if any(_words(w) in words for w in (name, *space_file(name)["chips"]))]
     return found[0] if len(found) == 1 else ""
+
+
+def _words(text: str) -> str:
+    """Return the words and numbers of a name, in small letters and with a blank around each."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 def _unknown(name: str) -> TargetError:

@@ -16,6 +16,7 @@ from tritongemm.core.support import Support
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.child_process import WorkerProcess
 
 POLL, SWAP = (("poll", 1),), (("swap_ab", 1),)
@@ -100,3 +101,8 @@ def test_instructions_of_another_shape_or_packing_are_another_order() -> None:
     options = ({"matrix_instr_nonkdim": side, "kpack": pack} for side in (16, 32) for pack in (1, 2))
     configs = [Config("tile", 64, 64, 64, options=tuple(one.items())) for one in options]
     assert len({str(reduction_order(config, SIZE, GFX942)) for config in configs}) == 4
+    gfx1250, of_fp8 = load_target("gfx1250"), replace(SIZE, a=FP8[0], b=FP8[1])
+    deep = [
+        [str(reduction_order(Config("tile", 64, 64, k), p, gfx1250)) for k in (32, 64, 256)] for p in (SIZE, of_fp8)
+    ]
+    assert deep == [["1x4096"] * 3, ["1x4096 by wmma k64"] * 2 + ["1x4096 by wmma k128"]]

@@ -240,6 +240,8 @@ def test_the_binary_corrects_the_estimate() -> None:
         ("gfx942", Config("tile", 64, 64, 64, num_stages=3), 32768),
         ("gfx1100", Config("tile", 128, 128, 32), 16384),
         ("sm80", Config("tile", 64, 64, 64, num_stages=4), 49152),
+        ("sm120", Config("tile", 128, 64, 64, num_stages=5), 98304),
+        ("gfx1201", Config("tile", 128, 256, 32, num_warps=8), 24576),
         ("sm90", Config("tile", 64, 64, 64, num_stages=4), 65536),
         ("sm90", Config("tile", 32, 64, 64, num_stages=3), 24576),
     ],

@@ -103,7 +103,7 @@ def test_wrong_files(write: Write, text: str, complaint: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../search_spaces/gfx942", "tune_gemm", "base", "GFX942", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"],
+    ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"],
 )
 def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, tmp_path: Path, name: str) -> None:
     """A file that is stored elsewhere is not read, nor is one here that is no target."""
@@ -132,6 +132,18 @@ def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pyt
         ("NVIDIA_A100-SXM4-80GB", "sm80"),
         ("NVIDIA B200", "sm100"),
         ("NVIDIA_RTX_6000_Ada_Generation", "sm89"),
+        ("NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition", "sm120"),
+        ("RTX PRO 6000", "sm120"),
+        ("rtx5090", "sm120"),
+        ("NVIDIA RTX 6000D", ""),
+        ("NVIDIA_GB10", "sm121"),
+        ("NVIDIA GB300", "sm103"),
+        ("AMD Radeon AI PRO R9700", "gfx1201"),
+        ("AMD_Radeon_RX_9070_XT", "gfx1201"),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "gfx1151"),
+        ("strix-halo", "gfx1151"),
+        ("AMD Instinct MI455X", "gfx1250"),
+        ("AMD Radeon PRO W7900", "gfx1100"),
         ("AMD_Instinct_MI325_OAM", "gfx942"),
         ("AMD Instinct MI355X", "gfx950"),
         ("gfx942:sramecc+:xnack-", "gfx942"),
@@ -143,3 +155,9 @@ def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pyt
 def test_the_target_of_a_device(write: Write, device: str, target: str) -> None:
     write("inherit: gfx942\n")  # whose chips are not those of what it inherits
     assert target_files.target_of_device(device) == target
+
+
+def test_a_chip_has_figures_of_its_own() -> None:
+    found = {name: target_files.load_target(name) for name in ("RTX5090", "RTX PRO 6000", "NVIDIA GB300", "RX 9070 XT")}
+    assert [t.product for t in found.values()] == ["RTX 5090", "RTX PRO 6000", "GB300", "RX 9070 XT"]
+    assert found["RTX5090"].compute_units == 170 and found["RTX5090"].lds_bytes == found["RTX PRO 6000"].lds_bytes

@@ -139,7 +139,7 @@ def test_the_front_end_accepts_the_first_of_each_template(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "sm90", "sm100"])
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1201", "gfx1250", "sm90", "sm100", "sm120"])
 def test_the_front_end_accepts_what_is_searched(target: str, part: int) -> None:
     facts = target_files.load_target(target)
     assert refusals(problems(facts)[part::PARTS], facts, MOST) == {}

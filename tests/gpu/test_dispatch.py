@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,7 +325,9 @@ def test_other_records_fall_back() -> None:
     assert_right("tile", huge.run(x, w, None, None), exact)
 
 
-def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     x, w, _, _, exact = operands("tile")
     old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
     unloaded = Dispatcher()
@@ -332,6 +335,7 @@ def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch: p
     assert unloaded.explain(x, w).resolution.kind == "exact"
     assert_right("tile", unloaded.run(x, w, None, None), exact)
     monkeypatch.setattr(DENSE, "tolerance", lambda _: 0.0)
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))  # what was right is remembered in a cache
     strict = Dispatcher()
     strict.load([old])
     assert "wrong with Triton" in str(strict.explain(x, w))

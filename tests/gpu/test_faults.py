@@ -23,7 +23,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchedBackend
 
 PROBLEM = Problem(256, 256, 512)
-TIMEOUT = 5.0
+TIMEOUT = 10.0
 STORE = "    c_block = c_ptr + row0 * stride_c"
 START = "    pid = tl.program_id(0)\n"
 LOOP = "for k in range(first, last):"

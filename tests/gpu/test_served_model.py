@@ -190,10 +190,10 @@ def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyP
         vllm.register()
         gemm: Callable[..., Tensor] = utils.default_unquantized_gemm
     else:
-        registry, method_class, _ = install_sglang(monkeypatch)
+        registry, server_classes, _ = install_sglang(monkeypatch)
         sglang.register()
         registry.apply_hooks()
-        method = method_class()
+        method = server_classes.UnquantizedLinearMethod()
         gemm = lambda layer, x, w, bias=None: method.apply(layer, x, bias)
     assert dispatcher.weights == {(N, K)} and not dispatcher._devices, "no GPU is started before a call"
     w, bias = make(N, K), make(N)

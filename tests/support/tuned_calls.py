@@ -44,6 +44,7 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
         return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], of_a, of_b, result, **named), made, exact
     if of.batch > 1:
         of_b = of_b.mT if its_b.depth else of_b
+        of_a = of_a if named or not its_a.depth else of_a[..., : of.m, :]
         of_a, of_b = (
             one.expand(of.batch, *one.shape) if operand.shared else one for one, operand in ((of_a, of.a), (of_b, of.b))
         )

@@ -77,7 +77,6 @@ ALIASES = {
 E8M0_BIAS = 127  # An e8m0 byte is the exponent of a power of two plus this.
 E8M0_NAN = 255  # The e8m0 byte that is no number.
 INT4_ZERO = 8  # The bits of int4 are a number plus this, as in checkpoints whose weights have no zero points.
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # The numbers of fp4 by their bits; the same below zero follow.
 
 # Names without an encoding mean the one the target's matrix units read.
 BY_ENCODING = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN, FP4_VALUES, INT4_ZERO
+from tritongemm.core.dtypes import E8M0_BIAS, E8M0_NAN, INT4_ZERO
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -36,8 +36,16 @@ def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:
     """Return the numbers [..., K] of fp4 bytes [..., K / 2], in a wider type."""
     import torch
 
-    values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=dtype, device=packed.device)
-    return values[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()]
+    return fp4_of_bits(torch.stack((packed & 15, packed >> 4), -1).flatten(-2), dtype)
+
+
+def fp4_of_bits(bits: Tensor, dtype: dtype) -> Tensor:
+    """Return the fp4 numbers of bits from 0 to 15, computed where they are: a graph of CUDA copies no table."""
+    import torch
+
+    exponent, fraction = (bits >> 1 & 3).to(dtype), (bits & 1).to(dtype)
+    magnitude = torch.where(exponent > 0, (2 + fraction) * (exponent - 2).exp2(), fraction / 2)
+    return torch.where(bits > 7, -magnitude, magnitude)
 
 
 def scale_places(layout: str) -> tuple[str, str]:

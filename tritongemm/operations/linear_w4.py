@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from tritongemm.core.dtypes import FP4_VALUES, INT4_ZERO
+from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
@@ -106,6 +106,8 @@ class FourBitLayer(ProductOperation):
     def fallback(self, checked: CheckedFourBits) -> Tensor:
         """Return PyTorch's product with the weight in x's type, or in float32 where that has no such powers of two."""
         (x, weight, scale, order, bias, _), b = checked
+        if not x.numel():
+            return self.infer(checked.given)
         wide = torch.float32 if b.dtype == "fp4e2m1" and x.dtype == torch.float16 else x.dtype
         with torch._C._DisableAutocast():
             w = dequantize(weight, scale, order, wide)
@@ -158,8 +160,7 @@ def dequantize(weight: Tensor, scale: Tensor, order: str, dtype: torch.dtype) ->
         weight = registry.get(WeightLayout, order).unpack(weight.t()).t()
     bits = torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
     if scale.dtype in EXPONENTS:
-        values = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=dtype, device=weight.device)
-        numbers, factors = values[bits.int()], scale_factors.exponents_as_numbers(scale).to(dtype)
+        numbers, factors = scale_factors.fp4_of_bits(bits, dtype), scale_factors.exponents_as_numbers(scale).to(dtype)
     else:
         numbers, factors = bits.to(dtype) - INT4_ZERO, scale.t().to(dtype)
     return (numbers.unflatten(-1, (factors.shape[-1], -1)) * factors[..., None]).flatten(-2)

@@ -53,11 +53,12 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SIZES = ((1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096))
+EVERY = pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES)
 
 
 @pytest.mark.parametrize(
     ("facts", "layout", "size"),
-    pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES),
+    [*EVERY[:4], *(pytest.param(*case, marks=pytest.mark.heavy) for case in EVERY[4:])],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:

@@ -58,7 +58,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("layout", ["TN", "NT"])
+@pytest.mark.parametrize("layout", ["TN", pytest.param("NT", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize(
     "size", [(1, 4096, 4096), (64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096), (200, 328, 1096)]
 )

@@ -1,7 +1,6 @@
 """The command line of `tritongemm compare-server`: what a table gains in the user's own server, over HTTP."""
 
 import argparse
-import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.measure.server import loads
 from tritongemm.measure.server.client import Client, Continuation
 from tritongemm.measure.server.loads import Load
-from tritongemm.measure.server.process import Server
+from tritongemm.measure.server.process import Server, run
 from tritongemm.report import plain_table
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.results import server_comparison
@@ -154,7 +153,7 @@ def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace) -> 
         found.start_s = server.wait(args.start_limit)
         shell.report(f"{server.log.stem}: answers after {found.start_s:.0f} s")
         try:
-            asyncio.run(_send_all(server.client, sent, args.passes, found))
+            run(_send_all(server.client, sent, args.passes, found))
         except UnavailableError:
             server.require_running("while it was measured", grace_s=1.0)
             raise

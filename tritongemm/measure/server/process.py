@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.measure.server.client import Client
@@ -16,11 +17,25 @@ from tritongemm.system.child_process import kill_at_end_of
 from tritongemm.system.printable import printable
 from tritongemm.system.stop_signals import handled, uninterrupted
 
+Result = TypeVar("Result")
 _END_SECONDS = 10.0  # that a server may take to end by itself
 _LONGEST_PAUSE_SECONDS = 1.0  # between two questions whether it answers
 _LAST_BYTES = 1 << 14  # of its log that are shown
 _SERVED = re.compile(r"\d+ of \d+ rows serve.*|tuned kernels serve .*|.*nothing is served by tuned kernels.*")
 _STATE = re.compile(r"(\d+) \(.*\) \S (\d+)(?: \S+){17} (\d+)", re.DOTALL)  # /proc/PID/stat: number, parent, start
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end; a signal to stop raises KeyboardInterrupt wherever it has come to.
+
+    By itself asyncio cancels the coroutine, which is lost where what it waits for ends at that moment.
+    """
+    with handled(_interrupt):
+        return asyncio.run(work)
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 class Server:
@@ -46,7 +61,7 @@ class Server:
             UnavailableError: the command can't be run.
             KeyboardInterrupt: a signal to stop came meanwhile.
         """
-        if asyncio.run(self.client.connects()):
+        if run(self.client.connects()):
             raise InputError(
                 f"{self.client.address} is in use already: end what answers there, or choose another port (--port) in "
                 "the server's command"
@@ -75,7 +90,7 @@ class Server:
             UnavailableError: it ended, or did not answer in time.
         """
         begin, pause = time.monotonic(), 0.02
-        while not asyncio.run(self.client.is_healthy()):
+        while not run(self.client.is_healthy()):
             self.require_running("before it answered")
             if time.monotonic() - begin > seconds:
                 raise UnavailableError(

@@ -57,7 +57,7 @@ from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.numerics import grouped, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.record_table import read_rows
+from tritongemm.serving.record_source import read_source
 from tritongemm.system import settings
 
 TOPK, ROUNDS, GRAPH_US, REPLAYS = 8, 15, 400, 5
@@ -91,13 +91,13 @@ def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: in
 def tune(problems: Sequence[Problem], args: argparse.Namespace) -> dict[Problem, Record]:
     """The record of each, tuned into the file of rows where that has none."""
     rows: Path = args.rows
-    known = {row.record.problem: row.record for row in read_rows(rows)} if rows.exists() else {}
+    known = {row.record.problem: row.record for row in read_source(rows)} if rows.exists() else {}
     if missing := [p for p in problems if p not in known]:
         sizes = rows.with_suffix(".sizes.yaml")
         sizes.write_text("".join(_size_row(p) for p in missing), encoding="utf-8")
         command = [sys.executable, "-m", "tritongemm.tune", "--gemm_size_file", str(sizes), "-o", str(rows)]
         subprocess.run([*command, "--libtype", "triton", "--budget", args.budget], check=True, cwd=ROOT)
-        known = {row.record.problem: row.record for row in read_rows(rows)}
+        known = {row.record.problem: row.record for row in read_source(rows)}
     return {p: known[p] for p in problems if p in known}
 
 

@@ -40,7 +40,7 @@ from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.serving.record_table import read_rows
+from tritongemm.serving.record_source import read_source
 from tritongemm.system import settings
 from tritongemm.tune.quantization import quantization_of
 
@@ -73,7 +73,7 @@ def tune(problems: Sequence[Problem], rows: Path, options: Sequence[str]) -> dic
 def _read(rows: Path) -> dict[Problem, Record]:
     if not rows.exists():
         return {}
-    records = [row.record for row in read_rows(rows)]
+    records = [row.record for row in read_source(rows)]
     return {record.problem: record for record in sorted(records, key=lambda record: not record.m_from)}
 
 

@@ -73,13 +73,7 @@ def pack_gptq(
     k, n = qweight.shape[0] * _IN_A_WORD, qweight.shape[1]
     _check_scales("scales", scales, (k, n))
     if g_idx is not None:
-        check_tensors({"qweight": qweight, "g_idx": g_idx})
-        wanted = torch.arange(k, device=g_idx.device) // (k // scales.shape[0])
-        if tuple(g_idx.shape) != (k,) or not torch.equal(g_idx.long(), wanted):
-            raise InputError(
-                "g_idx has groups in another order (desc_act): kernels read groups of neighbours along K; quantise "
-                "without desc_act, or sort K of the weight and of what gives x"
-            )
+        _check_groups("g_idx", g_idx, k, scales.shape[0], "desc_act")
     if qzeros is not None:
         _check_zeros("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD), ZEROS_OF[checkpoint_format])
     return _packed(qweight.t().contiguous().view(torch.uint8), scales, dtype, order)
@@ -148,10 +142,8 @@ def pack_compressed_tensors(
     _check_scales("weight_scale", scales, (k, n), turned=True)
     if weight_zero_point is not None:
         _check_zeros("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]), INT4_ZERO)
-    if weight_g_idx is not None and not bool((weight_g_idx[1:] >= weight_g_idx[:-1]).all()):
-        raise InputError(
-            "weight_g_idx has groups in another order (actorder): kernels read groups of neighbours along K"
-        )
+    if weight_g_idx is not None:
+        _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[0], "actorder")
     return _packed(weight_packed.contiguous().view(torch.uint8), scales, dtype, order)
 
 
@@ -229,6 +221,18 @@ def _check_scales(name: str, scales: Tensor, sizes: tuple[int, int], turned: boo
         wanted = f"[N={n}, groups]" if turned else f"[groups, N={n}]"
         found = tuple(scales.shape)[:: -1 if turned else 1]
         raise InputError(f"{name} is {scales.dtype} {found}; it is of floats {wanted}, whose groups divide K={k}")
+
+
+def _check_groups(name: str, g_idx: Tensor, k: int, groups: int, option: str) -> None:
+    """Refuse numbers along K whose groups are not equally many neighbours; `option` is what makes a quantiser do so."""
+    check_tensors({name: g_idx})
+    if tuple(g_idx.shape) != (k,) or not torch.equal(
+        g_idx.long(), torch.arange(k, device=g_idx.device) // (k // groups)
+    ):
+        raise InputError(
+            f"{name} has groups in another order ({option}): kernels read groups of neighbours along K; quantise "
+            f"without {option}, or sort K of the weight and of what gives x"
+        )
 
 
 def _check_zeros(name: str, zeros: Tensor, shape: tuple[int, int], symmetric: int) -> None:

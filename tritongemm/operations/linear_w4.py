@@ -139,7 +139,9 @@ def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -
         fits = depth in WEIGHT_DEPTHS and not k % depth and tuple(scale.shape) == (k // depth, n)
         name, suffix = "int4", f"{depth}_fp16" if dtype == torch.float16 else str(depth)
     if not fits:
-        groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each) or "no number of"
+        if k % MX_DEPTH:
+            raise InputError(f"weight is {tuple(weight.shape)}: K={k} is no multiple of {MX_DEPTH}, the shortest group")
+        groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each)
         raise InputError(
             f"scale is {scale.dtype} {tuple(scale.shape)}; for N={n}, K={k} it is [{groups} groups of 128, 64 or 32, "
             f"{n}] of int4, or [{n}, {k // MX_DEPTH}] e8m0 of fp4: groups divide K"

@@ -157,3 +157,19 @@ RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale"
 def test_wrong_operands_are_named_before_a_launch(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises((InputError, TypeError), match=said):
         tritongemm.linear_w4(**(RIGHT | wrong))
+
+
+def test_ascending_groups_of_unequal_length_are_refused() -> None:
+    """Their factors would multiply other numbers than their own."""
+    uneven = ASCENDING.clone()
+    uneven[GROUP - 1] = 1
+    packed, scale = torch.zeros(N, K // 8, dtype=torch.int32), torch.ones(N, GROUPS).bfloat16()
+    assert tritongemm.pack_compressed_tensors(packed, scale, None, ASCENDING).scale.shape == (GROUPS, N)
+    with pytest.raises(InputError, match="weight_g_idx has groups in another order"):
+        tritongemm.pack_compressed_tensors(packed, scale, None, uneven)
+
+
+def test_a_k_that_no_group_divides_is_named() -> None:
+    x, weight, scale = torch.ones(2, 100).bfloat16(), torch.zeros(8, 50, dtype=torch.uint8), torch.ones(3, 8).bfloat16()
+    with pytest.raises(InputError, match="K=100 is no multiple of 32, the shortest group"):
+        tritongemm.linear_w4(x, weight, scale)

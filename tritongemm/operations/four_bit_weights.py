@@ -53,7 +53,7 @@ def pack_gptq(
         qweight: int32 [K / 8, N].
         scales: [K / group, N] floats; groups are of 32, 64 or a multiple of 128 numbers.
         qzeros: int32 [K / group, N / 8], all of which must be the symmetric 8; None where the weight is symmetric.
-        g_idx: the group of each number along K, which must be ascending (no ``desc_act``), or None.
+        g_idx: the group of each number along K, in ascending groups of one length (no ``desc_act``), or None.
         checkpoint_format: ``gptq``, whose zero points are stored less one, or ``gptq_v2``.
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
@@ -123,7 +123,7 @@ def pack_compressed_tensors(
         weight_packed: int32 [N, K / 8].
         weight_scale: [N, K / group] floats.
         weight_zero_point: int32 [N / 8, K / group], all of which must be zero (8 as stored), or None.
-        weight_g_idx: the group of each number along K, which must be ascending, or None.
+        weight_g_idx: the group of each number along K, in ascending groups of one length; all -1, or None, says so.
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
 
@@ -142,7 +142,7 @@ def pack_compressed_tensors(
     _check_scales("weight_scale", scales, (k, n), turned=True)
     if weight_zero_point is not None:
         _check_zeros("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]), INT4_ZERO)
-    if weight_g_idx is not None:
+    if weight_g_idx is not None and not bool((weight_g_idx == -1).all()):
         _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[0], "actorder")
     return _packed(weight_packed.contiguous().view(torch.uint8), scales, dtype, order)
 

@@ -164,7 +164,8 @@ def test_ascending_groups_of_unequal_length_are_refused() -> None:
     uneven = ASCENDING.clone()
     uneven[GROUP - 1] = 1
     packed, scale = torch.zeros(N, K // 8, dtype=torch.int32), torch.ones(N, GROUPS).bfloat16()
-    assert tritongemm.pack_compressed_tensors(packed, scale, None, ASCENDING).scale.shape == (GROUPS, N)
+    for usual in (ASCENDING, torch.full_like(ASCENDING, -1)):
+        assert tritongemm.pack_compressed_tensors(packed, scale, None, usual).scale.shape == (GROUPS, N)
     with pytest.raises(InputError, match="weight_g_idx has groups in another order"):
         tritongemm.pack_compressed_tensors(packed, scale, None, uneven)
 

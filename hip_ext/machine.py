@@ -14,21 +14,13 @@ OFFLINE = "gfx942"
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that is tuned on, or the target that is tuned for without a GPU.
+    """The machine that is tuned on, or the target that is tuned for without a GPU."""
 
-    Attributes:
-        target: facts, corrected by what the device reports.
-        vendor: whose driver runs it; "" without a GPU.
-        devices: ordinals; empty without a GPU.
-        product: the device's name, or the target's.
-        why: one line on how this was chosen.
-    """
-
-    target: Target
-    vendor: str
-    devices: tuple[int, ...]
-    product: str
-    why: str
+    target: Target  # facts, corrected by what the device reports
+    vendor: str  # whose driver runs it; "" without a GPU
+    devices: tuple[int, ...]  # ordinals; empty without a GPU
+    product: str  # the device's name, or the target's
+    why: str  # one line on how this was chosen
 
 
 def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:

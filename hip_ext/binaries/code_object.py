@@ -27,42 +27,25 @@ _WARP, _MOST_THREADS = 32, 1024
 
 
 class Argument(NamedTuple):
-    """A kernel parameter.
+    """A kernel parameter."""
 
-    Attributes:
-        offset: of its first byte in the parameter block.
-        size: in bytes.
-        kind: ``pointer``, ``value``, one of AMD's ``hidden_…``, or "" where the binary does not say.
-    """
-
-    offset: int
-    size: int
-    kind: str
+    offset: int  # of its first byte in the parameter block
+    size: int  # in bytes
+    kind: str  # `pointer`, `value`, one of AMD's `hidden_…`, or "" where the binary does not say
 
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What a code object states of one of its kernels.
+    """What a code object states of one of its kernels."""
 
-    Attributes:
-        symbol: name to look it up by.
-        registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
-        spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
-        shared: bytes of static LDS / shared memory, beside what a launch adds.
-        wave_size: threads of a wave or warp.
-        kernarg_bytes: size of the parameter block.
-        max_threads: most threads of a block.
-        args: parameters by offset; empty where the binary does not list them.
-    """
-
-    symbol: str
-    registers: int
-    spills: int
-    shared: int
-    wave_size: int
-    kernarg_bytes: int
-    max_threads: int
-    args: tuple[Argument, ...] = ()
+    symbol: str  # name to look it up by
+    registers: int  # vector registers a thread uses (AMD: VGPRs including AGPRs)
+    spills: int  # bytes of scratch (AMD) or local memory (NVIDIA) a thread uses
+    shared: int  # bytes of static LDS / shared memory, beside what a launch adds
+    wave_size: int  # threads of a wave or warp
+    kernarg_bytes: int  # size of the parameter block
+    max_threads: int  # most threads of a block
+    args: tuple[Argument, ...] = ()  # parameters by offset; empty where the binary does not list them
 
     @property
     def explicit_args(self) -> tuple[Argument, ...]:

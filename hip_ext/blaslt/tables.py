@@ -13,36 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """The names and numbers that one vendor's library uses.
+    """The names and numbers that one vendor's library uses."""
 
-    Attributes:
-        vendor: ``nvidia`` or ``amd``.
-        label: the library's name.
-        prefix: of every symbol.
-        files: library file names, newest first.
-        folders: of wheels, as ``package/folder``, then absolute paths.
-        algo_bytes: size of the algorithm struct.
-        types: element types by our names.
-        compute: compute types.
-        operations: ``N`` and ``T``.
-        layout, desc, preference: attribute numbers.
-        scale_modes: what a scale pointer points to.
-        statuses: names of the statuses; empty where the library names them itself.
-    """
-
-    vendor: str
-    label: str
-    prefix: str
-    files: tuple[str, ...]
-    folders: tuple[str, ...]
-    algo_bytes: int
-    types: Mapping[str, int] = field(hash=False)
-    compute: Mapping[str, int] = field(hash=False)
-    operations: Mapping[str, int] = field(hash=False)
+    vendor: str  # `nvidia` or `amd`
+    label: str  # the library's name
+    prefix: str  # of every symbol
+    files: tuple[str, ...]  # library file names, newest first
+    folders: tuple[str, ...]  # of wheels, as `package/folder`, then absolute paths
+    algo_bytes: int  # size of the algorithm struct
+    types: Mapping[str, int] = field(hash=False)  # element types by our names
+    compute: Mapping[str, int] = field(hash=False)  # compute types
+    operations: Mapping[str, int] = field(hash=False)  # `N` and `T`
+    # layout, desc, preference: attribute numbers
     layout: Mapping[str, int] = field(hash=False)
     desc: Mapping[str, int] = field(hash=False)
     preference: Mapping[str, int] = field(hash=False)
-    scale_modes: Mapping[str, int] = field(hash=False)
+    scale_modes: Mapping[str, int] = field(hash=False)  # what a scale pointer points to
+    # Names of the statuses; empty where the library names them itself.
     statuses: Mapping[int, str] = field(hash=False, default_factory=dict)
 
 
@@ -166,66 +153,45 @@ REFUSALS = ("NOT_SUPPORTED", "INVALID_VALUE", "ARCH_MISMATCH")
 
 @dataclass(frozen=True)
 class Matrix:
-    """One operand in memory, column-major.
+    """One operand in memory, column-major."""
 
-    Attributes:
-        dtype: our name of the element type.
-        rows, cols: size.
-        ld: elements from one column to the next.
-        batch, stride: number of matrices, and elements from one to the next.
-    """
-
-    dtype: str
+    dtype: str  # our name of the element type
+    # rows, cols: size
     rows: int
     cols: int
-    ld: int
+    ld: int  # elements from one column to the next
+    # batch, stride: number of matrices, and elements from one to the next
     batch: int = 1
     stride: int = 0
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """D = op(A) op(B) + beta C (+ bias): all that the choice of an algorithm depends on.
+    """D = op(A) op(B) + beta C (+ bias): all that the choice of an algorithm depends on."""
 
-    Attributes:
-        a, b, c, d: operands.
-        trans: ``N`` or ``T`` for A, then for B.
-        compute, scale: compute type and the type of alpha and beta, names of the table.
-        bias: address of a vector with one value per row of D; 0 for none.
-        bias_dtype: its element type.
-        scales: addresses of the scales of A, B and D; 0 for one.
-        scale_modes: what those of A and B point to, names of the table.
-        fast: fp8 sums are not promoted on the way (cuBLASLt).
-        alignment: bytes that every operand's address is a multiple of.
-    """
-
+    # a, b, c, d: operands
     a: Matrix
     b: Matrix
     c: Matrix
     d: Matrix
-    trans: str = "NN"
+    trans: str = "NN"  # `N` or `T` for A, then for B
+    # compute, scale: compute type and the type of alpha and beta, names of the table
     compute: str = "fp32"
     scale: str = "fp32"
-    bias: int = 0
-    bias_dtype: str = ""
-    scales: tuple[int, int, int] = (0, 0, 0)
-    scale_modes: tuple[str, str] = ("scalar", "scalar")
-    fast: bool = False
-    alignment: int = 256
+    bias: int = 0  # address of a vector with one value per row of D; 0 for none
+    bias_dtype: str = ""  # its element type
+    scales: tuple[int, int, int] = (0, 0, 0)  # addresses of the scales of A, B and D; 0 for one
+    scale_modes: tuple[str, str] = ("scalar", "scalar")  # what those of A and B point to, names of the table
+    fast: bool = False  # fp8 sums are not promoted on the way (cuBLASLt)
+    alignment: int = 256  # bytes that every operand's address is a multiple of
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm of the library for a Matmul.
+    """One algorithm of the library for a Matmul."""
 
-    Attributes:
-        raw: the library's own struct.
-        workspace: bytes it needs.
-        values: cuBLASLt: its attributes (`ATTRIBUTES`); hipBLASLt: ``solution``, its index in the library.
-        name: of the kernel where the library names it, else "".
-    """
-
-    raw: bytes
-    workspace: int
+    raw: bytes  # the library's own struct
+    workspace: int  # bytes it needs
+    # cuBLASLt: its attributes (`ATTRIBUTES`); hipBLASLt: `solution`, its index in the library.
     values: tuple[tuple[str, int], ...]
-    name: str = ""
+    name: str = ""  # of the kernel where the library names it, else ""

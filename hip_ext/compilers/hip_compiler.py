@@ -49,16 +49,11 @@ static inline __device__ __half hfloor(__half x) { return __builtin_elementwise_
 
 @dataclass(frozen=True)
 class HipCompiler:
-    """A compiler of HIP C++.
+    """A compiler of HIP C++."""
 
-    Attributes:
-        command: program and the options that make it one.
-        version: its first line about itself.
-        glue: folder that the options name, where there has to be one; it is there as long as this is.
-    """
-
-    command: tuple[str, ...]
-    version: str
+    command: tuple[str, ...]  # program and the options that make it one
+    version: str  # its first line about itself
+    # Folder that the options name, where there has to be one; it is there as long as this is.
     glue: TemporaryFolder | None = None
 
     def library(self, source: str, options: tuple[str, ...], seconds: float) -> bytes:

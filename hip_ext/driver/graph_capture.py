@@ -53,26 +53,17 @@ class _AttributeValue(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured launch of one kernel.
+    """A captured launch of one kernel."""
 
-    Attributes:
-        handle: the driver's, of the loaded code.
-        grid, block: thread blocks, threads of one.
-        cluster: neighbours along x, y, z that form a cluster.
-        shared: bytes of dynamic shared memory.
-        params: the parameter block.
-        offsets: where each parameter starts in it; empty where the block was passed as one piece.
-        overlap: it may start before the one before it ends.
-    """
-
-    handle: int
+    handle: int  # the driver's, of the loaded code
+    # grid, block: thread blocks, threads of one
     grid: Grid
     block: Grid
-    cluster: Grid
-    shared: int
-    params: bytes
-    offsets: tuple[int, ...]
-    overlap: bool = False
+    cluster: Grid  # neighbours along x, y, z that form a cluster
+    shared: int  # bytes of dynamic shared memory
+    params: bytes  # the parameter block
+    offsets: tuple[int, ...]  # where each parameter starts in it; empty where the block was passed as one piece
+    overlap: bool = False  # it may start before the one before it ends
 
     def prepare(self, api: Api) -> PreparedLaunch:
         """Prepare the same launch, so that its parameters can be replaced."""
@@ -83,15 +74,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class Cleared:
-    """A captured call that sets memory to zero.
+    """A captured call that sets memory to zero."""
 
-    Attributes:
-        count: bytes.
-        params: where it starts.
-    """
-
-    count: int
-    params: bytes
+    count: int  # bytes
+    params: bytes  # where it starts
 
     def prepare(self, api: Api) -> PreparedMemset:
         """Prepare the same call, so that its address can be replaced."""

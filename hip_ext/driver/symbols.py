@@ -116,22 +116,15 @@ HIP_PROPERTIES_BYTES, HIP_ARCH_OFFSET, HIP_ARCH_BYTES = 1472, 1160, 256
 
 @dataclass
 class Api:
-    """The driver of one vendor, whose calls are looked up by role.
+    """The driver of one vendor, whose calls are looked up by role."""
 
-    Attributes:
-        vendor: ``nvidia`` or ``amd``.
-        library: the opened library.
-        calls: checked calls by role; each raises `DriverError` unless the driver reports success.
-        raw: the same calls unchecked, for the hot path.
-        attributes: numbers of the device attributes.
-        keeps_code: loaded code stays until the process ends, as a profiler wants it that takes names from it.
-    """
-
-    vendor: str
-    library: ctypes.CDLL
+    vendor: str  # `nvidia` or `amd`
+    library: ctypes.CDLL  # the opened library
+    # Checked calls by role; each raises `DriverError` unless the driver reports success.
     calls: dict[str, Callable[..., int]] = field(default_factory=dict)
-    raw: dict[str, Callable[..., int]] = field(default_factory=dict)
-    attributes: dict[str, int] = field(default_factory=dict)
+    raw: dict[str, Callable[..., int]] = field(default_factory=dict)  # the same calls unchecked, for the hot path
+    attributes: dict[str, int] = field(default_factory=dict)  # numbers of the device attributes
+    # Loaded code stays until the process ends, as a profiler wants it that takes names from it.
     keeps_code: bool = False
 
     def error(self, call: str, code: int) -> DriverError:

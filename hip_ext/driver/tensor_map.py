@@ -37,17 +37,14 @@ class TensorMapLayout:
     """A matrix in memory, and the block that one copy fetches: a tensor map without the address.
 
     Attributes:
-        elem_type, elem_size, swizzle: as the compiler's ``tensordesc_meta`` reports them.
-        shape: rows and columns of the matrix in elements.
-        row_stride: elements from one row to the next; in bytes a multiple of 16.
-        box: rows and columns of the block.
+        elem_type, elem_size, swizzle: as the compiler's `tensordesc_meta` reports them
     """
 
     elem_type: int
     elem_size: int
-    shape: tuple[int, int]
-    row_stride: int
-    box: tuple[int, int]
+    shape: tuple[int, int]  # rows and columns of the matrix in elements
+    row_stride: int  # elements from one row to the next; in bytes a multiple of 16
+    box: tuple[int, int]  # rows and columns of the block
     swizzle: int
 
     def encode(self, api: Api, address: int) -> bytes:

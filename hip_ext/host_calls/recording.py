@@ -16,24 +16,16 @@ _STEP = 1 << 44  # between the addresses that stand for buffers; no buffer is as
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """A kernel launch that a host call would have made.
+    """A kernel launch that a host call would have made."""
 
-    Attributes:
-        kernel: symbol.
-        grid, block: workgroups, threads of one.
-        dynamic_lds: bytes beside what the kernel declares.
-        kernarg: parameter block with hidden arguments, pointers to buffers zero.
-        pointers: byte offset in it of each buffer's pointer, by the buffer's name.
-        zeroed: buffers set to zero before it.
-    """
-
-    kernel: str
+    kernel: str  # symbol
+    # grid, block: workgroups, threads of one
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    dynamic_lds: int
-    kernarg: bytes
-    pointers: dict[str, int]
-    zeroed: tuple[str, ...]
+    dynamic_lds: int  # bytes beside what the kernel declares
+    kernarg: bytes  # parameter block with hidden arguments, pointers to buffers zero
+    pointers: dict[str, int]  # byte offset in it of each buffer's pointer, by the buffer's name
+    zeroed: tuple[str, ...]  # buffers set to zero before it
 
 
 class LaunchRecorder:

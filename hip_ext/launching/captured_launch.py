@@ -21,14 +21,10 @@ QueueCall = Callable[[Mapping[str, int], int], object]
 
 @dataclass(frozen=True)
 class CapturedKernel:
-    """One kernel of a call, or memory that it sets to zero.
+    """One kernel of a call, or memory that it sets to zero."""
 
-    Attributes:
-        kernel: its launch with the operands at made-up addresses.
-        address_slots: by operand, offsets in the parameter block in bytes, and what is added to its address there.
-    """
-
-    kernel: Captured | Cleared
+    kernel: Captured | Cleared  # its launch with the operands at made-up addresses
+    # By operand, offsets in the parameter block in bytes, and what is added to its address there.
     address_slots: Mapping[str, tuple[tuple[int, int], ...]]
 
     def at(self, addresses: Mapping[str, int]) -> Captured | Cleared:

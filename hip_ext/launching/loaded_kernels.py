@@ -22,16 +22,11 @@ from tritongemm.hip_ext.launching.patched_launch import (
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """A tuned kernel on a device.
+    """A tuned kernel on a device."""
 
-    Attributes:
-        launch: its launch on this device.
-        function: the loaded code.
-        strides: where the launch has the strides of operands, of a library's kernel that reads others than dense ones.
-    """
-
-    launch: Launch
-    function: driver.Function
+    launch: Launch  # its launch on this device
+    function: driver.Function  # the loaded code
+    # Where the launch has the strides of operands, of a library's kernel that reads others than dense ones.
     strides: StridePlaces | None = None
 
     def bytes(self, buffer: str) -> int:

@@ -33,17 +33,11 @@ _SYMBOL_ID, _SYMBOL_NAME, _SYMBOL_BYTES = 8, 24, 32
 
 @dataclass(frozen=True)
 class StructLayout:
-    """Where the structs of one major version differ.
+    """Where the structs of one major version differ."""
 
-    Attributes:
-        client_name: offset of the name in rocprofiler_client_id_t.
-        kind: offset of kind, operation and phase in rocprofiler_callback_tracing_record_t.
-        payload: offset of its payload.
-    """
-
-    client_name: int
-    kind: int
-    payload: int
+    client_name: int  # offset of the name in rocprofiler_client_id_t
+    kind: int  # offset of kind, operation and phase in rocprofiler_callback_tracing_record_t
+    payload: int  # offset of its payload
 
 
 LAYOUTS = {0: StructLayout(client_name=0, kind=32, payload=48), 1: StructLayout(client_name=8, kind=40, payload=56)}

@@ -19,14 +19,10 @@ class TraceError(TritonGemmError):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """The record of one run of a kernel.
+    """The record of one run of a kernel."""
 
-    Attributes:
-        name: its symbol; "" where the profiler does not know it.
-        start_ns, end_ns: device time in nanoseconds.
-    """
-
-    name: str
+    name: str  # its symbol; "" where the profiler does not know it
+    # start_ns, end_ns: device time in nanoseconds
     start_ns: int
     end_ns: int
 

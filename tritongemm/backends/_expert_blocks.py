@@ -8,18 +8,13 @@ from tritongemm.core.operands import Tensor
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """The assignment of rows to blocks, each of which belongs to one expert.
+    """The assignment of rows to blocks, each of which belongs to one expert."""
 
-    Attributes:
-        rows: the rows of each block, one block after the other, padded with the total number of rows; long enough for
-            the most uneven spread. None if each row is a block.
-        experts: the expert of each block.
-        used: the number of valid entries of `rows`.
-    """
-
+    # The rows of each block, one block after the other, padded with the total number of rows; long enough for the most
+    # uneven spread. None if each row is a block.
     rows: Tensor | None
-    experts: Tensor
-    used: Tensor
+    experts: Tensor  # the expert of each block
+    used: Tensor  # the number of valid entries of `rows`
 
 
 def experts_of_rows(ends: Tensor, rows: int) -> Tensor:

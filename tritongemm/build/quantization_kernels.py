@@ -24,23 +24,17 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 @dataclass(frozen=True)
 class Quantization:
-    """The request for a quantisation.
+    """The request for a quantisation."""
 
-    Attributes:
-        m, k: extents of the activations.
-        dtype_x: name of their type.
-        dtype_q: name of the quantised type.
-        granularity: ``tensor``, ``row``, ``block`` or ``mx``.
-        strides: of the scale factors along rows and along groups; of powers of two their extents in memory.
-        places: what the row ``r`` of a power of two and its group ``g`` add to its place in memory.
-    """
-
+    # m, k: extents of the activations
     m: int
     k: int
-    dtype_x: str
-    dtype_q: str
-    granularity: str
+    dtype_x: str  # name of their type
+    dtype_q: str  # name of the quantised type
+    granularity: str  # `tensor`, `row`, `block` or `mx`
+    # Of the scale factors along rows and along groups; of powers of two their extents in memory.
     strides: tuple[int, int]
+    # What the row `r` of a power of two and its group `g` add to its place in memory.
     places: tuple[str, str] = ("r * groups", "g")
 
 

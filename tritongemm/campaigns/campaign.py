@@ -43,38 +43,23 @@ OpenRun: TypeAlias = Callable[[Sequence[Problem], Path], AbstractContextManager[
 
 @dataclass
 class Campaign:
-    """From a log of what a job called to kernels that measurably gained.
+    """From a log of what a job called to kernels that measurably gained."""
 
-    Attributes:
-        folder: of all its files.
-        log: what the job called; None where the folder has been made already.
-        threshold: least share of the log's time, in percent, that a product must take to be tuned.
-        target: for which it tunes.
-        devices: numbers of the GPUs, of this host or of a cluster; none where nothing can be measured.
-        say: prints a line.
-        open_evaluators: what times products on each device, or stands in for that.
-        open_run: a tuning run of some problems into a results file.
-        open_tools: what the last stages measure with.
-        measured_with: what times depend on, such as versions and the clock.
-        tune_options: options with which `tritongemm tune` tunes one config as this campaign does.
-        others: results files of other campaigns, merged into this one's.
-        resume: whether tuning goes on from what is there.
-        failures: what went wrong so far and did not end the campaign; it makes the exit status 1.
-    """
-
-    folder: Path
-    log: Path | None
-    threshold: float
-    target: Target
-    devices: tuple[int, ...]
-    say: Callable[[str], None]
-    open_evaluators: OpenEvaluators
-    open_run: OpenRun
-    open_tools: OpenTools
+    folder: Path  # of all its files
+    log: Path | None  # what the job called; None where the folder has been made already
+    threshold: float  # least share of the log's time, in percent, that a product must take to be tuned
+    target: Target  # for which it tunes
+    devices: tuple[int, ...]  # numbers of the GPUs, of this host or of a cluster; none where nothing can be measured
+    say: Callable[[str], None]  # prints a line
+    open_evaluators: OpenEvaluators  # what times products on each device, or stands in for that
+    open_run: OpenRun  # a tuning run of some problems into a results file
+    open_tools: OpenTools  # what the last stages measure with
+    # What times depend on, such as versions and the clock.
     measured_with: Mapping[str, str] = field(default_factory=dict)
-    tune_options: tuple[str, ...] = ()
-    others: tuple[Path, ...] = ()
-    resume: bool = True
+    tune_options: tuple[str, ...] = ()  # options with which `tritongemm tune` tunes one config as this campaign does
+    others: tuple[Path, ...] = ()  # results files of other campaigns, merged into this one's
+    resume: bool = True  # whether tuning goes on from what is there
+    # What went wrong so far and did not end the campaign; it makes the exit status 1.
     failures: list[str] = field(default_factory=list)
 
     @cached_property

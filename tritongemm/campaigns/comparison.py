@@ -34,21 +34,13 @@ TURNS = 3  # processes that measure each side
 
 @dataclass(frozen=True)
 class Contest:
-    """One product of a campaign: what runs untuned, and the kernel that was found.
+    """One product of a campaign: what runs untuned, and the kernel that was found."""
 
-    Attributes:
-        problem: what both compute.
-        reference: the library's own choice, ready to run.
-        tuned: the kernel that won the tuning; None where that was the library's own choice.
-        count: calls in the log.
-        columns: what else the list of products says of it.
-    """
-
-    problem: Problem
-    reference: Artifact
-    tuned: Artifact | None
-    count: float = 1.0
-    columns: tuple[tuple[str, str], ...] = ()
+    problem: Problem  # what both compute
+    reference: Artifact  # the library's own choice, ready to run
+    tuned: Artifact | None  # the kernel that won the tuning; None where that was the library's own choice
+    count: float = 1.0  # calls in the log
+    columns: tuple[tuple[str, str], ...] = ()  # what else the list of products says of it
 
     @property
     def sides(self) -> tuple[Artifact, ...]:
@@ -101,18 +93,12 @@ class TrialLog:
 
 @dataclass
 class Comparison:
-    """Measures contests on all devices.
+    """Measures contests on all devices."""
 
-    Attributes:
-        log: gets every trial.
-        openers: start a new process on each device.
-        say: prints what is done.
-        faults: why a side can't be measured now, which a later run may; by problem and config.
-    """
-
-    log: TrialLog
-    openers: Sequence[OpenEvaluator]
-    say: Callable[[str], None]
+    log: TrialLog  # gets every trial
+    openers: Sequence[OpenEvaluator]  # start a new process on each device
+    say: Callable[[str], None]  # prints what is done
+    # Why a side can't be measured now, which a later run may; by problem and config.
     faults: dict[tuple[Problem, str], str] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
 

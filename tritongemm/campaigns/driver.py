@@ -36,21 +36,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class CampaignState:
-    """What a folder is the campaign of.
+    """What a folder is the campaign of."""
 
-    Attributes:
-        log: name of the log.
-        digest: SHA-256 of its contents.
-        target: name of the target.
-        threshold: of the configs, in percent.
-        done: stages that are done, in their order.
-    """
-
-    log: str
-    digest: str
-    target: str
-    threshold: float
-    done: tuple[str, ...] = ()
+    log: str  # name of the log
+    digest: str  # SHA-256 of its contents
+    target: str  # name of the target
+    threshold: float  # of the configs, in percent
+    done: tuple[str, ...] = ()  # stages that are done, in their order
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:

@@ -102,15 +102,10 @@ Remeasure: TypeAlias = Callable[[Sequence[Conflict]], Sequence[Record | Support]
 
 @dataclass(frozen=True)
 class MergedResults:
-    """The outcome of a merge.
+    """The outcome of a merge."""
 
-    Attributes:
-        records: those of the file.
-        notes: a line for each conflict: what was kept, and why.
-    """
-
-    records: tuple[Record, ...]
-    notes: tuple[str, ...]
+    records: tuple[Record, ...]  # those of the file
+    notes: tuple[str, ...]  # a line for each conflict: what was kept, and why
 
 
 def merge_campaign(

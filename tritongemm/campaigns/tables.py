@@ -21,15 +21,10 @@ _CONFIG = re.compile(r"[A-Z0-9]{1,40}_[NTC]{2}_[0-9]{1,6}", re.ASCII)
 
 @dataclass(frozen=True)
 class CampaignGemm:
-    """A GEMM that is tuned.
+    """A GEMM that is tuned."""
 
-    Attributes:
-        config: name of its config, such as ``BBS_TN_0``.
-        problem: its key.
-    """
-
-    config: str
-    problem: str
+    config: str  # name of its config, such as `BBS_TN_0`
+    problem: str  # its key
 
 
 def write_summary(products: Iterable[LoggedProduct], configs: Mapping[int, str], threshold: float) -> str:

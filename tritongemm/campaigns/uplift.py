@@ -10,32 +10,20 @@ LEAST_RATIO = 1.03  # A tuned kernel is kept if the reference takes at least thi
 
 @dataclass(frozen=True)
 class ComparedProduct:
-    """A product of the log whose reference and tuned kernels were measured.
+    """A product of the log whose reference and tuned kernels were measured."""
 
-    Attributes:
-        problem: its key.
-        count: calls in the log; 0 of a product that another campaign's results brought.
-        kernel_reference: config of what runs untuned.
-        kernel_tuned: config of what the campaign found.
-        samples_reference: seconds of one launch each, a tuple for each process that took them.
-        samples_tuned: the same; none where the kernel is the reference's own.
-        error_reference: largest deviation from the float64 reference; None where it was not verified.
-        error_tuned: the same of the tuned kernel.
-        tolerance: largest error that the family allows.
-        failure: why it could not be compared; "" where it was.
-        columns: what else the list of products says of it, by column.
-    """
-
-    problem: str
-    count: float
-    kernel_reference: str
-    kernel_tuned: str
+    problem: str  # its key
+    count: float  # calls in the log; 0 of a product that another campaign's results brought
+    kernel_reference: str  # config of what runs untuned
+    kernel_tuned: str  # config of what the campaign found
+    # Seconds of one launch each, a tuple for each process that took them.
     samples_reference: tuple[tuple[float, ...], ...] = ()
-    samples_tuned: tuple[tuple[float, ...], ...] = ()
-    error_reference: float | None = None
-    error_tuned: float | None = None
-    tolerance: float | None = None
-    failure: str = ""
+    samples_tuned: tuple[tuple[float, ...], ...] = ()  # the same; none where the kernel is the reference's own
+    error_reference: float | None = None  # largest deviation from the float64 reference; None where it was not verified
+    error_tuned: float | None = None  # the same of the tuned kernel
+    tolerance: float | None = None  # largest error that the family allows
+    failure: str = ""  # why it could not be compared; "" where it was
+    # What else the list of products says of it, by column.
     columns: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
@@ -94,23 +82,14 @@ def drop_reason(product: ComparedProduct) -> str:
 
 @dataclass(frozen=True)
 class CampaignUplift:
-    """What the kept kernels gain, as fractions.
+    """What the kept kernels gain, as fractions."""
 
-    Attributes:
-        kept: number of kept products.
-        compared: number of all.
-        average: mean of ratio - 1 over the kept.
-        geometric: geometric mean of the ratios, less 1.
-        weighted: share of the total time that they save.
-        share: of the total time that the kept products took before.
-    """
-
-    kept: int
-    compared: int
-    average: float = 0.0
-    geometric: float = 0.0
-    weighted: float = 0.0
-    share: float = 0.0
+    kept: int  # number of kept products
+    compared: int  # number of all
+    average: float = 0.0  # mean of ratio - 1 over the kept
+    geometric: float = 0.0  # geometric mean of the ratios, less 1
+    weighted: float = 0.0  # share of the total time that they save
+    share: float = 0.0  # of the total time that the kept products took before
 
     def describe(self) -> str:
         """Return a line with the gains as fractions of the GEMM time."""

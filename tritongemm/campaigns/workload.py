@@ -29,19 +29,12 @@ _LARGEST = 2**31 - 1  # as of other sizes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A product that was called and is no row of sizes.
+    """A product that was called and is no row of sizes."""
 
-    Attributes:
-        line: of the file, from 1.
-        reason: why.
-        count: calls.
-        call: it in the library's terms; None where its sizes are not known.
-    """
-
-    line: int
-    reason: str
-    count: float = 0.0
-    call: LoggedCall | None = None
+    line: int  # of the file, from 1
+    reason: str  # why
+    count: float = 0.0  # calls
+    call: LoggedCall | None = None  # it in the library's terms; None where its sizes are not known
 
     def describe(self) -> str:
         """Return a line with the calls that are not counted, and why."""
@@ -81,27 +74,16 @@ def _read_call(values: Mapping[str, Any]) -> LoggedCall | None:
 
 @dataclass(frozen=True)
 class LoggedProduct:
-    """A product of a job.
+    """A product of a job."""
 
-    Attributes:
-        call: it in the library's terms, for tables.
-        count: calls.
-        line: of the file, the first that has it.
-        problem: the same product as a problem; None where it can't be computed here.
-        reason: why it can't be; "" where it can.
-        seconds: time of one call; 0 until it is weighed.
-        how: where that time is from, a constant of `weights`.
-        share: of the job's time, in percent.
-    """
-
-    call: LoggedCall
-    count: float
-    line: int
-    problem: Problem | None
-    reason: str = ""
-    seconds: float = 0.0
-    how: str = ""
-    share: float = 0.0
+    call: LoggedCall  # it in the library's terms, for tables
+    count: float  # calls
+    line: int  # of the file, the first that has it
+    problem: Problem | None  # the same product as a problem; None where it can't be computed here
+    reason: str = ""  # why it can't be; "" where it can
+    seconds: float = 0.0  # time of one call; 0 until it is weighed
+    how: str = ""  # where that time is from, a constant of `weights`
+    share: float = 0.0  # of the job's time, in percent
 
     @property
     def total_seconds(self) -> float:
@@ -111,15 +93,10 @@ class LoggedProduct:
 
 @dataclass(frozen=True)
 class JobWorkload:
-    """The calls of a job.
+    """The calls of a job."""
 
-    Attributes:
-        products: each once, those that can't be computed here too, in the order of the file.
-        remarks: what was noticed in the file, with its name and lines.
-    """
-
-    products: tuple[LoggedProduct, ...]
-    remarks: tuple[str, ...] = ()
+    products: tuple[LoggedProduct, ...]  # each once, those that can't be computed here too, in the order of the file
+    remarks: tuple[str, ...] = ()  # what was noticed in the file, with its name and lines
 
 
 def read_workload(log: LogFile, target: Target) -> JobWorkload:

@@ -37,17 +37,11 @@ _WORDS = ("size", "target", "winner", "state", "why")
 
 @dataclass(frozen=True)
 class _Source:
-    """The results to check.
+    """The results to check."""
 
-    Attributes:
-        path: of a results file or a library.
-        claims: its results.
-        damaged: names of entries and rows that can't be read at all, with the reason.
-    """
-
-    path: Path
-    claims: tuple[Claim, ...]
-    damaged: tuple[str, ...]
+    path: Path  # of a results file or a library
+    claims: tuple[Claim, ...]  # its results
+    damaged: tuple[str, ...]  # names of entries and rows that can't be read at all, with the reason
 
     @property
     def is_library(self) -> bool:

@@ -32,21 +32,13 @@ _WARM_UP = 1 << 20  # seed of prompts that are sent first
 
 @dataclass
 class _Start:
-    """What one start of a server measured.
+    """What one start of a server measured."""
 
-    Attributes:
-        model: that it serves.
-        medians: of the passes, by load and quantity.
-        answers: greedy ones.
-        served: what the log says about rows that serve.
-        start_s: seconds until it answered.
-    """
-
-    model: str = ""
-    medians: dict[str, dict[str, float]] = field(default_factory=dict)
-    answers: list[Continuation] = field(default_factory=list)
-    served: list[str] = field(default_factory=list)
-    start_s: float = 0.0
+    model: str = ""  # that it serves
+    medians: dict[str, dict[str, float]] = field(default_factory=dict)  # of the passes, by load and quantity
+    answers: list[Continuation] = field(default_factory=list)  # greedy ones
+    served: list[str] = field(default_factory=list)  # what the log says about rows that serve
+    start_s: float = 0.0  # seconds until it answered
 
 
 @shell.command

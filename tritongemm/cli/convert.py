@@ -19,19 +19,14 @@ _Thing = tuple[Problem, str, int]
 
 @dataclass
 class _Found:
-    """The contents of the files.
+    """The contents of the files."""
 
-    Attributes:
-        records: the best result of each problem on each device, by `_rank`.
-        merged: files in the output's own format, whose rows are kept byte for byte.
-        notes: what was left out.
-        damaged: whether that was because it can't be read.
-    """
-
+    # The best result of each problem on each device, by `_rank`.
     records: dict[_Thing, Record] = field(default_factory=dict)
+    # Files in the output's own format, whose rows are kept byte for byte.
     merged: list[tuple[Path, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    damaged: bool = False
+    notes: list[str] = field(default_factory=list)  # what was left out
+    damaged: bool = False  # whether that was because it can't be read
 
 
 @shell.command

@@ -32,23 +32,16 @@ _MOST_LAYERS = 3  # in the name of a product
 
 @dataclass
 class ReadFiles:
-    """The contents of the files.
+    """The contents of the files."""
 
-    Attributes:
-        records: results, by problem and device; of several the fastest.
-        histories: how the runs went, by the name of the journal.
-        calls: of each product in the logs of campaigns, by its key.
-        layers: the modules that call a product, by its name, as a workload says them.
-        notes: what was left out, or could not be read.
-        damaged: whether any of it could not.
-    """
-
+    # Results, by problem and device; of several the fastest.
     records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
-    histories: dict[str, History] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
+    histories: dict[str, History] = field(default_factory=dict)  # how the runs went, by the name of the journal
+    calls: Counter[str] = field(default_factory=Counter)  # of each product in the logs of campaigns, by its key
+    # The modules that call a product, by its name, as a workload says them.
     layers: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    damaged: bool = False
+    notes: list[str] = field(default_factory=list)  # what was left out, or could not be read
+    damaged: bool = False  # whether any of it could not
 
     def add(self, records: Iterable[Record]) -> None:
         """Add results; of two of one problem on one device the faster is kept."""

@@ -100,19 +100,13 @@ def _default() -> Config | None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A size with a file's row and a new one.
+    """A size with a file's row and a new one."""
 
-    Attributes:
-        problem: the size.
-        before: seconds by the row that is there, or by the baseline where there is none; None where neither runs.
-        now: seconds by the new row; None where it does not run.
-        obstacle: why the two can't be compared; "" where they can.
-    """
-
-    problem: Problem
+    problem: Problem  # the size
+    # Seconds by the row that is there, or by the baseline where there is none; None where neither runs.
     before: float | None
-    now: float | None
-    obstacle: str = ""
+    now: float | None  # seconds by the new row; None where it does not run
+    obstacle: str = ""  # why the two can't be compared; "" where they can
 
     @property
     def percent(self) -> float | None:

@@ -14,16 +14,12 @@ from tritongemm.core.trial import Trial
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A kernel or library of kernels to compile.
+    """A kernel or library of kernels to compile."""
 
-    Attributes:
-        config: the candidate.
-        identity: everything the binary depends on, JSON values only; its hash names the artifact.
-        payload: further inputs of the compiler process, e.g. folders of headers.
-    """
-
-    config: Config
+    config: Config  # the candidate
+    # Everything the binary depends on, JSON values only; its hash names the artifact.
     identity: dict[str, Any] = field(hash=False)
+    # Further inputs of the compiler process, e.g. folders of headers.
     payload: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @cached_property
@@ -34,39 +30,24 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled config, or the reason there is none.
+    """A compiled config, or the reason there is none."""
 
-    Attributes:
-        config: the compiled config.
-        digest: content hash, which is its key in the cache.
-        path: the code object (cubin, hsaco), empty where compiling failed.
-        sha256: of the code object, once it is in the cache.
-        symbol: kernel symbol in it.
-        registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
-        spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
-        shared: bytes of LDS / shared memory a program uses.
-        threads: threads of one program.
-        seconds: compile time; 0 when it came from the cache.
-        status: ``ok``, ``compile_failed``, ``out_of_resources`` or ``timeout``.
-        reason: why not ok.
-        launch: launch data besides the symbol (parameter kinds, descriptors), JSON values only.
-        try_again: why it is not ok may be gone when it is compiled again, as where the compiler was killed from
-            outside or a file had changed: neither the cache nor a journal keeps it.
-    """
-
-    config: Config
-    digest: str
-    path: str = ""
-    sha256: str = ""
-    symbol: str = ""
-    registers: int = 0
-    spills: int = 0
-    shared: int = 0
-    threads: int = 0
-    seconds: float = 0.0
-    status: str = "ok"
-    reason: str = ""
+    config: Config  # the compiled config
+    digest: str  # content hash, which is its key in the cache
+    path: str = ""  # the code object (cubin, hsaco), empty where compiling failed
+    sha256: str = ""  # of the code object, once it is in the cache
+    symbol: str = ""  # kernel symbol in it
+    registers: int = 0  # vector registers a thread uses (AMD: VGPRs including AGPRs)
+    spills: int = 0  # bytes of scratch (AMD) or local memory (NVIDIA) a thread uses
+    shared: int = 0  # bytes of LDS / shared memory a program uses
+    threads: int = 0  # threads of one program
+    seconds: float = 0.0  # compile time; 0 when it came from the cache
+    status: str = "ok"  # `ok`, `compile_failed`, `out_of_resources` or `timeout`
+    reason: str = ""  # why not ok
+    # Launch data besides the symbol (parameter kinds, descriptors), JSON values only.
     launch: dict[str, Any] = field(default_factory=dict, hash=False)
+    # Why it is not ok may be gone when it is compiled again, as where the compiler was killed from outside or a file
+    # had changed: neither the cache nor a journal keeps it.
     try_again: bool = False
 
     def failed_trial(self) -> Trial:

@@ -29,29 +29,19 @@ _MOST_PARSED = 1 << 14  # configs kept by name; a journal of thousands of sizes 
 
 @dataclass(frozen=True, order=True)
 class Config:
-    """One way to run a GEMM.
+    """One way to run a GEMM."""
 
-    Attributes:
-        template: kernel template (Triton, CK) or kernel name (libraries, assembly).
-        block_m, block_n, block_k: tile.
-        group_m: tiles along M visited before moving along N, for reuse in L2.
-        split_k: programs that share one tile's K loop.
-        num_warps: warps (NVIDIA) or waves (AMD) per program.
-        num_stages: depth of software pipelining.
-        options: the architecture's own settings, sorted by name, e.g. ``(("kpack", 2),)``.
-        backend: plug-in of backends/ that builds and launches it.
-    """
-
-    template: str
+    template: str  # kernel template (Triton, CK) or kernel name (libraries, assembly)
+    # block_m, block_n, block_k: tile
     block_m: int
     block_n: int
     block_k: int
-    group_m: int = 1
-    split_k: int = 1
-    num_warps: int = 4
-    num_stages: int = 2
-    options: tuple[tuple[str, int], ...] = ()
-    backend: str = DEFAULT_BACKEND
+    group_m: int = 1  # tiles along M visited before moving along N, for reuse in L2
+    split_k: int = 1  # programs that share one tile's K loop
+    num_warps: int = 4  # warps (NVIDIA) or waves (AMD) per program
+    num_stages: int = 2  # depth of software pipelining
+    options: tuple[tuple[str, int], ...] = ()  # the architecture's own settings, sorted by name, e.g. `(("kpack", 2),)`
+    backend: str = DEFAULT_BACKEND  # plug-in of backends/ that builds and launches it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", tuple(sorted((str(k), int(v)) for k, v in self.options)))

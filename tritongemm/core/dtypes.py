@@ -11,25 +11,15 @@ from tritongemm.core.errors import InputError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type.
+    """An element type."""
 
-    Attributes:
-        name: our name, as on the command line.
-        bytes: size of one element, or of `packed` of them.
-        triton: Triton's name in a signature, e.g. ``fp8e4nv``; of types that it has not, of their bytes.
-        torch: attribute of ``torch``, e.g. ``float8_e4m3fn``.
-        epsilon: spacing of the numbers just above 1 (0 for integers).
-        maximum: largest finite value.
-        packed: elements that share their bytes.
-    """
-
-    name: str
-    bytes: int
-    triton: str
-    torch: str
-    epsilon: float
-    maximum: float
-    packed: int = 1
+    name: str  # our name, as on the command line
+    bytes: int  # size of one element, or of `packed` of them
+    triton: str  # Triton's name in a signature, e.g. `fp8e4nv`; of types that it has not, of their bytes
+    torch: str  # attribute of `torch`, e.g. `float8_e4m3fn`
+    epsilon: float  # spacing of the numbers just above 1 (0 for integers)
+    maximum: float  # largest finite value
+    packed: int = 1  # elements that share their bytes
 
     @property
     def width(self) -> float:
@@ -110,15 +100,10 @@ MANTISSA_BITS = 23  # of float32
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of the largest absolute value of a group to an exponent, without a logarithm.
+    """The rounding of the largest absolute value of a group to an exponent, without a logarithm."""
 
-    Attributes:
-        carry: added to the bits of that value as a float32, so that they are shifted to a rounded exponent.
-        less: taken off that exponent: the exponent of the type's own largest number.
-    """
-
-    carry: int
-    less: int
+    carry: int  # added to the bits of that value as a float32, so that they are shifted to a rounded exponent
+    less: int  # taken off that exponent: the exponent of the type's own largest number
 
     @classmethod
     def of(cls, dtype: str) -> Rounding:

@@ -20,37 +20,25 @@ _MOST_NAMED = 10  # damaged rows of a file that one line names
 
 @dataclass(frozen=True)
 class FormatRow:
-    """One row of a file of sizes or results.
+    """One row of a file of sizes or results."""
 
-    Attributes:
-        problem: what to tune, check or time.
-        config: how to run it; None for a bare size.
-        record: the result, where the row has a time.
-        line: where the row starts, from 1; None for the command line.
-        number: its place among the rows of the file, from 1; None where that is not said.
-        target: name of the target that the config is for; "" where that is not said.
-        compute_units: of the device that the row is for; 0 where that is not said.
-        count: calls of it in the workload of the file, or what else weighs it against other rows.
-        operation: the operation that was called, such as ``linear``; "" where that is not said.
-        callers: modules that called it.
-        subject: the columns of a row of another tool's file, where results are written in rows of the same
-            words; empty elsewhere.
-        foreign: the kernel that a row of another tool's file names and that nothing here runs, in words; "" for none.
-        optional: the file is for several targets, of which each passes over the rows that another one alone computes.
-    """
-
-    problem: Problem
-    config: Config | None = None
-    record: Record | None = None
-    line: int | None = None
+    problem: Problem  # what to tune, check or time
+    config: Config | None = None  # how to run it; None for a bare size
+    record: Record | None = None  # the result, where the row has a time
+    line: int | None = None  # where the row starts, from 1; None for the command line
+    # Its place among the rows of the file, from 1; None where that is not said.
     number: int | None = field(default=None, compare=False)
+    # Name of the target that the config is for; "" where that is not said.
     target: str = field(default="", compare=False)
-    compute_units: int = field(default=0, compare=False)
-    count: float = 1.0
-    operation: str = ""
-    callers: tuple[str, ...] = ()
+    compute_units: int = field(default=0, compare=False)  # of the device that the row is for; 0 where that is not said
+    count: float = 1.0  # calls of it in the workload of the file, or what else weighs it against other rows
+    operation: str = ""  # the operation that was called, such as `linear`; "" where that is not said
+    callers: tuple[str, ...] = ()  # modules that called it
+    # The columns of a row of another tool's file, where results are written in rows of the same words; empty elsewhere.
     subject: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # The kernel that a row of another tool's file names and that nothing here runs, in words; "" for none.
     foreign: str = field(default="", compare=False)
+    # The file is for several targets, of which each passes over the rows that another one alone computes.
     optional: bool = field(default=False, compare=False)
 
     def where(self, path: str) -> str:
@@ -62,31 +50,20 @@ class FormatRow:
 
 @dataclass(frozen=True)
 class DamagedRow:
-    """A row that can't be used, as it is wrong, double, can't be read, or is of a product that nothing here computes.
+    """A row that can't be used: it is wrong, double or unreadable, or of a product that nothing here computes."""
 
-    Attributes:
-        row: its number, from 1.
-        line: where it starts, from 1; None where that is not known.
-        reason: file, row, line, field and what is wrong.
-    """
-
-    row: int
-    line: int | None
-    reason: str
+    row: int  # its number, from 1
+    line: int | None  # where it starts, from 1; None where that is not known
+    reason: str  # file, row, line, field and what is wrong
 
 
 @dataclass(frozen=True)
 class ResultsFile:
-    """The contents of a file of results.
+    """The contents of a file of results."""
 
-    Attributes:
-        rows: those that can be used, in the order of the file.
-        damaged: those that can't be used.
-        untunable: those of another tool's file that are right, of products that nothing here computes.
-    """
-
-    rows: tuple[FormatRow, ...] = ()
-    damaged: tuple[DamagedRow, ...] = ()
+    rows: tuple[FormatRow, ...] = ()  # those that can be used, in the order of the file
+    damaged: tuple[DamagedRow, ...] = ()  # those that can't be used
+    # Those of another tool's file that are right, of products that nothing here computes.
     untunable: tuple[DamagedRow, ...] = ()
 
     def describe_damaged(self) -> str:
@@ -109,16 +86,12 @@ class ResultsFile:
 
 @dataclass(frozen=True)
 class Translation:
-    """Results written in a format.
+    """Results written in a format."""
 
-    Attributes:
-        files: text of each file by its name; "" is the output itself, the only one unless the format keeps a folder.
-        count: of the results that the files hold.
-        omitted: results that the format can express in part or not at all, each with the reason.
-    """
-
+    # Text of each file by its name; "" is the output itself, the only one unless the format keeps a folder.
     files: Mapping[str, str]
-    count: int
+    count: int  # of the results that the files hold
+    # Results that the format can express in part or not at all, each with the reason.
     omitted: tuple[tuple[Record, str], ...] = ()
 
 
@@ -132,54 +105,34 @@ class Merged:
 
 @dataclass(frozen=True)
 class NamedKernel:
-    """A kernel as files of other tools name it.
+    """A kernel as files of other tools name it."""
 
-    Attributes:
-        library: whose it is, by the name or an alias of a backend.
-        name: its own name.
-        index: its number in one version of the library; 0 where it has none.
-        split_k: workgroups that share the K loop of a tile; 0 where the library decides that.
-    """
-
-    library: str
-    name: str
-    index: int = 0
-    split_k: int = 0
+    library: str  # whose it is, by the name or an alias of a backend
+    name: str  # its own name
+    index: int = 0  # its number in one version of the library; 0 where it has none
+    split_k: int = 0  # workgroups that share the K loop of a tile; 0 where the library decides that
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The values of a row that states none.
+    """The values of a row that states none."""
 
-    Attributes:
-        dtype_a: name or alias; None for the family's own default.
-        dtype_b: the same; None for A's.
-        dtype_c: the same; None for the family's default, or for A's, or fp16 where A is fp8, or int32 where A is int8.
-        row_major_a, row_major_b: layouts.
-        bias: ``none``, ``m`` or ``n``.
-        family: plug-in of numerics/families.
-        order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
-        groups, group_form, spread, counts, room: as of a `Problem`.
-        scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
-        fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
-        families: what such a target computes all the same, for messages.
-        batch: number of independent products.
-        shared: operand that all products of a batch share: ``a``, ``b`` or "".
-    """
-
-    dtype_a: str | None = None
-    dtype_b: str | None = None
+    dtype_a: str | None = None  # name or alias; None for the family's own default
+    dtype_b: str | None = None  # the same; None for A's
+    # The same; None for the family's default, or for A's, or fp16 where A is fp8, or int32 where A is int8.
     dtype_c: str | None = None
+    # row_major_a, row_major_b: layouts
     row_major_a: bool = True
     row_major_b: bool = True
-    bias: str = "none"
-    family: str = DEFAULT_FAMILY
-    order_b: str = PLAIN
-    scales: str = ""
-    fp8_encoding: str = "fn"
-    families: tuple[str, ...] = ()
-    batch: int = 1
-    shared: str = ""
+    bias: str = "none"  # `none`, `m` or `n`
+    family: str = DEFAULT_FAMILY  # plug-in of numerics/families
+    order_b: str = PLAIN  # order of B in memory, `plain` or a plug-in of numerics/weight_layouts
+    scales: str = ""  # granularity of the scale factors, of `core.scaling`; "" for the family's usual one
+    fp8_encoding: str = "fn"  # meaning of `fp8` and `bf8`: `fn`, `fnuz` or, on a target without fp8, `none`
+    families: tuple[str, ...] = ()  # what such a target computes all the same, for messages
+    batch: int = 1  # number of independent products
+    shared: str = ""  # operand that all products of a batch share: `a`, `b` or ""
+    # groups, group_form, spread, counts, room: as of a `Problem`
     groups: int = 1
     group_form: str = "contiguous"
     spread: str = "uniform"

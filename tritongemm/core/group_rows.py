@@ -21,22 +21,17 @@ _ROUNDED = 1e-3  # what the sum of shares may lack where each was rounded
 
 @dataclass(frozen=True)
 class Groups:
-    """The products of different M that share one call, as of a mixture of experts.
+    """The products of different M that share one call, as of a mixture of experts."""
 
-    Attributes:
-        count: number of products, at least 2.
-        room: 0 of the contiguous form: A is [M, K], the rows of each group after those of the last, and the operand
-            ``offsets`` has the end of each. In the masked form the rows that each group has room for: A is
-            [count, room, K], and the operand ``counts`` has the rows of each.
-        spread: of rows over groups in tuning: ``uniform``, ``skewed``, or ``captured``: as in `counts`. Kernels read
-            the numbers of rows on the device, and are correct for any spread.
-        counts: the rows of each group, where they were captured.
-    """
-
-    count: int
+    count: int  # number of products, at least 2
+    # 0 of the contiguous form: A is [M, K], the rows of each group after those of the last, and the operand `offsets`
+    # has the end of each. In the masked form the rows that each group has room for: A is [count, room, K], and the
+    # operand `counts` has the rows of each.
     room: int = 0
+    # Of rows over groups in tuning: `uniform`, `skewed`, or `captured`: as in `counts`. Kernels read the numbers of
+    # rows on the device, and are correct for any spread.
     spread: str = "uniform"
-    counts: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()  # the rows of each group, where they were captured
 
     def __post_init__(self) -> None:
         if check_size("GROUPS", self.count) == 1:

@@ -14,24 +14,17 @@ PARTS = 256  # most values of float32 that one kernel leaves to the next, at an 
 
 @dataclass(frozen=True)
 class HelperKernel:
-    """A kernel that is compiled from a given source text.
+    """A kernel that is compiled from a given source text."""
 
-    Attributes:
-        name: of the function in the text.
-        source: a module of kernels.
-        signature: types of its run-time parameters in order: ``*`` and a type for a pointer, a type for a number.
-        constants: values of the other parameters.
-        divisors: powers of two of which numeric parameters are multiples.
-        num_warps: warps (NVIDIA) or waves (AMD) of a program.
-        overlaps: it takes OVERLAPS, whether kernels may start before the last one ends, and then waits for that.
-    """
-
-    name: str
-    source: str = field(repr=False)
+    name: str  # of the function in the text
+    source: str = field(repr=False)  # a module of kernels
+    # Types of its run-time parameters in order: `*` and a type for a pointer, a type for a number.
     signature: Mapping[str, str] = field(hash=False)
-    constants: Mapping[str, float] = field(hash=False)
+    constants: Mapping[str, float] = field(hash=False)  # values of the other parameters
+    # Powers of two of which numeric parameters are multiples.
     divisors: Mapping[str, int] = field(hash=False, default_factory=dict)
-    num_warps: int = 4
+    num_warps: int = 4  # warps (NVIDIA) or waves (AMD) of a program
+    # It takes OVERLAPS, whether kernels may start before the last one ends, and then waits for that.
     overlaps: bool = False
 
     @property

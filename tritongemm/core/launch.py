@@ -22,22 +22,15 @@ MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # of one launch along x, y and z, by 
 
 @dataclass(frozen=True)
 class Param:
-    """One kernel parameter.
+    """One kernel parameter."""
 
-    Attributes:
-        kind: ``pointer``, ``i32``, ``u32``, ``i64``, ``f32``, ``tma`` (a 128-byte tensor map) or ``pad``.
-        value: buffer name for a pointer or tensor map ("" is a null pointer), the number otherwise, bytes for ``pad``.
-        box: ``tma``: (rows, columns) of the block a program copies.
-        shape: ``tma``: (rows, columns) of the matrix.
-        stride: ``tma``: elements between rows.
-        elem_type, elem_size, swizzle: ``tma``: codes as the compiler reports them.
-    """
-
-    kind: str
+    kind: str  # `pointer`, `i32`, `u32`, `i64`, `f32`, `tma` (a 128-byte tensor map) or `pad`
+    # Buffer name for a pointer or tensor map ("" is a null pointer), the number otherwise, bytes for `pad`.
     value: str | int | float = 0
-    box: tuple[int, int] = (0, 0)
-    shape: tuple[int, int] = (0, 0)
-    stride: int = 0
+    box: tuple[int, int] = (0, 0)  # `tma`: (rows, columns) of the block a program copies
+    shape: tuple[int, int] = (0, 0)  # `tma`: (rows, columns) of the matrix
+    stride: int = 0  # `tma`: elements between rows
+    # elem_type, elem_size, swizzle: `tma`: codes as the compiler reports them
     elem_type: int = 0
     elem_size: int = 0
     swizzle: int = 0
@@ -68,16 +61,12 @@ class Param:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory a launch needs.
+    """Memory a launch needs."""
 
-    Attributes:
-        name: ``a``, ``b``, ``c``, ``bias``, ``workspace`` (any contents) or ``semaphore`` (zero before the first
-            launch; every launch leaves it zero).
-        bytes: size.
-    """
-
+    # `a`, `b`, `c`, `bias`, `workspace` (any contents) or `semaphore` (zero before the first launch; every launch
+    # leaves it zero).
     name: str
-    bytes: int
+    bytes: int  # size
 
     @property
     def fill(self) -> int:
@@ -87,37 +76,25 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch.
+    """One kernel launch."""
 
-    Attributes:
-        path: code object.
-        symbol: kernel in it.
-        grid: programs along x, y, z.
-        block: threads along x, y, z.
-        shared: dynamic LDS / shared memory in bytes.
-        params: kernel parameters in order.
-        buffers: memory the parameters point to.
-        cluster: programs of one cluster (Hopper and later).
-        at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
-            the constant bank, not in the parameter block.)
-        overlap: programmatic dependent launch: the kernel itself waits for the launch before it, and may be started
-            while that one still runs.
-        zeroed: memory that is set to zero before each launch, on the same stream; the kernel adds into it.
-        sha256: of the code object; "" if it is not known.
-    """
-
-    path: str
-    symbol: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
-    params: tuple[Param, ...]
-    buffers: tuple[Buffer, ...]
-    cluster: int = 1
+    path: str  # code object
+    symbol: str  # kernel in it
+    grid: tuple[int, int, int]  # programs along x, y, z
+    block: tuple[int, int, int]  # threads along x, y, z
+    shared: int  # dynamic LDS / shared memory in bytes
+    params: tuple[Param, ...]  # kernel parameters in order
+    buffers: tuple[Buffer, ...]  # memory the parameters point to
+    cluster: int = 1  # programs of one cluster (Hopper and later)
+    # Byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in the
+    # constant bank, not in the parameter block.)
     at: tuple[int, ...] = ()
+    # Programmatic dependent launch: the kernel itself waits for the launch before it, and may be started while that one
+    # still runs.
     overlap: bool = False
+    # Memory that is set to zero before each launch, on the same stream; the kernel adds into it.
     zeroed: tuple[Buffer, ...] = ()
-    sha256: str = ""
+    sha256: str = ""  # of the code object; "" if it is not known
 
     def read_code(self) -> bytes:
         """Return the code object, as it was compiled.
@@ -191,35 +168,23 @@ class HostLaunch:
 
     The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
     library explains what it returns instead of 0.
-
-    Attributes:
-        path: shared library.
-        sha256: of that library, which is loaded only while it has this content.
-        symbol: the function.
-        params: its parameters in order; the pointer called ``stream`` is the stream's handle.
-        buffers: memory the parameters point to.
-        runtime: library whose symbols it needs loaded before it, "" for none.
     """
 
-    path: str
-    sha256: str
-    symbol: str
-    params: tuple[Param, ...]
-    buffers: tuple[Buffer, ...]
-    runtime: str = ""
+    path: str  # shared library
+    sha256: str  # of that library, which is loaded only while it has this content
+    symbol: str  # the function
+    params: tuple[Param, ...]  # its parameters in order; the pointer called `stream` is the stream's handle
+    buffers: tuple[Buffer, ...]  # memory the parameters point to
+    runtime: str = ""  # library whose symbols it needs loaded before it, "" for none
 
 
 @dataclass(frozen=True)
 class StridePlaces:
-    """The parameters of a launch that are strides.
+    """The parameters of a launch that are strides."""
 
-    Attributes:
-        most_lead: the most elements from one stored row of an operand to the next.
-        places: by ``stride_`` or ``batch_`` and an operand's name, the index of the parameter that says how far its
-            rows, or its products, are apart, and what that was compiled to be a multiple of.
-    """
-
-    most_lead: int
+    most_lead: int  # the most elements from one stored row of an operand to the next
+    # By `stride_` or `batch_` and an operand's name, the index of the parameter that says how far its rows, or its
+    # products, are apart, and what that was compiled to be a multiple of.
     places: Mapping[str, tuple[int, int]]
 
     def move(self, launch: Launch, strides: Mapping[str, tuple[int, int]]) -> Launch | Support:

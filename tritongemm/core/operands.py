@@ -21,27 +21,20 @@ Call: TypeAlias = Callable[[], object]  # computes a product of operands that it
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """One operand, dense.
+    """One operand, dense."""
 
-    Attributes:
-        name: ``a``, ``b``, ``c``, ``scale_a``, ``scale_b``, ``bias``, ``offsets`` or ``counts``.
-        dtype: of its elements.
-        shape: extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1] or [N], so that it
-            broadcasts over C.
-        order: memory layout: ``rows``, ``columns``, or the name of a layout of weights or scales.
-        applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales
-            that change along K), or "" for A, B and C.
-        scaling: granularity of a scale factor; None for other operands.
-        batch: how many there are, one after the other in memory, as a dimension in front of `shape`; 0 where there is
-            no such dimension: of a single product, or shared by an entire batch.
-    """
-
-    name: str
-    dtype: DType
+    name: str  # `a`, `b`, `c`, `scale_a`, `scale_b`, `bias`, `offsets` or `counts`
+    dtype: DType  # of its elements
+    # Extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts
+    # over C.
     shape: tuple[int, ...]
-    order: str = "rows"
+    order: str = "rows"  # memory layout: `rows`, `columns`, or the name of a layout of weights or scales
+    # Where a kernel applies it: `epilogue` (to the sum over K, before C is rounded), `mainloop` (scales that change
+    # along K), or "" for A, B and C.
     applied: str = ""
-    scaling: Scaling | None = None
+    scaling: Scaling | None = None  # granularity of a scale factor; None for other operands
+    # How many there are, one after the other in memory, as a dimension in front of `shape`; 0 where there is no such
+    # dimension: of a single product, or shared by an entire batch.
     batch: int = 0
 
     @property

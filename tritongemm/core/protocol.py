@@ -9,46 +9,29 @@ from tritongemm.core.trial import Trial
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The final race of one problem.
+    """The final race of one problem."""
 
-    Attributes:
-        trials: one for each candidate, with its error; those that raced carry their samples.
-        samples: seconds by config name, the baseline's under `core.trial.BASELINE_ENTRY`.
-        cold: the operands were not in the last-level cache.
-        quantize_seconds: median time in which A is quantised; None where that was not measured.
-        library_wrong: why the baseline's result is wrong, in which case it did not race; "" where it is right or was
-            not compared.
-    """
-
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # one for each candidate, with its error; those that raced carry their samples
+    # Seconds by config name, the baseline's under `core.trial.BASELINE_ENTRY`.
     samples: Mapping[str, Sequence[float]] = field(hash=False)
-    cold: bool
-    quantize_seconds: float | None = None
+    cold: bool  # the operands were not in the last-level cache
+    quantize_seconds: float | None = None  # median time in which A is quantised; None where that was not measured
+    # Why the baseline's result is wrong, in which case it did not race; "" where it is right or was not compared.
     library_wrong: str = ""
 
 
 @dataclass(frozen=True)
 class MeasureProtocol:
-    """How measurements are taken; trials of different protocols are not compared.
+    """How measurements are taken; trials of different protocols are not compared."""
 
-    Attributes:
-        timer: name of a plug-in of the kind `Timer`; or `core.trial.PREDICTED`.
-        init: distribution of the operands.
-        rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
-        iters: fewest timed launches of a finalist.
-        warmup: launches before them, beside the two of verification.
-        seed: of the operands.
-        err_ratio: share of the elements that may be outside the family's tolerance.
-        compares_rows: finalists are also run on equal rows at several places of a batch, whose bits must agree.
-    """
-
-    timer: str = "events"
-    init: str = "randn"
-    rotating_mb: int = -1
-    iters: int = 200
-    warmup: int = 5
-    seed: int = 0
-    err_ratio: float = 0.0
+    timer: str = "events"  # name of a plug-in of the kind `Timer`; or `core.trial.PREDICTED`
+    init: str = "randn"  # distribution of the operands
+    rotating_mb: int = -1  # operands rotate through this much memory; negative for three times the last-level cache
+    iters: int = 200  # fewest timed launches of a finalist
+    warmup: int = 5  # launches before them, beside the two of verification
+    seed: int = 0  # of the operands
+    err_ratio: float = 0.0  # share of the elements that may be outside the family's tolerance
+    # Finalists are also run on equal rows at several places of a batch, whose bits must agree.
     compares_rows: bool = False
 
     def rotation_bytes(self, target: Target) -> int:

@@ -73,65 +73,51 @@ _LEFT_OUT = (
 class Record:
     """The result of tuning one problem.
 
-    Attributes:
-        problem: what was tuned.
-        target: name of the target it was tuned for.
-        config: the best generated kernel.
-        winner: backend that dispatch should call, e.g. ``triton``, or ``torch`` where the library won.
-        seconds: median time of one launch of ``config``, in seconds.
-        spread: half the distance between the quartiles of its samples, relative to the median.
-        timer: clock; ``model`` marks a prediction.
-        error, tolerance: deviation from the reference, and the largest allowed.
-        library_seconds: the library's median time in the same run, in seconds; None when not measured.
-        library: which library that was.
-        tie: the two were within the noise of each other.
-        verified: how the result was checked.
-        toolchain: versions that made it, e.g. ``{"triton": "3.6.0"}``.
-        cold: the weights were not in the last-level cache.
-        compute_units: number of compute units of the device it was tuned on; 0 where that is not said, and the
-            result then serves any device of its target.
-        m_from: the result serves every M from this one up to the problem's own, as a table over M says; 0 where it
-            serves its own M alone.
-        held_out: what was measured at other M of the range, which had no part in choosing it, by M as text: the time
-            over the best known there, less 1, and the library's time over it.
-        quantize_seconds: median time in which A is quantised from bf16, with its scale factors in the problem's layout,
-            as `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
-        code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
-        library_wrong: the error and the tolerance of the library whose result was wrong, so that it did not race; ""
-            where it was right, or was not compared.
-        order: the reduction order of ``config``, in which all rows of its product add up, at every M; "" where it was
-            not asked for.
-        row_bits: hash of a row that ``config`` computed of operands that are the same at every M; "" without an order.
-        notes: what a file's format or a campaign keeps with the result, by its own name, such as another tool's name of
-            the kernel; they are written back, and do not count when records are compared.
-
     Raises:
         InputError: a value is not of its field's kind, or out of range.
     """
 
-    problem: Problem
-    target: str
-    config: Config
-    winner: str
-    seconds: float
-    spread: float
-    timer: str
+    problem: Problem  # what was tuned
+    target: str  # name of the target it was tuned for
+    config: Config  # the best generated kernel
+    winner: str  # backend that dispatch should call, e.g. `triton`, or `torch` where the library won
+    seconds: float  # median time of one launch of `config`, in seconds
+    spread: float  # half the distance between the quartiles of its samples, relative to the median
+    timer: str  # clock; `model` marks a prediction
+    # error, tolerance: deviation from the reference, and the largest allowed
     error: float | None = None
     tolerance: float | None = None
+    # The library's median time in the same run, in seconds; None when not measured.
     library_seconds: float | None = None
-    library: str = ""
-    tie: bool = False
-    verified: str = ""
-    toolchain: dict[str, str] = field(default_factory=dict)
-    cold: bool = True
+    library: str = ""  # which library that was
+    tie: bool = False  # the two were within the noise of each other
+    verified: str = ""  # how the result was checked
+    toolchain: dict[str, str] = field(default_factory=dict)  # versions that made it, e.g. `{"triton": "3.6.0"}`
+    cold: bool = True  # the weights were not in the last-level cache
+    # Number of compute units of the device it was tuned on; 0 where that is not said, and the result then serves any
+    # device of its target.
     compute_units: int = 0
+    # The result serves every M from this one up to the problem's own, as a table over M says; 0 where it serves its own
+    # M alone.
     m_from: int = 0
+    # What was measured at other M of the range, which had no part in choosing it, by M as text: the time over the best
+    # known there, less 1, and the library's time over it.
     held_out: Mapping[str, Any] = field(default_factory=dict)
+    # Median time in which A is quantised from bf16, with its scale factors in the problem's layout, as
+    # `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
     quantize_seconds: float | None = None
+    # SHA-256 of the code object of `config` that was measured; "" where that is not known, or it has none.
     code: str = ""
+    # The error and the tolerance of the library whose result was wrong, so that it did not race; "" where it was right,
+    # or was not compared.
     library_wrong: str = ""
+    # The reduction order of `config`, in which all rows of its product add up, at every M; "" where it was not asked
+    # for.
     order: str = ""
+    # Hash of a row that `config` computed of operands that are the same at every M; "" without an order.
     row_bits: str = ""
+    # What a file's format or a campaign keeps with the result, by its own name, such as another tool's name of the
+    # kernel; they are written back, and do not count when records are compared.
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

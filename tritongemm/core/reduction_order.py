@@ -12,22 +12,16 @@ class ReductionOrder:
     """The order in which a kernel adds up the K products of one element of C.
 
     Two kernels with equal orders give equal bits. Sums of integers are exact in any order.
-
-    Attributes:
-        k: number of products; 0 of exact sums, whose order does not matter.
-        run: consecutive products that are added up from zero; the sums of these runs are added from the first to the
-            last.
-        block: consecutive products of a run whose sum is one by itself before it is scaled and added in float32; 0
-            where there are no such blocks.
-        unit: what adds up products, where others of the same device round otherwise, such as ``wgmma``; else "".
-        sums: how sums of runs are added, where not one after the other; else "".
     """
 
-    k: int = 0
+    k: int = 0  # number of products; 0 of exact sums, whose order does not matter
+    # Consecutive products that are added up from zero; the sums of these runs are added from the first to the last.
     run: int = 0
+    # Consecutive products of a run whose sum is one by itself before it is scaled and added in float32; 0 where there
+    # are no such blocks.
     block: int = 0
-    unit: str = ""
-    sums: str = ""
+    unit: str = ""  # what adds up products, where others of the same device round otherwise, such as `wgmma`; else ""
+    sums: str = ""  # how sums of runs are added, where not one after the other; else ""
 
     @property
     def runs(self) -> int:

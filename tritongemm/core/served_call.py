@@ -12,16 +12,11 @@ INVARIANT = "invariant"  # the kind of a resolution to an untuned kernel whose r
 
 @dataclass(frozen=True)
 class PatchedLaunch:
-    """A launch at addresses that are still to be given; belongs to one thread.
+    """A launch at addresses that are still to be given; belongs to one thread."""
 
-    Attributes:
-        setters: what takes the address of ``a``, ``b``, ``c``, ``bias``, ``workspace`` or ``semaphore``; one that is
-            missing is not used.
-        launch: queues it on the stream of a handle.
-    """
-
+    # What takes the address of `a`, `b`, `c`, `bias`, `workspace` or `semaphore`; one that is missing is not used.
     setters: Mapping[str, Callable[[int], None]]
-    launch: Callable[[int], None]
+    launch: Callable[[int], None]  # queues it on the stream of a handle
 
     def set_address(self, name: str) -> Callable[[int], None]:
         """Return the setter of the address of one buffer."""
@@ -40,45 +35,28 @@ class LoadedKernel(Protocol):
 
 @dataclass(frozen=True)
 class CallSignature:
-    """The request of a call at run time.
+    """The request of a call at run time."""
 
-    Attributes:
-        problem: x [M, K] @ w [N, K].T (+ bias [N]), whose B is w.T.
-        precision: how float32 is multiplied, ``fp32`` or ``tf32``; ``fp32`` for other types.
-        vector: x has one dimension, which is another operation to PyTorch.
-        frequent: the size has been called many times, so that looking for a better kernel pays.
-        invariant: a row of the result must have the same bits at every M.
-    """
-
-    problem: Problem
-    precision: str = "fp32"
-    vector: bool = False
-    frequent: bool = True
-    invariant: bool = False
+    problem: Problem  # x [M, K] @ w [N, K].T (+ bias [N]), whose B is w.T
+    precision: str = "fp32"  # how float32 is multiplied, `fp32` or `tf32`; `fp32` for other types
+    vector: bool = False  # x has one dimension, which is another operation to PyTorch
+    frequent: bool = True  # the size has been called many times, so that looking for a better kernel pays
+    invariant: bool = False  # a row of the result must have the same bits at every M
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """The kernel that serves a call, or why PyTorch does.
+    """The kernel that serves a call, or why PyTorch does."""
 
-    Attributes:
-        kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call is in), ``bucket`` (the
-            one of AITER's padded M), ``near`` (that of another M, for a product that PyTorch has no fast call of),
-            ``invariant`` (an untuned kernel in the order of all M), ``library`` (it won the tuning) or ``fallback``
-            (PyTorch).
-        text: which kernel, and why.
-        kernel: what is launched; None where PyTorch is called.
-        lasting: whether an equal call will be resolved alike until other records are loaded.
-        record: the tuned record that the answer follows from; None where there is none.
-        where: the file and the row of that record.
-    """
-
+    # `exact` (the tuned kernel), `range` (the one of the range of M that the call is in), `bucket` (the one of AITER's
+    # padded M), `near` (that of another M, for a product that PyTorch has no fast call of), `invariant` (an untuned
+    # kernel in the order of all M), `library` (it won the tuning) or `fallback` (PyTorch).
     kind: str
-    text: str
-    kernel: LoadedKernel | None = None
-    lasting: bool = True
-    record: Record | None = None
-    where: str = ""
+    text: str  # which kernel, and why
+    kernel: LoadedKernel | None = None  # what is launched; None where PyTorch is called
+    lasting: bool = True  # whether an equal call will be resolved alike until other records are loaded
+    record: Record | None = None  # the tuned record that the answer follows from; None where there is none
+    where: str = ""  # the file and the row of that record
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"

@@ -15,17 +15,12 @@ from tritongemm.core.target import Target
 
 @dataclass(frozen=True)
 class TemplateSpace:
-    """The values that each field of one template's configs may have.
+    """The values that each field of one template's configs may have."""
 
-    Attributes:
-        template: its name.
-        values: a name and its values for each axis, the fixed fields of a config (`AXES`) first, then options.
-        backend: whose template it is.
-    """
-
-    template: str
+    template: str  # its name
+    # A name and its values for each axis, the fixed fields of a config (`AXES`) first, then options.
     values: tuple[tuple[str, tuple[int, ...]], ...]
-    backend: str = "triton"
+    backend: str = "triton"  # whose template it is
 
     def __len__(self) -> int:
         return prod(len(v) for _, v in self.values)
@@ -99,25 +94,16 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """Limits on the configs to try, set by a user or by another program's kernel.
+    """Limits on the configs to try, set by a user or by another program's kernel."""
 
-    Attributes:
-        most_splits: largest number of programs that share a tile's K loop; 0 for any.
-        templates: names of the templates; empty for all.
-        axes: allowed values of an axis; all others are free.
-        options: the only options that a config may set, all others being at their defaults; None for all.
-        first: configs that are tried in any case.
-        interpreted: only templates whose kernels an interpreter can check, where no GPU will check others.
-        order: the only reduction order; None for any.
-    """
-
-    most_splits: int = 0
-    templates: tuple[str, ...] = ()
-    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    most_splits: int = 0  # largest number of programs that share a tile's K loop; 0 for any
+    templates: tuple[str, ...] = ()  # names of the templates; empty for all
+    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # allowed values of an axis; all others are free
+    # The only options that a config may set, all others being at their defaults; None for all.
     options: tuple[str, ...] | None = None
-    first: tuple[Config, ...] = ()
-    interpreted: bool = False
-    order: ReductionOrder | None = None
+    first: tuple[Config, ...] = ()  # configs that are tried in any case
+    interpreted: bool = False  # only templates whose kernels an interpreter can check, where no GPU will check others
+    order: ReductionOrder | None = None  # the only reduction order; None for any
 
     def allow(self, config: Config) -> bool:
         """Say whether a listed kernel, which is of none of our templates, may be tried."""

@@ -9,71 +9,40 @@ from tritongemm.core.errors import TargetError
 
 @dataclass(frozen=True)
 class Target:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        name: architecture, e.g. ``gfx942`` or ``sm90``; the stem of its YAML.
-        vendor: ``amd`` or ``nvidia``.
-        product: the chip whose figures these are.
-        compute_units: CUs or SMs.
-        wave_size: threads of a wave or warp.
-        lds_bytes: most LDS / shared memory one program may use.
-        lds_per_cu: LDS / shared memory of a compute unit.
-        registers_per_cu: 32-bit vector registers of a compute unit.
-        max_registers: most of them one thread may use.
-        max_threads_per_cu: threads resident on a compute unit.
-        max_threads: most threads of one workgroup.
-        launch_threads: most threads of a launch along one axis; 0 where only the number of workgroups is limited.
-        xcds: dies with an L2 of their own.
-        l2_bytes: size of one such L2.
-        llc_bytes: size of the last-level cache; timing rotates through more than this.
-        memory_bytes: device memory.
-        hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the entire device.
-        l2_neighbours: programs, in launch order, that draw a block from L2 once if they load it at the same time.
-        clock_ghz: peak engine clock.
-        launch_us: shortest kernel seen, in microseconds.
-        memory_ns: from issuing a load that misses every cache to its data, in nanoseconds.
-        lds_bytes_per_clock: LDS / shared memory bandwidth of a compute unit.
-        request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
-        free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
-        store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
-        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a full tile.
-        fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
-        peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
-        features: capabilities templates and rules ask for.
-    """
-
-    name: str
-    vendor: str
-    product: str
-    compute_units: int
-    wave_size: int
-    lds_bytes: int
-    lds_per_cu: int
-    registers_per_cu: int
-    max_registers: int
-    max_threads_per_cu: int
-    max_threads: int
-    launch_threads: int
-    xcds: int
-    l2_bytes: int
-    llc_bytes: int
-    memory_bytes: int
+    name: str  # architecture, e.g. `gfx942` or `sm90`; the stem of its YAML
+    vendor: str  # `amd` or `nvidia`
+    product: str  # the chip whose figures these are
+    compute_units: int  # CUs or SMs
+    wave_size: int  # threads of a wave or warp
+    lds_bytes: int  # most LDS / shared memory one program may use
+    lds_per_cu: int  # LDS / shared memory of a compute unit
+    registers_per_cu: int  # 32-bit vector registers of a compute unit
+    max_registers: int  # most of them one thread may use
+    max_threads_per_cu: int  # threads resident on a compute unit
+    max_threads: int  # most threads of one workgroup
+    launch_threads: int  # most threads of a launch along one axis; 0 where only the number of workgroups is limited
+    xcds: int  # dies with an L2 of their own
+    l2_bytes: int  # size of one such L2
+    llc_bytes: int  # size of the last-level cache; timing rotates through more than this
+    memory_bytes: int  # device memory
+    # hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the entire device
     hbm_gbps: float
     llc_gbps: float
     l2_gbps: float
-    l2_neighbours: int
-    clock_ghz: float
-    launch_us: float
-    memory_ns: float
-    lds_bytes_per_clock: int
-    request_bytes: int
-    free_stages: int
-    store_wait: str
-    sum_elements: int
-    fp8: str
-    peak_tflops: Mapping[str, float] = field(hash=False)
-    features: frozenset[str]
+    l2_neighbours: int  # programs, in launch order, that draw a block from L2 once if they load it at the same time
+    clock_ghz: float  # peak engine clock
+    launch_us: float  # shortest kernel seen, in microseconds
+    memory_ns: float  # from issuing a load that misses every cache to its data, in nanoseconds
+    lds_bytes_per_clock: int  # LDS / shared memory bandwidth of a compute unit
+    request_bytes: int  # what opening one more row costs caches and memory, as bytes moved: half a line or a sector
+    free_stages: int  # stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed)
+    store_wait: str  # assembly that waits until a wave's stores have landed; "" where a barrier waits for them
+    sum_elements: int  # most elements of a shared tile that a program adds up at a time; 0 for a full tile
+    fp8: str  # encoding its matrix units read: `fn`, `fnuz` or `none`
+    peak_tflops: Mapping[str, float] = field(hash=False)  # dense matrix rate by dtype (`fp8` for all eight-bit floats)
+    features: frozenset[str]  # capabilities templates and rules ask for
 
     def has(self, feature: str) -> bool:
         """Return whether kernels for it may use a feature, by the name that templates ask for."""

@@ -32,33 +32,20 @@ _FIELD_KINDS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of one config on one problem.
+    """The outcome of one config on one problem."""
 
-    Attributes:
-        config: the candidate.
-        status: one of `STATUSES`.
-        reason: why the status is not ``ok``, with its numbers.
-        samples: seconds of one launch each, in the order taken.
-        timer: label of the clock that took them, or `PREDICTED`.
-        stage: one of `STAGES`: ``screen`` (cheap) or ``final`` (interleaved, verified).
-        error: deviation from the reference as the family measures it; None when not checked.
-        tolerance: largest error the family allows.
-        outside: share of the elements beyond it, where some were allowed to be; None where none were.
-        row_bits: hash of one row of C on operands that are the same at every M; "" where it was not asked for.
-        try_again: the reason may be gone when it is tried again, as where the process was killed from outside: no
-            journal keeps such a trial.
-    """
-
-    config: Config
-    status: str
-    reason: str = ""
-    samples: tuple[float, ...] = ()
-    timer: str = ""
-    stage: str = "screen"
-    error: float | None = None
-    tolerance: float | None = None
-    outside: float | None = None
-    row_bits: str = ""
+    config: Config  # the candidate
+    status: str  # one of `STATUSES`
+    reason: str = ""  # why the status is not `ok`, with its numbers
+    samples: tuple[float, ...] = ()  # seconds of one launch each, in the order taken
+    timer: str = ""  # label of the clock that took them, or `PREDICTED`
+    stage: str = "screen"  # one of `STAGES`: `screen` (cheap) or `final` (interleaved, verified)
+    error: float | None = None  # deviation from the reference as the family measures it; None when not checked
+    tolerance: float | None = None  # largest error the family allows
+    outside: float | None = None  # share of the elements beyond it, where some were allowed to be; None where none were
+    row_bits: str = ""  # hash of one row of C on operands that are the same at every M; "" where it was not asked for
+    # The reason may be gone when it is tried again, as where the process was killed from outside: no journal keeps such
+    # a trial.
     try_again: bool = False
 
     def __post_init__(self) -> None:

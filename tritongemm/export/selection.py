@@ -37,19 +37,12 @@ def emptied(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which configs to launch.
+    """Which configs to launch."""
 
-    Attributes:
-        config: name of the only one; None for the predicted best that can be built.
-        count: how many of the predicted best to take if no config is named, beside each template's best.
-        backend: with no name, whose kernels.
-        manifests: of assembly kernels; none for those of the environment.
-    """
-
-    config: str | None = None
-    count: int = 0
-    backend: str = ""
-    manifests: tuple[Path, ...] = ()
+    config: str | None = None  # name of the only one; None for the predicted best that can be built
+    count: int = 0  # how many of the predicted best to take if no config is named, beside each template's best
+    backend: str = ""  # with no name, whose kernels
+    manifests: tuple[Path, ...] = ()  # of assembly kernels; none for those of the environment
 
 
 def launches(

@@ -18,35 +18,20 @@ OTHER_NAMES = {"soltimes": "us", "err_ratio": "errRatio", "g": "B", "b": "B", "m
 
 @dataclass(frozen=True)
 class CsvFamily:
-    """A family of AITER's.
+    """A family of AITER's."""
 
-    Attributes:
-        name: what its files are called.
-        ours: the family or variant of a family that computes the same; "" for layers with experts, whose rows say it.
-        keys: columns that say what is computed; with `DEVICE` they distinguish rows.
-        results: the columns after them.
-        words: beginning of a file name's part that says the family.
-        runs: libraries whose kernels its rows can name by a name alone.
-        shuffled: ours for rows whose column bpreshuffle says True; "" where the family has no such column.
-        scaled: ours for rows whose column scaleAB says True, with one scale factor for A and one for B.
-        log2_split: columns of splits hold exponents of two for assembly kernels too.
-        dtype: of A and B, where no column says it; "" for that of our family.
-        scales: granularity of its scale factors; "" for that of our family.
-        remark: how its products differ from ours, for the user; "" for not at all.
-    """
-
-    name: str
-    ours: str
-    keys: tuple[str, ...]
-    results: tuple[str, ...]
-    words: tuple[str, ...]
-    runs: tuple[str, ...] = ()
-    shuffled: str = ""
-    scaled: str = ""
-    log2_split: bool = False
-    dtype: str = ""
-    scales: str = ""
-    remark: str = ""
+    name: str  # what its files are called
+    ours: str  # the family or variant of a family that computes the same; "" for layers with experts, whose rows say it
+    keys: tuple[str, ...]  # columns that say what is computed; with `DEVICE` they distinguish rows
+    results: tuple[str, ...]  # the columns after them
+    words: tuple[str, ...]  # beginning of a file name's part that says the family
+    runs: tuple[str, ...] = ()  # libraries whose kernels its rows can name by a name alone
+    shuffled: str = ""  # ours for rows whose column bpreshuffle says True; "" where the family has no such column
+    scaled: str = ""  # ours for rows whose column scaleAB says True, with one scale factor for A and one for B
+    log2_split: bool = False  # columns of splits hold exponents of two for assembly kernels too
+    dtype: str = ""  # of A and B, where no column says it; "" for that of our family
+    scales: str = ""  # granularity of its scale factors; "" for that of our family
+    remark: str = ""  # how its products differ from ours, for the user; "" for not at all
 
     @property
     def header(self) -> tuple[str, ...]:

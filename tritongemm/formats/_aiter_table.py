@@ -30,38 +30,24 @@ _LAST = "_tag"  # the column that lines of AITER's own files leave out where it 
 
 @dataclass(frozen=True)
 class CsvLine:
-    """One line after the first.
+    """One line after the first."""
 
-    Attributes:
-        text: as it is in the file, without its end.
-        number: of the line in the file, from 1.
-        row: its number among the lines that are not blank, from 1; 0 for a blank one.
-        cells: without the blanks around them, by column; empty where the line is blank or wrong.
-        fault: what is wrong with it.
-    """
-
-    text: str
-    number: int = 0
-    row: int = 0
+    text: str  # as it is in the file, without its end
+    number: int = 0  # of the line in the file, from 1
+    row: int = 0  # its number among the lines that are not blank, from 1; 0 for a blank one
+    # Without the blanks around them, by column; empty where the line is blank or wrong.
     cells: Mapping[str, str] | None = None
-    fault: str = ""
+    fault: str = ""  # what is wrong with it
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A file.
+    """A file."""
 
-    Attributes:
-        columns: names in the first line.
-        header: the line with these names as it is, with the blank lines above it.
-        lines: those after it.
-        ended: whether the last line has an end.
-    """
-
-    columns: tuple[str, ...]
-    header: str
-    lines: tuple[CsvLine, ...]
-    ended: bool
+    columns: tuple[str, ...]  # names in the first line
+    header: str  # the line with these names as it is, with the blank lines above it
+    lines: tuple[CsvLine, ...]  # those after it
+    ended: bool  # whether the last line has an end
 
     @classmethod
     def parse(cls, path: Path, text: str) -> CsvTable:

@@ -29,18 +29,15 @@ class ColumnMajor:
 
     Read by rows it is C[n, m] = op(B)^T op(A)^T: our M is its n, our A its B. An operand that is taken as it is stored
     (N) is row-major to us, one that is transposed (T) column-major.
-
-    Attributes:
-        transposes: of A and B, N or T each.
-        m, n, batch, k: sizes.
-        a, b, c: our dtypes of A, B and D.
     """
 
-    transposes: str
+    transposes: str  # of A and B, N or T each
+    # m, n, batch, k: sizes
     m: int
     n: int
     batch: int
     k: int
+    # a, b, c: our dtypes of A, B and D
     a: str
     b: str
     c: str

@@ -41,12 +41,9 @@ TEMPLATE = "grouped_tile"  # our template that is the servers' kernel: a program
 
 @dataclass(frozen=True)
 class ExpertKind(Kind):
-    """What tables of experts of one ``dtype=`` are of.
+    """What tables of experts of one ``dtype=`` are of."""
 
-    Attributes:
-        steps: what the server runs without a table, by the GPU's vendor: a row for up to a number of tokens.
-    """
-
+    # What the server runs without a table, by the GPU's vendor: a row for up to a number of tokens.
     steps: Mapping[str, tuple[tuple[int, Mapping[str, int]], ...]] = field(default_factory=dict)
 
     def today(self, tokens: int, vendor: str) -> Mapping[str, int]:

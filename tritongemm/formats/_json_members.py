@@ -21,20 +21,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Member:
-    """One member of the outermost object.
+    """One member of the outermost object."""
 
-    Attributes:
-        key: its name.
-        value: what it holds; numbers that JSON has no word for, such as NaN, are floats.
-        line: where its name stands, from 1.
-        start: place of its name in the text.
-        value_start, value_end: place of its value in the text.
-    """
-
-    key: str
-    value: Any
-    line: int
-    start: int
+    key: str  # its name
+    value: Any  # what it holds; numbers that JSON has no word for, such as NaN, are floats
+    line: int  # where its name stands, from 1
+    start: int  # place of its name in the text
+    # value_start, value_end: place of its value in the text
     value_start: int
     value_end: int
 

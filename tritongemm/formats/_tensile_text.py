@@ -40,17 +40,11 @@ def begins_logic(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Solution:
-    """One kernel of a file.
+    """One kernel of a file."""
 
-    Attributes:
-        index: its number, which the table of sizes names.
-        name: `SolutionNameMin`.
-        text: its lines, from the third column on.
-    """
-
-    index: int
-    name: str
-    text: str
+    index: int  # its number, which the table of sizes names
+    name: str  # `SolutionNameMin`
+    text: str  # its lines, from the third column on
 
     def at(self, index: int) -> Solution:
         """Return the same solution with another number."""
@@ -67,27 +61,17 @@ class Solution:
 
 @dataclass
 class Logic:
-    """A logic file of exact sizes.
+    """A logic file of exact sizes."""
 
-    Attributes:
-        path: for messages.
-        head: what stands before the first element, such as ``---``.
-        elements: text of each.
-        tail: what stands behind the last.
-        solutions: by their numbers, in the order of the file.
-        sizes: number of the solution and its efficiency, by size, in the order of the file.
-        lines: where the row of each size begins, from 1.
-        line_end: of every line of the file; the pieces have the plain one.
-    """
-
-    path: Path
-    head: str
-    elements: list[str]
-    tail: str
-    solutions: dict[int, Solution] = field(default_factory=dict)
+    path: Path  # for messages
+    head: str  # what stands before the first element, such as `---`
+    elements: list[str]  # text of each
+    tail: str  # what stands behind the last
+    solutions: dict[int, Solution] = field(default_factory=dict)  # by their numbers, in the order of the file
+    # Number of the solution and its efficiency, by size, in the order of the file.
     sizes: dict[Size, tuple[int, float]] = field(default_factory=dict)
-    lines: dict[Size, int] = field(default_factory=dict)
-    line_end: str = "\n"
+    lines: dict[Size, int] = field(default_factory=dict)  # where the row of each size begins, from 1
+    line_end: str = "\n"  # of every line of the file; the pieces have the plain one
 
     @cached_property
     def problem_type(self) -> dict[str, Any]:

@@ -41,31 +41,20 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True)
 class Kind:
-    """What tables of one ``dtype=`` are of.
+    """What tables of one ``dtype=`` are of."""
 
-    Attributes:
-        family: plug-in of numerics/families.
-        dtype: of A and B.
-        block: columns and depth that share a scale of B in that family; 0 where each column has one.
-        default: what the server runs without a table; None for another kernel of its own.
-        ladder: every M of a table written here.
-        depths: values of BLOCK_SIZE_K that the server's kernel runs as they are, by the GPU's vendor; empty for any.
-        template: of ours, that is the server's kernel.
-        scales: name of the scale factors' granularity; "" for the family's usual one.
-        remarks: keys of a table that are no M and are left as they are.
-        more: keys that a row has where the server's own kernel ran with them, and nowhere else.
-    """
-
-    family: str
-    dtype: str
+    family: str  # plug-in of numerics/families
+    dtype: str  # of A and B
+    # Columns and depth that share a scale of B in that family; 0 where each column has one.
     block: tuple[int, int] = (0, 0)
-    default: Mapping[str, int] | None = None
-    ladder: tuple[int, ...] = LADDER
+    default: Mapping[str, int] | None = None  # what the server runs without a table; None for another kernel of its own
+    ladder: tuple[int, ...] = LADDER  # every M of a table written here
+    # Values of BLOCK_SIZE_K that the server's kernel runs as they are, by the GPU's vendor; empty for any.
     depths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    template: str = "tile"
-    scales: str = ""
-    remarks: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
+    template: str = "tile"  # of ours, that is the server's kernel
+    scales: str = ""  # name of the scale factors' granularity; "" for the family's usual one
+    remarks: tuple[str, ...] = ()  # keys of a table that are no M and are left as they are
+    more: tuple[str, ...] = ()  # keys that a row has where the server's own kernel ran with them, and nowhere else
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -171,20 +160,13 @@ def _checked_m(path: Path, member: Member) -> int:
 
 
 class ServerTables(ServerFormat, abstract=True):
-    """Tables of one server, a JSON file for each subject, whose name says it.
-
-    Attributes:
-        kinds: by the word behind ``dtype=`` in a file's name.
-        shape: how a file's name says which block of B shares a scale.
-        blanks: what of a device's name a file's name has a ``_`` for.
-        device_words: devices whose names have such a word are all called so.
-    """
+    """Tables of one server, a JSON file for each subject, whose name says it."""
 
     suffixes = (".json",)
-    kinds: ClassVar[Mapping[str, Kind]]
-    shape: ClassVar[str]
-    blanks: ClassVar[re.Pattern[str]]
-    device_words: ClassVar[Mapping[str, str]] = {}
+    kinds: ClassVar[Mapping[str, Kind]]  # by the word behind `dtype=` in a file's name
+    shape: ClassVar[str]  # how a file's name says which block of B shares a scale
+    blanks: ClassVar[re.Pattern[str]]  # what of a device's name a file's name has a `_` for
+    device_words: ClassVar[Mapping[str, str]] = {}  # devices whose names have such a word are all called so
 
     @abstractmethod
     def _is_name(self, name: str) -> bool:

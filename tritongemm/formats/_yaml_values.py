@@ -48,19 +48,12 @@ _Anchors: TypeAlias = dict[str, tuple[Value, int]]  # Values that have names, an
 
 
 class YamlRow(NamedTuple):
-    """One row of a list.
+    """One row of a list."""
 
-    Attributes:
-        line: where it starts, from 1.
-        value: what it is; None where it can't be read.
-        remark: what stands behind a map in flow style on its last line.
-        fault: why it can't be read; "" where it can.
-    """
-
-    line: int
-    value: Value
-    remark: str = ""
-    fault: str = ""
+    line: int  # where it starts, from 1
+    value: Value  # what it is; None where it can't be read
+    remark: str = ""  # what stands behind a map in flow style on its last line
+    fault: str = ""  # why it can't be read; "" where it can
 
 
 class YamlFault(Exception):

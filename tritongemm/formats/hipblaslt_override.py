@@ -44,19 +44,12 @@ _REVISION_DIGITS = 8  # digits of the library's revision in the version of a con
 
 @dataclass(frozen=True)
 class _Pair:
-    """The two lines of a product.
+    """The two lines of a product."""
 
-    Attributes:
-        number: its place in the file, from 1.
-        line: of the values, from 1.
-        values: by column; fewer or more than columns where it is damaged.
-        fault: why it is; "" where it is not.
-    """
-
-    number: int
-    line: int
-    values: Mapping[str, str]
-    fault: str = ""
+    number: int  # its place in the file, from 1
+    line: int  # of the values, from 1
+    values: Mapping[str, str]  # by column; fewer or more than columns where it is damaged
+    fault: str = ""  # why it is; "" where it is not
 
 
 class HipblasltOverride(WritableFormat):

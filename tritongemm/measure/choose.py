@@ -20,18 +20,13 @@ FEWEST_TESTED_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome of a race.
+    """The outcome of a race."""
 
-    Attributes:
-        name: the candidate that is compared with the baseline: our fastest kernel if it beats the best library
-            algorithm by the margin beyond the noise, else that algorithm.
-        library_won: this candidate does not beat the baseline beyond the noise and the margin.
-        tie: candidate and baseline differ by no more than the noise or the margin.
-    """
-
+    # The candidate that is compared with the baseline: our fastest kernel if it beats the best library algorithm by the
+    # margin beyond the noise, else that algorithm.
     name: str
-    library_won: bool
-    tie: bool
+    library_won: bool  # this candidate does not beat the baseline beyond the noise and the margin
+    tie: bool  # candidate and baseline differ by no more than the noise or the margin
 
 
 def load_statistics() -> None:

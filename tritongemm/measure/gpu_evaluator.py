@@ -84,21 +84,13 @@ def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _Proc
 
 @dataclass
 class _Attempt:
-    """The answers so far of one attempt at a final.
+    """The answers so far of one attempt at a final."""
 
-    Attributes:
-        trials: one for each candidate that was verified.
-        samples: of the race, once it has ended.
-        cold: the operands are not in the last-level cache.
-        running: name of the candidate that runs in the race; "" where that isn't known.
-        library_wrong: why the baseline's result is wrong; "" where it is not.
-    """
-
-    trials: list[Trial] = field(default_factory=list)
-    samples: dict[str, Sequence[float]] = field(default_factory=dict)
-    cold: bool = True
-    running: str = ""
-    library_wrong: str = ""
+    trials: list[Trial] = field(default_factory=list)  # one for each candidate that was verified
+    samples: dict[str, Sequence[float]] = field(default_factory=dict)  # of the race, once it has ended
+    cold: bool = True  # the operands are not in the last-level cache
+    running: str = ""  # name of the candidate that runs in the race; "" where that isn't known
+    library_wrong: str = ""  # why the baseline's result is wrong; "" where it is not
 
     def take(self, answer: MeasureAnswer) -> None:
         """Note one answer."""

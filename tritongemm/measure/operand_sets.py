@@ -52,17 +52,11 @@ class LibraryRefusal(Exception):
 
 @dataclass(frozen=True)
 class PreparedCandidate:
-    """A candidate that is ready to run.
+    """A candidate that is ready to run."""
 
-    Attributes:
-        calls: its launch functions, one for each set of operands.
-        module: its loaded code, to be unloaded; None if a library holds the code.
-        symbol: name of the kernel that each call dispatches once; "" if a library decides, or memory is zeroed before
-            it.
-    """
-
-    calls: list[Call]
-    module: driver.Module | None = None
+    calls: list[Call]  # its launch functions, one for each set of operands
+    module: driver.Module | None = None  # its loaded code, to be unloaded; None if a library holds the code
+    # Name of the kernel that each call dispatches once; "" if a library decides, or memory is zeroed before it.
     symbol: str = ""
 
     def in_turn(self, launches: int) -> list[Call]:

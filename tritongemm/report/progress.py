@@ -28,19 +28,12 @@ _LEAST_SHARE = 0.02
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        done: sizes that have a result, or failed.
-        total: sizes that the run tunes.
-        gain: geometric mean of the results' gains over the library; None before the first.
-        seconds_left: estimate of the time left in seconds; None if too little is done to say.
-    """
-
-    done: int
-    total: int
-    gain: float | None
-    seconds_left: float | None
+    done: int  # sizes that have a result, or failed
+    total: int  # sizes that the run tunes
+    gain: float | None  # geometric mean of the results' gains over the library; None before the first
+    seconds_left: float | None  # estimate of the time left in seconds; None if too little is done to say
 
 
 @dataclass

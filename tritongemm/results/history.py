@@ -21,36 +21,22 @@ from tritongemm.system import reading
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate that was tried.
+    """A candidate that was tried."""
 
-    Attributes:
-        problem: of what size.
-        trial: its outcome.
-        seconds: since the first run of the journal began, without the time between runs.
-    """
-
-    problem: Problem
-    trial: Trial
-    seconds: float
+    problem: Problem  # of what size
+    trial: Trial  # its outcome
+    seconds: float  # since the first run of the journal began, without the time between runs
 
 
 @dataclass(frozen=True)
 class History:
-    """The course of the runs of one journal.
+    """The course of the runs of one journal."""
 
-    Attributes:
-        header: what the first line says of target, toolchain and protocol.
-        tried: candidates in the order of the lines.
-        records: the last result of each problem.
-        seconds: what the runs took up to the last trial.
-        unread: how many lines can't be read.
-    """
-
-    header: Mapping[str, Any]
-    tried: tuple[Tried, ...]
-    records: tuple[Record, ...]
-    seconds: float
-    unread: int
+    header: Mapping[str, Any]  # what the first line says of target, toolchain and protocol
+    tried: tuple[Tried, ...]  # candidates in the order of the lines
+    records: tuple[Record, ...]  # the last result of each problem
+    seconds: float  # what the runs took up to the last trial
+    unread: int  # how many lines can't be read
 
 
 def read(path: Path, problems: Collection[Problem] | None = None) -> History:

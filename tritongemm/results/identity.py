@@ -10,21 +10,13 @@ from tritongemm.core.record import SCHEMA
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The target and the protocol of a run.
+    """The target and the protocol of a run."""
 
-    Attributes:
-        target: name of its target.
-        toolchain: versions; ``device`` names the GPU that it measures on.
-        protocol: how it measures.
-        compute_units: of its device; 0 where that is not said.
-        resumed: whether it goes on from what is there, or measures anew.
-    """
-
-    target: str
-    toolchain: Mapping[str, str]
-    protocol: Mapping[str, Any]
-    compute_units: int
-    resumed: bool
+    target: str  # name of its target
+    toolchain: Mapping[str, str]  # versions; `device` names the GPU that it measures on
+    protocol: Mapping[str, Any]  # how it measures
+    compute_units: int  # of its device; 0 where that is not said
+    resumed: bool  # whether it goes on from what is there, or measures anew
 
     def header(self) -> dict[str, Any]:
         """Return the header of a run's journal: what its trials depend on."""

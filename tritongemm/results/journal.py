@@ -98,17 +98,11 @@ def is_journal(start: bytes) -> bool:
 
 @dataclass(frozen=True)
 class JournalLines:
-    """The lines of a journal.
+    """The lines of a journal."""
 
-    Attributes:
-        lines: what can be used, by number of the line, from 1.
-        damaged: why other lines can't be read, by number.
-        size: bytes of the complete lines; the rest is a line that a kill cut.
-    """
-
-    lines: dict[int, Line]
-    damaged: dict[int, str]
-    size: int
+    lines: dict[int, Line]  # what can be used, by number of the line, from 1
+    damaged: dict[int, str]  # why other lines can't be read, by number
+    size: int  # bytes of the complete lines; the rest is a line that a kill cut
 
 
 def read(path: Path) -> JournalLines:

@@ -11,17 +11,11 @@ LEAST_KEPT_SHARE_OF_GAIN = 0.98  # A recorded gain holds if it is no more than 2
 
 @dataclass(frozen=True)
 class VerifiedResult:
-    """A stored result, checked again.
+    """A stored result, checked again."""
 
-    Attributes:
-        problem: what it computes.
-        trial: its error, or why it has none.
-        how: how it was checked, in a few words; "" where it was not.
-    """
-
-    problem: Problem
-    trial: Trial
-    how: str = ""
+    problem: Problem  # what it computes
+    trial: Trial  # its error, or why it has none
+    how: str = ""  # how it was checked, in a few words; "" where it was not
 
     @property
     def wrong(self) -> bool:
@@ -41,21 +35,13 @@ class VerifiedResult:
 
 @dataclass(frozen=True)
 class RetimedResult:
-    """A stored result, timed again beside the baseline.
+    """A stored result, timed again beside the baseline."""
 
-    Attributes:
-        problem: what it computes.
-        trial: its time, or why it has none.
-        baseline_seconds: the baseline's time in the same race; None where it did not take part.
-        record: the result as stored; None where the row had no time.
-        library_wrong: why the baseline's result is wrong; "" where it is right or was not compared.
-    """
-
-    problem: Problem
-    trial: Trial
-    baseline_seconds: float | None
-    record: Record | None
-    library_wrong: str = ""
+    problem: Problem  # what it computes
+    trial: Trial  # its time, or why it has none
+    baseline_seconds: float | None  # the baseline's time in the same race; None where it did not take part
+    record: Record | None  # the result as stored; None where the row had no time
+    library_wrong: str = ""  # why the baseline's result is wrong; "" where it is right or was not compared
 
     @property
     def ratio(self) -> float | None:

@@ -28,27 +28,19 @@ _HEADER_KINDS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a journal.
+    """One line of a journal."""
 
-    Attributes:
-        kind: ``header``, ``record``, ``trial``, ``merged`` or ``baseline``.
-        value: a mapping for a header, a `Record`, a problem with an `UnreadTrial`, a list of problems, or the key of a
-            problem with the baseline's seconds or None.
-    """
-
-    kind: str
+    kind: str  # `header`, `record`, `trial`, `merged` or `baseline`
+    # A mapping for a header, a `Record`, a problem with an `UnreadTrial`, a list of problems, or the key of a problem
+    # with the baseline's seconds or None.
     value: Any
 
 
 @dataclass(frozen=True)
 class UnreadTrial:
-    """The line of a trial, which is parsed on request, as a finished run needs few.
+    """The line of a trial, which is parsed on request, as a finished run needs few."""
 
-    Attributes:
-        line: of the journal, without its checksum.
-    """
-
-    line: bytes
+    line: bytes  # of the journal, without its checksum
 
     def read(self) -> Trial:
         """Return the trial."""

@@ -29,28 +29,20 @@ _TIMES = {"without": list_of(POSITIVE, most=1000), "with": list_of(POSITIVE, mos
 
 
 class Gain(NamedTuple):
-    """How much faster a server is with a table: above 1, the table gains.
+    """How much faster a server is with a table: above 1, the table gains."""
 
-    Attributes:
-        ratio: the median over all pairs of a start without and a start with the table.
-        least, most: of those pairs.
-    """
-
-    ratio: float
+    ratio: float  # the median over all pairs of a start without and a start with the table
+    # least, most: of those pairs
     least: float
     most: float
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity of one load, a value for each start of the server.
+    """One quantity of one load, a value for each start of the server."""
 
-    Attributes:
-        name: a key of `QUANTITIES`.
-        without, served: the values without and with the table.
-    """
-
-    name: str
+    name: str  # a key of `QUANTITIES`
+    # without, served: the values without and with the table
     without: Sequence[float]
     served: Sequence[float]
 
@@ -83,37 +75,24 @@ def _spread(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class ComparedLoad:
-    """A load, with all that was measured of it.
+    """A load, with all that was measured of it."""
 
-    Attributes:
-        name: such as ``batch 16``.
-        m: the M of most products.
-        quantities: in the order of `QUANTITIES`.
-        predicted: the library's time of the products at this M over that of what the table serves; None where the
-            table does not say.
-    """
-
-    name: str
-    m: int
-    quantities: tuple[Quantity, ...]
+    name: str  # such as `batch 16`
+    m: int  # the M of most products
+    quantities: tuple[Quantity, ...]  # in the order of `QUANTITIES`
+    # The library's time of the products at this M over that of what the table serves; None where the table does not
+    # say.
     predicted: float | None = None
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How alike greedy answers of two starts are.
+    """How alike greedy answers of two starts are."""
 
-    Attributes:
-        answers: how many were compared.
-        equal: how many of them have the same tokens.
-        share: of all tokens, those before the first difference of their answer.
-        logprob: the largest difference of the logarithms of the probabilities of such tokens.
-    """
-
-    answers: int
-    equal: int
-    share: float
-    logprob: float
+    answers: int  # how many were compared
+    equal: int  # how many of them have the same tokens
+    share: float  # of all tokens, those before the first difference of their answer
+    logprob: float  # the largest difference of the logarithms of the probabilities of such tokens
 
     def __str__(self) -> str:
         return (
@@ -124,24 +103,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ServerComparison:
-    """A server without and with a table.
+    """A server without and with a table."""
 
-    Attributes:
-        command: that started it.
-        table: as in TRITONGEMM_CONFIG.
-        model: that it served.
-        loads: what it was sent.
-        agreement: of starts, by which were compared; empty where the server returns no tokens.
-        served: what its log says about the rows that serve.
-        start_s: seconds until each start answered, of A without and of B with the table.
-    """
-
-    command: Sequence[str]
-    table: str
-    model: str
-    loads: tuple[ComparedLoad, ...]
+    command: Sequence[str]  # that started it
+    table: str  # as in TRITONGEMM_CONFIG
+    model: str  # that it served
+    loads: tuple[ComparedLoad, ...]  # what it was sent
+    # Of starts, by which were compared; empty where the server returns no tokens.
     agreement: Mapping[str, Agreement] = field(default_factory=dict)
-    served: Sequence[str] = ()
+    served: Sequence[str] = ()  # what its log says about the rows that serve
+    # Seconds until each start answered, of A without and of B with the table.
     start_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def to_json(self) -> str:

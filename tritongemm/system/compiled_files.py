@@ -33,15 +33,10 @@ GROUP = "group"  # among trusted names: all members of the folder's group
 
 @dataclass(frozen=True)
 class Owners:
-    """Users whose files are used.
+    """Users whose files are used."""
 
-    Attributes:
-        uids: these, whatever their groups.
-        group: whose members count too, or None.
-    """
-
-    uids: frozenset[int]
-    group: int | None = None
+    uids: frozenset[int]  # these, whatever their groups
+    group: int | None = None  # whose members count too, or None
 
     def __contains__(self, uid: int) -> bool:
         """Return whether a user is one of them."""
@@ -114,17 +109,11 @@ _NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class CompiledEntry:
-    """The contents of the cache under one key.
+    """The contents of the cache under one key."""
 
-    Attributes:
-        path: folder of the files.
-        facts: JSON values stored with them.
-        files: content by name.
-    """
-
-    path: Path
-    facts: dict[str, Any]
-    files: Mapping[str, bytes]
+    path: Path  # folder of the files
+    facts: dict[str, Any]  # JSON values stored with them
+    files: Mapping[str, bytes]  # content by name
 
 
 @dataclass(frozen=True)

@@ -35,19 +35,12 @@ class HostLost(WorkerDied):
 
 @dataclass(frozen=True)
 class RayNode:
-    """A host of a cluster that lives.
+    """A host of a cluster that lives."""
 
-    Attributes:
-        id: Ray's.
-        name: the host's, with its address where that is another.
-        gpus: GPUs that Ray knows of.
-        cpus: cores that Ray knows of.
-    """
-
-    id: str
-    name: str
-    gpus: int
-    cpus: int
+    id: str  # Ray's
+    name: str  # the host's, with its address where that is another
+    gpus: int  # GPUs that Ray knows of
+    cpus: int  # cores that Ray knows of
 
 
 class RemoteHost:

@@ -93,17 +93,11 @@ def tuned_configs() -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class AiterConfig:
-    """A file of tuned configs that one of AITER's variables names.
+    """A file of tuned configs that one of AITER's variables names."""
 
-    Attributes:
-        variable: its name.
-        family: what AITER calls what the variable's files are of.
-        path: of the file.
-    """
-
-    variable: str
-    family: str
-    path: Path
+    variable: str  # its name
+    family: str  # what AITER calls what the variable's files are of
+    path: Path  # of the file
 
 
 def aiter_configs() -> tuple[AiterConfig, ...]:

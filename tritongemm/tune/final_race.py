@@ -68,36 +68,22 @@ def _place(invited: tuple[int, Trial]) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class RaceWork:
-    """A race for a device to run.
+    """A race for a device to run."""
 
-    Attributes:
-        problem: the problem.
-        first: finalists, which race first.
-        reserve: the next candidates, which race if all finalists are wrong.
-    """
-
-    problem: Problem
-    first: tuple[Artifact, ...]
-    reserve: tuple[Artifact, ...]
+    problem: Problem  # the problem
+    first: tuple[Artifact, ...]  # finalists, which race first
+    reserve: tuple[Artifact, ...]  # the next candidates, which race if all finalists are wrong
 
 
 @dataclass(frozen=True)
 class RaceOutcome:
-    """The outcome of a race.
+    """The outcome of a race."""
 
-    Attributes:
-        lost: trials of earlier finalists, none of which passed verification.
-        result: the race of the first finalists of which one passed; None if none did.
-        verified: how the results were verified, in words.
-        failure: why the race could not be finished; "" if it was.
-        library_wrong: why the baseline's result is wrong too, where none passed; "" if it is not.
-    """
-
-    lost: tuple[Trial, ...]
-    result: RaceResult | None
-    verified: str = ""
-    failure: str = ""
-    library_wrong: str = ""
+    lost: tuple[Trial, ...]  # trials of earlier finalists, none of which passed verification
+    result: RaceResult | None  # the race of the first finalists of which one passed; None if none did
+    verified: str = ""  # how the results were verified, in words
+    failure: str = ""  # why the race could not be finished; "" if it was
+    library_wrong: str = ""  # why the baseline's result is wrong too, where none passed; "" if it is not
 
 
 def prepare_race(task: Task, finalists: int) -> RaceWork:

@@ -50,16 +50,11 @@ class MeasuredM:
 
 @dataclass
 class MTable:
-    """The rows of a table over M, each of which serves the M above the previous row's up to its own.
+    """The rows of a table over M, each of which serves the M above the previous row's up to its own."""
 
-    Attributes:
-        low: the smallest M that is served.
-        rows: results by their M.
-        held_out: races at held-out M, which had no part in choosing the rows, by M.
-    """
-
-    low: int
-    rows: dict[int, MeasuredM] = field(default_factory=dict)
+    low: int  # the smallest M that is served
+    rows: dict[int, MeasuredM] = field(default_factory=dict)  # results by their M
+    # Races at held-out M, which had no part in choosing the rows, by M.
     held_out: dict[int, MeasuredM] = field(default_factory=dict)
 
     def row_of(self, m: int) -> MeasuredM | None:

@@ -14,45 +14,29 @@ from tritongemm.workloads.sizes import Size
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model whose linear layers are tuned.
+    """A model whose linear layers are tuned."""
 
-    Attributes:
-        place: its folder, or its name at Hugging Face.
-        tp: GPUs that share each layer.
-        tokens: values of M.
-        every_bias: tune each layer with and without a bias.
-    """
-
-    place: Path
-    tp: int = 1
-    tokens: tuple[int, ...] = DEFAULT_TOKENS
-    every_bias: bool = False
+    place: Path  # its folder, or its name at Hugging Face
+    tp: int = 1  # GPUs that share each layer
+    tokens: tuple[int, ...] = DEFAULT_TOKENS  # values of M
+    every_bias: bool = False  # tune each layer with and without a bias
 
 
 @dataclass(frozen=True)
 class SizeSource:
-    """The source of sizes: values, a file, one size, a range of M, a server's table or a model.
+    """The source of sizes: values, a file, one size, a range of M, a server's table or a model."""
 
-    Attributes:
-        given: sizes as values.
-        path: a file of sizes, or of a workload with call counts.
-        is_workload: tune a table over M for each N and K of the file.
-        m, n, k: one size; without `m` the N and K of `m_range` or of a server's table.
-        m_range: the least and the largest M of tables.
-        join: tune tables of layers with one input joined to one product.
-        model: whose layers are tuned.
-        defaults: what holds where a size does not say it; what depends on the target is filled in later.
-    """
-
-    given: tuple[Size, ...] = field(default=(), hash=False)
-    path: Path | None = None
-    is_workload: bool = False
+    given: tuple[Size, ...] = field(default=(), hash=False)  # sizes as values
+    path: Path | None = None  # a file of sizes, or of a workload with call counts
+    is_workload: bool = False  # tune a table over M for each N and K of the file
+    # m, n, k: one size; without `m` the N and K of `m_range` or of a server's table
     m: int | None = None
     n: int | None = None
     k: int | None = None
-    m_range: tuple[int, int] | None = None
-    join: bool = True
-    model: ModelSource | None = None
+    m_range: tuple[int, int] | None = None  # the least and the largest M of tables
+    join: bool = True  # tune tables of layers with one input joined to one product
+    model: ModelSource | None = None  # whose layers are tuned
+    # What holds where a size does not say it; what depends on the target is filled in later.
     defaults: Defaults = field(default_factory=Defaults)
 
     @property
@@ -63,53 +47,34 @@ class SizeSource:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a run.
+    """The devices of a run."""
 
-    Attributes:
-        target: architecture; None for this machine's GPU.
-        gpu_ids: ordinals of GPUs, with commas between; None for the first `ngpus`.
-        ngpus: number of GPUs; 0 for one of this machine, or for all of a cluster.
-        ray: address of a Ray cluster; None for this machine alone.
-        compilers: compiler processes; 0 for one per core.
-    """
-
-    target: str | None = None
-    gpu_ids: str | None = None
-    ngpus: int = 0
-    ray: str | None = None
-    compilers: int = 0
+    target: str | None = None  # architecture; None for this machine's GPU
+    gpu_ids: str | None = None  # ordinals of GPUs, with commas between; None for the first `ngpus`
+    ngpus: int = 0  # number of GPUs; 0 for one of this machine, or for all of a cluster
+    ray: str | None = None  # address of a Ray cluster; None for this machine alone
+    compilers: int = 0  # compiler processes; 0 for one per core
 
 
 @dataclass(frozen=True)
 class SearchScope:
-    """What is tried, and what races.
+    """What is tried, and what races."""
 
-    Attributes:
-        effort: a level of `EFFORTS`, which decides what `strategy` and `budget` leave open.
-        strategy: plug-in of strategies/; None for the effort's.
-        budget: most configs tried for each size, and seconds of the run after which nothing new is tried, each 0 for no
-            limit; None for the effort's.
-        population: configs of a generation, of a strategy that has generations; 0 for its own number.
-        finalists: candidates of each size that are verified and raced.
-        max_split: most programs that share K of a tile; 0 for the search space's values.
-        libtype: backends that race: ``all``, names with commas between, or None for those that compile quickly.
-        algorithms: most algorithms screened of a vendor's library for each size; 0 for all.
-        margin: relative gain below which the library is kept.
-        server: name of the server whose tables are tuned; None for none.
-        top_k: experts per token, of a server's MoE kernel.
-    """
-
-    effort: str = "normal"
-    strategy: str | None = None
+    effort: str = "normal"  # a level of `EFFORTS`, which decides what `strategy` and `budget` leave open
+    strategy: str | None = None  # plug-in of strategies/; None for the effort's
+    # Most configs tried for each size, and seconds of the run after which nothing new is tried, each 0 for no limit;
+    # None for the effort's.
     budget: tuple[int, float] | None = None
-    population: int = 0
-    finalists: int = TuningOptions.finalists
-    max_split: int = 0
+    population: int = 0  # configs of a generation, of a strategy that has generations; 0 for its own number
+    finalists: int = TuningOptions.finalists  # candidates of each size that are verified and raced
+    max_split: int = 0  # most programs that share K of a tile; 0 for the search space's values
+    # Backends that race: `all`, names with commas between, or None for those that compile quickly.
     libtype: str | None = None
+    # Most algorithms screened of a vendor's library for each size; 0 for all.
     algorithms: int = TuningOptions.algorithms
-    margin: float = MARGIN
-    server: str | None = None
-    top_k: int | None = None
+    margin: float = MARGIN  # relative gain below which the library is kept
+    server: str | None = None  # name of the server whose tables are tuned; None for none
+    top_k: int | None = None  # experts per token, of a server's MoE kernel
 
     @property
     def seconds(self) -> float:
@@ -119,22 +84,15 @@ class SearchScope:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files of results.
+    """The files of results."""
 
-    Attributes:
-        path: results file, or a file of another tool's format beside which results go; None for one named after the
-            target in the folder output/.
-        to: format of `path`; "" for what its contents or name say.
-        candidates: a CSV of every candidate; None for none.
-        resume: go on from what is there; otherwise measure again.
-        keep: keep the modules with the configs that were tried.
-    """
-
+    # Results file, or a file of another tool's format beside which results go; None for one named after the target in
+    # the folder output/.
     path: Path | None = None
-    to: str = ""
-    candidates: Path | None = None
-    resume: bool = True
-    keep: bool = False
+    to: str = ""  # format of `path`; "" for what its contents or name say
+    candidates: Path | None = None  # a CSV of every candidate; None for none
+    resume: bool = True  # go on from what is there; otherwise measure again
+    keep: bool = False  # keep the modules with the configs that were tried
 
 
 @dataclass(frozen=True)
@@ -173,18 +131,12 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried of each size.
+    """How much is tried of each size."""
 
-    Attributes:
-        budget: most configs tried where candidates are timed; 0 for as many as the strategy likes.
-        untimed: most configs compiled, the best predicted, where nothing is timed; 0 for all that pruning keeps.
-        summary: for help texts.
-        strategy: plug-in of strategies/; None for guided search on a GPU, and all of the best predicted without one.
-    """
-
-    budget: int
-    untimed: int
-    summary: str
+    budget: int  # most configs tried where candidates are timed; 0 for as many as the strategy likes
+    untimed: int  # most configs compiled, the best predicted, where nothing is timed; 0 for all that pruning keeps
+    summary: str  # for help texts
+    # Plug-in of strategies/; None for guided search on a GPU, and all of the best predicted without one.
     strategy: str | None = None
 
 

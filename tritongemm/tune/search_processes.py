@@ -44,22 +44,18 @@ MOST_PROCESSES = 32
 
 @dataclass(frozen=True)
 class SearchJob:
-    """A problem to plan and to search.
+    """A problem to plan and to search."""
 
-    Attributes:
-        problem, target, folder, backend, limits: the arguments of `plan_search`; the folder absolute, as the process
-            that plans may have started in another.
-        strategy: plug-in of strategies/.
-        budget, population, problems_per_core, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to
-            the limits', which come first.
-    """
-
+    # problem, target, folder, backend, limits: the arguments of `plan_search`; the folder absolute, as the process that
+    # plans may have started in another
     problem: Problem
     target: Target
     folder: Path
     backend: str
     limits: SearchLimits = NO_LIMITS
-    strategy: str = "guided"
+    strategy: str = "guided"  # plug-in of strategies/
+    # budget, population, problems_per_core, seeds: as of `Strategy.search` and its `SearchPlan`; seeds in addition to
+    # the limits', which come first
     budget: int = 0
     population: int = 0
     problems_per_core: float = 0.0
@@ -107,18 +103,13 @@ class PreparedBatch:
 
 @dataclass(frozen=True)
 class BegunSearch:
-    """A search that a child process has begun.
+    """A search that a child process has begun."""
 
-    Attributes:
-        total, kept: configs before and after pruning.
-        pruned: what each rule removed, without the kept configs.
-        first: the first batch.
-    """
-
+    # total, kept: configs before and after pruning
     total: int
     kept: int
-    pruned: Pruned
-    first: PreparedBatch
+    pruned: Pruned  # what each rule removed, without the kept configs
+    first: PreparedBatch  # the first batch
 
 
 @dataclass(frozen=True)
@@ -132,21 +123,16 @@ class TriedBatch:
 
 @dataclass(frozen=True)
 class PlannedSearch:
-    """The search of a problem that has been planned.
+    """The search of a problem that has been planned."""
 
-    Attributes:
-        total, kept: configs before and after pruning.
-        most: how many of these the search tries at most.
-        pruned: what each rule removed; it may lack the kept configs.
-        begin: starts the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
-        jobs: compile jobs of a batch's configs that another process has prepared, by config name.
-    """
-
+    # total, kept: configs before and after pruning
     total: int
     kept: int
-    most: int
-    pruned: Pruned
+    most: int  # how many of these the search tries at most
+    pruned: Pruned  # what each rule removed; it may lack the kept configs
+    # Starts the search, here or in another process, given `compiled` and `built` of its `SearchPlan`.
     begin: Callable[[Collection[str], Collection[str]], Search]
+    # Compile jobs of a batch's configs that another process has prepared, by config name.
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
 
 

@@ -57,43 +57,27 @@ class BestTime:
 
 @dataclass(eq=False)
 class Task:
-    """The state of one size that is tuned.
+    """The state of one size that is tuned."""
 
-    Attributes:
-        problem: the problem that is tuned.
-        state: its stage; `move_to` changes it.
-        turn: its place in the order of the run, from 1.
-        search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
-        batch: the strategy's last batch.
-        jobs: compile jobs of the batch's configs that another process has prepared, by config name.
-        trials: the outcome of every config so far, by config name.
-        artifacts: compiled artifacts, by config name.
-        asked_others: other backends have been asked for their candidates.
-        unscreened: configs of the batch that have not been screened.
-        untried: configs that the search may still try.
-        in_flight: pieces of work that a device has not answered.
-        slow: configs with slow background compiles, by name; only the race waits for them.
-        best: the shortest time so far.
-        failure: why the problem can't be tuned; "" while it can.
-        refused: backends without candidates, with the reasons.
-    """
-
-    problem: Problem
-    state: TaskState = TaskState.QUEUED
-    turn: int = 1
+    problem: Problem  # the problem that is tuned
+    state: TaskState = TaskState.QUEUED  # its stage; `move_to` changes it
+    turn: int = 1  # its place in the order of the run, from 1
+    # The strategy, which yields batches and is sent their trials; None until the problem has been planned.
     search: Search | None = None
-    batch: list[Config] = field(default_factory=list)
+    batch: list[Config] = field(default_factory=list)  # the strategy's last batch
+    # Compile jobs of the batch's configs that another process has prepared, by config name.
     jobs: dict[str, CompileJob | Support] = field(default_factory=dict)
-    trials: dict[str, Trial] = field(default_factory=dict)
-    artifacts: dict[str, Artifact] = field(default_factory=dict)
-    asked_others: bool = False
-    unscreened: int = 0
-    untried: int = 0
-    in_flight: int = 0
+    trials: dict[str, Trial] = field(default_factory=dict)  # the outcome of every config so far, by config name
+    artifacts: dict[str, Artifact] = field(default_factory=dict)  # compiled artifacts, by config name
+    asked_others: bool = False  # other backends have been asked for their candidates
+    unscreened: int = 0  # configs of the batch that have not been screened
+    untried: int = 0  # configs that the search may still try
+    in_flight: int = 0  # pieces of work that a device has not answered
+    # Configs with slow background compiles, by name; only the race waits for them.
     slow: dict[str, Config] = field(default_factory=dict)
-    best: BestTime = field(default_factory=BestTime)
-    failure: str = ""
-    refused: dict[str, str] = field(default_factory=dict)
+    best: BestTime = field(default_factory=BestTime)  # the shortest time so far
+    failure: str = ""  # why the problem can't be tuned; "" while it can
+    refused: dict[str, str] = field(default_factory=dict)  # backends without candidates, with the reasons
 
     @property
     def finished(self) -> bool:

@@ -12,48 +12,30 @@ from tritongemm.workloads.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture of experts of an architecture, by the names of its keys.
+    """The mixture of experts of an architecture, by the names of its keys."""
 
-    Attributes:
-        width: of the hidden part of one.
-        router: name of the layer that chooses among them.
-        bias: whether that and the experts' products add biases.
-        shared_width: width of the expert that all tokens pass, 0 without one.
-        shared: name of that expert.
-        shared_gate: whether a layer weighs that expert's result.
-        has_experts: whether a layer, by its number, has experts instead of a plain MLP.
-    """
-
-    width: str
-    router: str = "gate"
-    bias: bool = False
+    width: str  # of the hidden part of one
+    router: str = "gate"  # name of the layer that chooses among them
+    bias: bool = False  # whether that and the experts' products add biases
+    # Width of the expert that all tokens pass, 0 without one.
     shared_width: Callable[[ModelConfig], int] = lambda config: 0
-    shared: str = "shared_experts"
-    shared_gate: bool = False
+    shared: str = "shared_experts"  # name of that expert
+    shared_gate: bool = False  # whether a layer weighs that expert's result
+    # Whether a layer, by its number, has experts instead of a plain MLP.
     has_experts: Callable[[ModelConfig, int], bool] = lambda config, layer: True
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The facts of an architecture. A bias is there always, never, or where the flag of that name says so.
+    """The facts of an architecture. A bias is there always, never, or where the flag of that name says so."""
 
-    Attributes:
-        qkv_bias: of q, k and v.
-        o_bias: of the product behind the attention.
-        mlp_bias: of the products of the MLP.
-        experts: its mixture of experts, if it has one.
-        latent: whether its attention keeps k and v compressed (MLA).
-        usual: values of keys that its files leave out.
-        nested: model_type of a text_config that it may have.
-    """
-
-    qkv_bias: bool | str = False
-    o_bias: bool | str = False
-    mlp_bias: bool | str = False
-    experts: Experts | None = None
-    latent: bool = False
-    usual: Mapping[str, Any] = field(default_factory=dict)
-    nested: str = ""
+    qkv_bias: bool | str = False  # of q, k and v
+    o_bias: bool | str = False  # of the product behind the attention
+    mlp_bias: bool | str = False  # of the products of the MLP
+    experts: Experts | None = None  # its mixture of experts, if it has one
+    latent: bool = False  # whether its attention keeps k and v compressed (MLA)
+    usual: Mapping[str, Any] = field(default_factory=dict)  # values of keys that its files leave out
+    nested: str = ""  # model_type of a text_config that it may have
 
 
 def _qwen_has_experts(config: ModelConfig, layer: int) -> bool:

@@ -47,44 +47,27 @@ _PARTS_ON_EVERY_GPU: Final = {"router", "indexer", "compressor", "altup", "laure
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a product that GPUs share.
+    """Columns of a product that GPUs share."""
 
-    Attributes:
-        n: how many there are.
-        heads: parts that a GPU must have complete; 0 where any number of columns can be one GPU's.
-        copied: whether GPUs hold copies of heads where there are more GPUs.
-    """
-
-    n: int
-    heads: int = 0
-    copied: bool = False
+    n: int  # how many there are
+    heads: int = 0  # parts that a GPU must have complete; 0 where any number of columns can be one GPU's
+    copied: bool = False  # whether GPUs hold copies of heads where there are more GPUs
 
 
 @dataclass(frozen=True)
 class LayerWeight:
-    """The weight of one linear layer, or of one in each of the experts of a layer.
+    """The weight of one linear layer, or of one in each of the experts of a layer."""
 
-    Attributes:
-        name: path of the module in the language model, such as ``layers.3.self_attn.q_proj``.
-        columns: of the result, those of joined layers one after another.
-        k: columns of the activations.
-        bias: whether a bias is added.
-        heads: parts of k that a GPU must have complete, where the GPUs share k; 0 where any number can be one GPU's.
-        groups: experts that have such a weight each; 1 for what every token passes.
-        chosen: experts that a token goes to.
-        cut: ``columns``, ``rows`` or ``none`` by which the GPUs share it; "" where the name decides.
-        kept: whether it stays as it is in a model whose weights are quantised.
-    """
-
-    name: str
-    columns: tuple[Columns, ...]
-    k: int
-    bias: bool = False
+    name: str  # path of the module in the language model, such as `layers.3.self_attn.q_proj`
+    columns: tuple[Columns, ...]  # of the result, those of joined layers one after another
+    k: int  # columns of the activations
+    bias: bool = False  # whether a bias is added
+    # Parts of k that a GPU must have complete, where the GPUs share k; 0 where any number can be one GPU's.
     heads: int = 0
-    groups: int = 1
-    chosen: int = 1
-    cut: str = ""
-    kept: bool = False
+    groups: int = 1  # experts that have such a weight each; 1 for what every token passes
+    chosen: int = 1  # experts that a token goes to
+    cut: str = ""  # `columns`, `rows` or `none` by which the GPUs share it; "" where the name decides
+    kept: bool = False  # whether it stays as it is in a model whose weights are quantised
 
     @property
     def n(self) -> int:

@@ -18,21 +18,13 @@ _FINE, _FINE_UP_TO = 8, 64  # the step and end of the M that are all measured: t
 
 @dataclass(frozen=True)
 class MSpan:
-    """The M that a table over M of one product covers.
+    """The M that a table over M of one product covers."""
 
-    Attributes:
-        problem: the product, with an M of 1.
-        low: the least M.
-        high: the largest.
-        wanted: M that calls are known to have, those of the most work first.
-        captured: the product at M where the rows of its groups were captured, in the order of M.
-    """
-
-    problem: Problem
-    low: int
-    high: int
-    wanted: tuple[int, ...] = ()
-    captured: tuple[Problem, ...] = ()
+    problem: Problem  # the product, with an M of 1
+    low: int  # the least M
+    high: int  # the largest
+    wanted: tuple[int, ...] = ()  # M that calls are known to have, those of the most work first
+    captured: tuple[Problem, ...] = ()  # the product at M where the rows of its groups were captured, in the order of M
 
     def at(self, m: int) -> Problem:
         """Return the product at an M, with rows spread as at the next larger captured M, else the largest."""

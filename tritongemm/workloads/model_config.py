@@ -48,21 +48,13 @@ def _is_integer(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The values of a model's text part.
+    """The values of a model's text part."""
 
-    Attributes:
-        path: the file, for messages.
-        values: by key; null stands for a key that is missing.
-        top_level: the values of the file's first level.
-        usual: values of keys that files of such models leave out, as the model's code has them.
-        read: keys that were read.
-    """
-
-    path: Path
-    values: Mapping[str, Any]
-    top_level: Mapping[str, Any]
-    usual: Mapping[str, Any]
-    read: set[str] = field(default_factory=set, compare=False)
+    path: Path  # the file, for messages
+    values: Mapping[str, Any]  # by key; null stands for a key that is missing
+    top_level: Mapping[str, Any]  # the values of the file's first level
+    usual: Mapping[str, Any]  # values of keys that files of such models leave out, as the model's code has them
+    read: set[str] = field(default_factory=set, compare=False)  # keys that were read
 
     def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
         """Return the config with other values for keys that the file leaves out."""

@@ -105,38 +105,23 @@ _LONGEST_NAME = 200  # of a class, in messages
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """One kind of linear layer: y [M, N] = x [M, K] @ w [N, K].T (+ bias [N]) for M tokens.
+    """One kind of linear layer: y [M, N] = x [M, K] @ w [N, K].T (+ bias [N]) for M tokens."""
 
-    Attributes:
-        name: of the modules, ``*`` for the number of the layer.
-        n: columns of the result on one GPU.
-        k: columns of the activations on one GPU.
-        bias: whether a bias is added.
-        groups: experts that have such a weight each; 1 for what every token passes.
-        chosen: experts that a token goes to.
-        kept: whether its weight stays as it is in a model whose weights are quantised.
-    """
-
-    name: str
-    n: int
-    k: int
-    bias: bool = False
-    groups: int = 1
-    chosen: int = 1
-    kept: bool = False
+    name: str  # of the modules, `*` for the number of the layer
+    n: int  # columns of the result on one GPU
+    k: int  # columns of the activations on one GPU
+    bias: bool = False  # whether a bias is added
+    groups: int = 1  # experts that have such a weight each; 1 for what every token passes
+    chosen: int = 1  # experts that a token goes to
+    kept: bool = False  # whether its weight stays as it is in a model whose weights are quantised
 
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """The linear layers of a model.
+    """The linear layers of a model."""
 
-    Attributes:
-        layers: what a token passes, and how often.
-        left_out: other products, each with its sizes and the reason.
-    """
-
-    layers: dict[ModelLayer, int]
-    left_out: tuple[str, ...]
+    layers: dict[ModelLayer, int]  # what a token passes, and how often
+    left_out: tuple[str, ...]  # other products, each with its sizes and the reason
 
 
 def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) -> ModelLayers:

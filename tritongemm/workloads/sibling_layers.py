@@ -37,15 +37,10 @@ _COLUMNS_SECONDS_A_BYTE: Final = 0.8e-12
 
 @dataclass(frozen=True)
 class JoinedRow:
-    """The product that computes sibling layers at one M.
+    """The product that computes sibling layers at one M."""
 
-    Attributes:
-        row: the product, how often it would be called, and the layers.
-        parts: the layers' own products.
-    """
-
-    row: FormatRow
-    parts: tuple[Problem, ...]
+    row: FormatRow  # the product, how often it would be called, and the layers
+    parts: tuple[Problem, ...]  # the layers' own products
 
 
 def find_siblings(names: Iterable[str]) -> list[tuple[str, ...]]:

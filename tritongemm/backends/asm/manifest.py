@@ -46,41 +46,26 @@ _REQUIRED = ("knlname", "coname", "tilem", "tilen")
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A row of a manifest: one kernel.
+    """A row of a manifest: one kernel."""
 
-    Attributes:
-        manifest: file it comes from.
-        line: line there.
-        symbol: kernel symbol.
-        object: name of the code object or source, relative to the manifest.
-        tile_m, tile_n: tile of C one workgroup makes.
-        sub_k: K of one step.
-        split_k: it can share the K loop of a tile.
-        shuffled: B must be in the kernel's own order.
-        bias: it can add one.
-        prefetch: depth of its prefetch, 0 if not said.
-        layout, grid: as written, "" if not said.
-        lds: dynamic LDS in bytes.
-        threads: of a workgroup, 0 if not said.
-        others: remaining columns, by name as spelled.
-    """
-
-    manifest: str
-    line: int
-    symbol: str
-    object: str
+    manifest: str  # file it comes from
+    line: int  # line there
+    symbol: str  # kernel symbol
+    object: str  # name of the code object or source, relative to the manifest
+    # tile_m, tile_n: tile of C one workgroup makes
     tile_m: int
     tile_n: int
-    sub_k: int = 64
-    split_k: bool = False
-    shuffled: bool = False
-    bias: bool = False
-    prefetch: int = 0
+    sub_k: int = 64  # K of one step
+    split_k: bool = False  # it can share the K loop of a tile
+    shuffled: bool = False  # B must be in the kernel's own order
+    bias: bool = False  # it can add one
+    prefetch: int = 0  # depth of its prefetch, 0 if not said
+    # layout, grid: as written, "" if not said
     layout: str = ""
     grid: str = ""
-    lds: int = 0
-    threads: int = 0
-    others: dict[str, str] = field(default_factory=dict, hash=False)
+    lds: int = 0  # dynamic LDS in bytes
+    threads: int = 0  # of a workgroup, 0 if not said
+    others: dict[str, str] = field(default_factory=dict, hash=False)  # remaining columns, by name as spelled
 
     @property
     def path(self) -> Path:

@@ -26,19 +26,12 @@ NUMBERS = frozenset(
 
 @dataclass(frozen=True)
 class Layout:
-    """A declared parameter block.
+    """A declared parameter block."""
 
-    Attributes:
-        name: as manifests spell it.
-        fields: in order, 16 bytes each.
-        lengths: how many of them a kernel may read.
-        prefixes: what symbols of such kernels begin with, mangling and case aside.
-    """
-
-    name: str
-    fields: tuple[str, ...]
-    lengths: tuple[int, ...]
-    prefixes: tuple[str, ...]
+    name: str  # as manifests spell it
+    fields: tuple[str, ...]  # in order, 16 bytes each
+    lengths: tuple[int, ...]  # how many of them a kernel may read
+    prefixes: tuple[str, ...]  # what symbols of such kernels begin with, mangling and case aside
 
 
 _OPERANDS: tuple[str, ...] = (

@@ -22,25 +22,15 @@ _PER_128X128 = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 
 @dataclass(frozen=True)
 class Scaled:
-    """The problems that kernels of one layout compute.
+    """The problems that kernels of one layout compute."""
 
-    Attributes:
-        what: in words.
-        dtypes: of A and B.
-        depth: the number of which K must be a multiple.
-        scales: the scale factors of A and of B.
-        step: elements along K of which a workgroup's share is a multiple.
-        splits: numbers of workgroups along K that may share a tile.
-        may_be_fewer: whether such a number may exceed the number of shares that full steps give: 8 of K = 7168 are
-            then 7 of 1024.
-    """
-
-    what: str
-    dtypes: tuple[str, ...]
-    depth: int
-    scales: tuple[Scaling, Scaling]
-    step: int
-    splits: tuple[int, ...]
+    what: str  # in words
+    dtypes: tuple[str, ...]  # of A and B
+    depth: int  # the number of which K must be a multiple
+    scales: tuple[Scaling, Scaling]  # the scale factors of A and of B
+    step: int  # elements along K of which a workgroup's share is a multiple
+    splits: tuple[int, ...]  # numbers of workgroups along K that may share a tile
+    # Whether such a number may exceed the number of shares that full steps give: 8 of K = 7168 are then 7 of 1024.
     may_be_fewer: bool = False
 
 

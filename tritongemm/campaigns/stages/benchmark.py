@@ -111,15 +111,10 @@ def read_counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], .
 
 @dataclass(frozen=True)
 class UncomparedTime:
-    """Time of the log's products that were not compared: a threshold cut them off, or their measuring failed.
+    """Time of the log's products that were not compared: a threshold cut them off, or their measuring failed."""
 
-    Attributes:
-        seconds: of all their calls.
-        estimated_seconds: the part of it that was not measured.
-    """
-
-    seconds: float = 0.0
-    estimated_seconds: float = 0.0
+    seconds: float = 0.0  # of all their calls
+    estimated_seconds: float = 0.0  # the part of it that was not measured
 
 
 def read_uncompared(folder: Path, products: Iterable[ComparedProduct]) -> UncomparedTime:

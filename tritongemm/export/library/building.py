@@ -170,22 +170,16 @@ _MOST_ROWS = 1 << 16  # of calls whose M no result has
 
 @dataclass
 class Built:
-    """The outcome of building tuned results.
+    """The outcome of building tuned results."""
 
-    Attributes:
-        entries: of the library.
-        codes: code objects by their hash.
-        left_out: results that no library can hold, with the reason.
-        helpers: kernels beside the products that calls of these results want.
-        targets: facts of the results' architectures.
-        compiled_late: kernels, of products or beside them, that no library can hold, with the reason.
-    """
-
-    entries: list[LibraryEntry] = field(default_factory=list)
-    codes: dict[str, bytes] = field(default_factory=dict)
+    entries: list[LibraryEntry] = field(default_factory=list)  # of the library
+    codes: dict[str, bytes] = field(default_factory=dict)  # code objects by their hash
+    # Results that no library can hold, with the reason.
     left_out: list[tuple[Record, str]] = field(default_factory=list)
+    # Kernels beside the products that calls of these results want.
     helpers: list[LibraryHelper] = field(default_factory=list)
-    targets: dict[str, Target] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)  # facts of the results' architectures
+    # Kernels, of products or beside them, that no library can hold, with the reason.
     compiled_late: list[tuple[str, str]] = field(default_factory=list)
 
     def readers(self) -> dict[str, Callable[[], bytes]]:

@@ -42,17 +42,11 @@ STALE = (MOVED, UNKNOWN, FAILS, DAMAGED)
 
 @dataclass(frozen=True)
 class Claim:
-    """A tuned result that is to be checked.
+    """A tuned result that is to be checked."""
 
-    Attributes:
-        record: the result.
-        kernel: its code in a library; None for a row of a results file.
-        fault: what is wrong with that code; "" where nothing is.
-    """
-
-    record: Record
-    kernel: LibraryKernel | None = None
-    fault: str = ""
+    record: Record  # the result
+    kernel: LibraryKernel | None = None  # its code in a library; None for a row of a results file
+    fault: str = ""  # what is wrong with that code; "" where nothing is
 
     @property
     def sha256(self) -> str:
@@ -62,17 +56,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcome of checking a claim.
+    """The outcome of checking a claim."""
 
-    Attributes:
-        claim: what was asked.
-        state: one of the states above.
-        reason: why, in words.
-    """
-
-    claim: Claim
-    state: str
-    reason: str = ""
+    claim: Claim  # what was asked
+    state: str  # one of the states above
+    reason: str = ""  # why, in words
 
     @property
     def stale(self) -> bool:

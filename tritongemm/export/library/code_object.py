@@ -25,17 +25,11 @@ OBJECT_KINDS = {
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A file of code of a library.
+    """A file of code of a library."""
 
-    Attributes:
-        sha256: of the code object, which names it.
-        suffix: ``cubin`` or ``hsaco``.
-        size: its bytes.
-    """
-
-    sha256: str
-    suffix: str
-    size: int
+    sha256: str  # of the code object, which names it
+    suffix: str  # `cubin` or `hsaco`
+    size: int  # its bytes
 
     @property
     def member(self) -> str:

@@ -40,20 +40,14 @@ _KERNEL_KINDS = OBJECT_KINDS | {
 
 @dataclass(frozen=True)
 class LibraryKernel(CodeObject):
-    """A code object of a library and how it is launched.
+    """A code object of a library and how it is launched."""
 
-    Attributes:
-        source: hash of all that it was compiled from: the kernel's text, constants, options and the compiler's version.
-        toolchain: versions that compiled it; ``driver`` is that of the machine's GPU, where it had one.
-        tf32: it rounds float32 operands to tf32.
-        launches: at each M that it serves.
-        strides: where its launches have the strides of operands; None where it reads dense operands alone.
-    """
-
+    # Hash of all that it was compiled from: the kernel's text, constants, options and the compiler's version.
     source: str
-    toolchain: Mapping[str, str]
-    tf32: bool
-    launches: LaunchTable
+    toolchain: Mapping[str, str]  # versions that compiled it; `driver` is that of the machine's GPU, where it had one
+    tf32: bool  # it rounds float32 operands to tf32
+    launches: LaunchTable  # at each M that it serves
+    # Where its launches have the strides of operands; None where it reads dense operands alone.
     strides: StridePlaces | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -83,15 +77,10 @@ class LibraryKernel(CodeObject):
 
 @dataclass(frozen=True)
 class LibraryEntry:
-    """A tuned result in a library.
+    """A tuned result in a library."""
 
-    Attributes:
-        record: the result.
-        kernel: its code; None where another library won, or an algorithm of one.
-    """
-
-    record: Record
-    kernel: LibraryKernel | None = None
+    record: Record  # the result
+    kernel: LibraryKernel | None = None  # its code; None where another library won, or an algorithm of one
 
     @property
     def key(self) -> EntryKey:
@@ -163,21 +152,13 @@ _KINDS = OBJECT_KINDS | {"name": _NAME, "target": _NAME, "asked": SHA256, "toolc
 
 @dataclass(frozen=True)
 class LibraryHelper(CodeObject):
-    """A kernel beside the products, e.g. one that quantises activations, in a library.
+    """A kernel beside the products, e.g. one that quantises activations, in a library."""
 
-    Attributes:
-        kernel: its name.
-        target: the architecture that it is compiled for.
-        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else says what it computes.
-        toolchain: versions that compiled it.
-        launch: a launch of it, of any grid and numbers; its path is empty.
-    """
-
-    kernel: str
-    target: str
-    asked: str
-    toolchain: Mapping[str, str]
-    launch: Launch
+    kernel: str  # its name
+    target: str  # the architecture that it is compiled for
+    asked: str  # digest of the `core.helper_kernel.HelperKernel` that it is; nothing else says what it computes
+    toolchain: Mapping[str, str]  # versions that compiled it
+    launch: Launch  # a launch of it, of any grid and numbers; its path is empty
 
     @property
     def key(self) -> HelperKey:

@@ -18,19 +18,12 @@ _COUNTED = ("i32", "u32", "i64")  # kinds of parameters that are whole numbers
 
 
 class Run(NamedTuple):
-    """The values of a number from an M on: at M it is ``value + rise * ((M - start) // every)``.
+    """The values of a number from an M on: at M it is ``value + rise * ((M - start) // every)``."""
 
-    Attributes:
-        start: the first M.
-        value: the number there.
-        rise: what is added after every `every` M.
-        every: M between two rises.
-    """
-
-    start: int
-    value: int
-    rise: int = 0
-    every: int = 1
+    start: int  # the first M
+    value: int  # the number there
+    rise: int = 0  # what is added after every `every` M
+    every: int = 1  # M between two rises
 
     def at(self, m: int) -> int:
         """Return the number at an M, which is at least `start`."""
@@ -39,17 +32,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchTable:
-    """A launch for each M of a range.
+    """A launch for each M of a range."""
 
-    Attributes:
-        low, high: the least and the largest M.
-        launch: that of the largest M, with all buffers that any M needs; its path is empty.
-        runs: the numbers that change with M, by their names, e.g. ``grid.0`` or ``params.6.value``.
-    """
-
+    # low, high: the least and the largest M
     low: int
     high: int
-    launch: Launch
+    launch: Launch  # that of the largest M, with all buffers that any M needs; its path is empty
+    # The numbers that change with M, by their names, e.g. `grid.0` or `params.6.value`.
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
 
     def at(self, m: int) -> Launch | Support:

@@ -119,16 +119,11 @@ def _refuse(path: Path, reason: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class DamagedEntry:
-    """An entry that can't be used.
+    """An entry that can't be used."""
 
-    Attributes:
-        name: of what it is the result, as far as that is known.
-        reason: what is wrong with it.
-        part: what the manifest says of it, where that is complete and its code object is not.
-    """
-
-    name: str
-    reason: str
+    name: str  # of what it is the result, as far as that is known
+    reason: str  # what is wrong with it
+    # What the manifest says of it, where that is complete and its code object is not.
     part: LibraryEntry | LibraryHelper | None = None
 
     def __str__(self) -> str:
@@ -137,25 +132,16 @@ class DamagedEntry:
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """An open library.
+    """An open library."""
 
-    Attributes:
-        path: as it was named.
-        digest: SHA-256 of its manifest, which holds the hashes of all else.
-        entries: that can be used, as far as that is known without their code.
-        damaged: the others, and other parts that can't be used.
-        members: its files.
-        helpers: kernels beside the products, by what they are looked up by.
-        targets: facts of architectures, by their names.
-    """
-
-    path: Path
-    digest: str
-    entries: tuple[LibraryEntry, ...]
-    damaged: tuple[DamagedEntry, ...]
-    members: Members
+    path: Path  # as it was named
+    digest: str  # SHA-256 of its manifest, which holds the hashes of all else
+    entries: tuple[LibraryEntry, ...]  # that can be used, as far as that is known without their code
+    damaged: tuple[DamagedEntry, ...]  # the others, and other parts that can't be used
+    members: Members  # its files
+    # Kernels beside the products, by what they are looked up by.
     helpers: Mapping[HelperKey, LibraryHelper] = field(default_factory=dict)
-    targets: Mapping[str, Target] = field(default_factory=dict)
+    targets: Mapping[str, Target] = field(default_factory=dict)  # facts of architectures, by their names
 
     def read_code(self, kernel: CodeObject) -> bytes:
         """Return the code object of a kernel."""

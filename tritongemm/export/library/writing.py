@@ -31,20 +31,14 @@ ADVICE = "choose another place with -o"
 
 @dataclass
 class Contents:
-    """The contents of a library to write.
+    """The contents of a library to write."""
 
-    Attributes:
-        entries: by what they are results of.
-        codes: what reads each code object, by its hash. Of a damaged one there is nothing to be read: what names it
-            stays in the manifest, where it is refused by name.
-        helpers: kernels beside the products.
-        targets: facts of architectures.
-    """
-
-    entries: dict[EntryKey, LibraryEntry] = field(default_factory=dict)
+    entries: dict[EntryKey, LibraryEntry] = field(default_factory=dict)  # by what they are results of
+    # What reads each code object, by its hash. Of a damaged one there is nothing to be read: what names it stays in the
+    # manifest, where it is refused by name.
     codes: dict[str, Callable[[], bytes]] = field(default_factory=dict)
-    helpers: dict[HelperKey, LibraryHelper] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
+    helpers: dict[HelperKey, LibraryHelper] = field(default_factory=dict)  # kernels beside the products
+    targets: dict[str, Target] = field(default_factory=dict)  # facts of architectures
 
     @property
     def objects(self) -> list[CodeObject]:
@@ -179,17 +173,11 @@ def _described(entry: LibraryEntry) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """The outcome of publishing tuned results as a library.
+    """The outcome of publishing tuned results as a library."""
 
-    Attributes:
-        built: their entries, and what no library can hold.
-        contents: of the library; without an entry none was written.
-        conflicts: a line for each thing that two results claim.
-    """
-
-    built: Built
-    contents: Contents
-    conflicts: tuple[str, ...]
+    built: Built  # their entries, and what no library can hold
+    contents: Contents  # of the library; without an entry none was written
+    conflicts: tuple[str, ...]  # a line for each thing that two results claim
 
     def describe_missing(self) -> Iterator[str]:
         """Yield a line for each result and kernel that the library does not hold."""

@@ -18,15 +18,10 @@ _Answer = TypeVar("_Answer")
 
 
 class Arrivals(NamedTuple):
-    """When the tokens of one answer came.
+    """When the tokens of one answer came."""
 
-    Attributes:
-        first_s: seconds from the request to the first token.
-        gaps_s: seconds between two events with tokens.
-    """
-
-    first_s: float
-    gaps_s: list[float]
+    first_s: float  # seconds from the request to the first token
+    gaps_s: list[float]  # seconds between two events with tokens
 
 
 class Continuation(NamedTuple):

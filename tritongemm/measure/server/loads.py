@@ -15,22 +15,15 @@ _AGREEMENT_PROMPT, AGREEMENT_ANSWER = 128, 64  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of one kind.
+    """Requests of one kind."""
 
-    Attributes:
-        name: in tables.
-        in_flight: requests that the server works on at once, its batch.
-        requests: of a pass.
-        prompt, answer: tokens of each.
-        m: the M of the products that take most of the time: a batch's while it decodes, or a prompt's.
-    """
-
-    name: str
-    in_flight: int
-    requests: int
+    name: str  # in tables
+    in_flight: int  # requests that the server works on at once, its batch
+    requests: int  # of a pass
+    # prompt, answer: tokens of each
     prompt: int
     answer: int
-    m: int
+    m: int  # the M of the products that take most of the time: a batch's while it decodes, or a prompt's
 
 
 def decoding(batch: int, prompt: int, answer: int) -> Load:

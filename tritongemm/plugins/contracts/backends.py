@@ -24,24 +24,17 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class Backend(Plugin, abstract=True):
-    """A source of GEMM kernels.
-
-    Attributes:
-        summary: one line for ``--help``.
-        capabilities: the problems that its kernels can compute at all.
-        baseline: whether it is what users run today, against which every race is measured.
-        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with its own limit
-            races only if it is named or all are asked for, and compiles in the background if this package compiles its
-            kernels.
-        named_only: whether it races only if it, or the server whose kernels it launches, is named; never for ``all``.
-    """
+    """A source of GEMM kernels."""
 
     package = "tritongemm.backends"
     kind = "backend"
-    summary: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
-    baseline: ClassVar[bool] = False
+    summary: ClassVar[str]  # one line for `--help`
+    capabilities: ClassVar[Capabilities]  # the problems that its kernels can compute at all
+    baseline: ClassVar[bool] = False  # whether it is what users run today, against which every race is measured
+    # Seconds that one compile may take; 0 for the run's `--timeout`. A backend with its own limit races only if it is
+    # named or all are asked for, and compiles in the background if this package compiles its kernels.
     compile_limit_s: ClassVar[float] = 0.0
+    # Whether it races only if it, or the server whose kernels it launches, is named; never for `all`.
     named_only: ClassVar[bool] = False
 
     @property
@@ -107,15 +100,10 @@ class Backend(Plugin, abstract=True):
 
 
 class KernelBackend(Backend, abstract=True):
-    """A backend whose kernels are compiled by this package.
+    """A backend whose kernels are compiled by this package."""
 
-    Attributes:
-        has_plans: whether its launches can be written as launch plans.
-        has_manifest_rows: whether `manifest_row` can describe its kernels.
-    """
-
-    has_plans: ClassVar[bool] = True
-    has_manifest_rows: ClassVar[bool] = False
+    has_plans: ClassVar[bool] = True  # whether its launches can be written as launch plans
+    has_manifest_rows: ClassVar[bool] = False  # whether `manifest_row` can describe its kernels
 
     @final
     def candidates(
@@ -228,13 +216,9 @@ class KernelBackend(Backend, abstract=True):
 
 
 class SearchedBackend(KernelBackend, abstract=True):
-    """A backend whose kernels come from templates with a search space; a strategy selects the configs that are tried.
+    """A backend whose kernels come from templates with a search space, of which a strategy selects configs to try."""
 
-    Attributes:
-        has_helpers: whether it also compiles and launches helper kernels from source text.
-    """
-
-    has_helpers: ClassVar[bool] = False
+    has_helpers: ClassVar[bool] = False  # whether it also compiles and launches helper kernels from source text
 
     @abstractmethod
     def space(self, problem: Problem, target: Target) -> Space:
@@ -270,13 +254,9 @@ class SearchedBackend(KernelBackend, abstract=True):
 
 
 class LibraryBackend(Backend, abstract=True):
-    """A library that lists its algorithms on its GPU, and launches them itself.
+    """A library that lists its algorithms on its GPU, and launches them itself."""
 
-    Attributes:
-        compiles: whether it compiles a kernel at the kernel's first call.
-    """
-
-    compiles: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False  # whether it compiles a kernel at the kernel's first call
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:

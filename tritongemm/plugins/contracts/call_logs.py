@@ -16,38 +16,28 @@ SCALES = ("none", "tensor", "row", "block")  # layouts of factors, in the order 
 
 @dataclass(frozen=True)
 class LoggedCall:
-    """A product that a library was asked for, in its column-major terms.
+    """A product that a library was asked for, in its column-major terms."""
 
-    Attributes:
-        m, n, k: sizes.
-        transposes: of A and B: N, T, or C for the conjugate.
-        types: of A, B, C and D, as rocBLAS names them, such as ``bf16_r``.
-        compute: type of the sums, such as ``f32_r``; ``xf32_r`` for products of float32 that are rounded to tf32.
-        leads: elements between the columns of A, B, C and D; 0 where they are dense.
-        batch: products that are one after the other.
-        strides: elements between the products of a batch, for A, B, C and D; 0 where the batch is 1, or shares one.
-        alpha, beta: factors; NaN where they are on the device.
-        bias: type of the vector that is added to each column of D; "" without one.
-        scales: for each of A, B, C and D one of `SCALES`, or ``1x128`` or ``128x128``: elements that share a float32.
-        activation: what is applied to D, or ``none``.
-        others: what else is asked for, in words of the log.
-    """
-
+    # m, n, k: sizes
     m: int
     n: int
     k: int
-    transposes: str
-    types: tuple[str, str, str, str]
-    compute: str
+    transposes: str  # of A and B: N, T, or C for the conjugate
+    types: tuple[str, str, str, str]  # of A, B, C and D, as rocBLAS names them, such as `bf16_r`
+    compute: str  # type of the sums, such as `f32_r`; `xf32_r` for products of float32 that are rounded to tf32
+    # Elements between the columns of A, B, C and D; 0 where they are dense.
     leads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    batch: int = 1
+    batch: int = 1  # products that are one after the other
+    # Elements between the products of a batch, for A, B, C and D; 0 where the batch is 1, or shares one.
     strides: tuple[int, int, int, int] = (0, 0, 0, 0)
+    # alpha, beta: factors; NaN where they are on the device
     alpha: float = 1.0
     beta: float = 0.0
-    bias: str = ""
+    bias: str = ""  # type of the vector that is added to each column of D; "" without one
+    # For each of A, B, C and D one of `SCALES`, or `1x128` or `128x128`: elements that share a float32.
     scales: tuple[str, str, str, str] = ("none", "none", "none", "none")
-    activation: str = "none"
-    others: tuple[str, ...] = ()
+    activation: str = "none"  # what is applied to D, or `none`
+    others: tuple[str, ...] = ()  # what else is asked for, in words of the log
 
     @property
     def flops(self) -> int:
@@ -64,48 +54,30 @@ class LoggedCall:
 
 @dataclass(frozen=True)
 class LoggedRow:
-    """A call in one line of a log.
+    """A call in one line of a log."""
 
-    Attributes:
-        call: the product.
-        count: number of calls.
-        line: its number, from 1.
-        kind: of line; a call that appears in lines of several kinds was made once.
-    """
-
-    call: LoggedCall
-    count: float
-    line: int
-    kind: str
+    call: LoggedCall  # the product
+    count: float  # number of calls
+    line: int  # its number, from 1
+    kind: str  # of line; a call that appears in lines of several kinds was made once
 
 
 @dataclass(frozen=True)
 class LogFault:
-    """A line that begins as one of a log's lines and can't be parsed to its end.
+    """A line that begins as one of a log's lines and can't be parsed to its end."""
 
-    Attributes:
-        line: its number, from 1.
-        reason: what is wrong.
-    """
-
-    line: int
-    reason: str
+    line: int  # its number, from 1
+    reason: str  # what is wrong
 
 
 @dataclass
 class LogContents:
-    """The lines of one kind in a log.
+    """The lines of one kind in a log."""
 
-    Attributes:
-        rows: the products that were called.
-        faults: lines that can't be parsed.
-        others: calls of functions that compute no such product, by name.
-        assumed: fields of calls that their lines leave out, with the default that is taken, and how often.
-    """
-
-    rows: list[LoggedRow] = field(default_factory=list)
-    faults: list[LogFault] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)
+    rows: list[LoggedRow] = field(default_factory=list)  # the products that were called
+    faults: list[LogFault] = field(default_factory=list)  # lines that can't be parsed
+    others: Counter[str] = field(default_factory=Counter)  # calls of functions that compute no such product, by name
+    # Fields of calls that their lines leave out, with the default that is taken, and how often.
     assumed: Counter[str] = field(default_factory=Counter)
 
 
@@ -113,14 +85,11 @@ class CallLog(Plugin, abstract=True):
     """Lines of a library's log that name the products it was called for.
 
     One file may hold lines of several kinds, mixed with those of other programs; each plug-in finds its own.
-
-    Attributes:
-        title: what writes such lines, and how to enable it, for messages.
     """
 
     package = "tritongemm.campaigns.logs"
     kind = "call log"
-    title: ClassVar[str]
+    title: ClassVar[str]  # what writes such lines, and how to enable it, for messages
 
     @abstractmethod
     def read(self, text: str) -> LogContents:

@@ -14,17 +14,12 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class Format(Plugin, abstract=True):
-    """A file format of sizes or results.
-
-    Attributes:
-        title: a description of a few words, for messages.
-        suffixes: endings of its file names.
-    """
+    """A file format of sizes or results."""
 
     package = "tritongemm.formats"
     kind = "format"
-    title: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str]  # a description of a few words, for messages
+    suffixes: ClassVar[tuple[str, ...]] = ()  # endings of its file names
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
@@ -96,14 +91,10 @@ class WritableFormat(Format, abstract=True):
 
 
 class TunerFormat(WritableFormat, abstract=True):
-    """The tables of another tuner, each of one family, which that tuner's users also edit.
+    """The tables of another tuner, each of one family, which that tuner's users also edit."""
 
-    Attributes:
-        families: the tables' names for families, which a user may give instead of ours.
-        padded_m: whether a call without a row of its own M is served by the row of AITER's padded M.
-    """
-
-    families: ClassVar[tuple[str, ...]]
+    families: ClassVar[tuple[str, ...]]  # the tables' names for families, which a user may give instead of ours
+    # Whether a call without a row of its own M is served by the row of AITER's padded M.
     padded_m: ClassVar[bool] = False
 
     @abstractmethod
@@ -135,14 +126,11 @@ class ServerFormat(WritableFormat, abstract=True):
     """Tables that configure a server's own kernels, which can be raced within the values that they accept.
 
     Results are written to several files of a folder, whose names say what they hold.
-
-    Attributes:
-        server: its name.
-        computes: the kind of problem (`Problem.kind`) that its kernels are for. For ``grouped``, a row is one config
-            for both products of a layer of experts.
     """
 
-    server: ClassVar[str]
+    server: ClassVar[str]  # its name
+    # The kind of problem (`Problem.kind`) that its kernels are for. For `grouped`, a row is one config for both
+    # products of a layer of experts.
     computes: ClassVar[str] = "one"
 
     @property

@@ -31,21 +31,14 @@ class Clock(Protocol):
 
 
 class Timer(Plugin, abstract=True):
-    """A plug-in that measures the times of kernels on a device.
-
-    Attributes:
-        label: its name in results.
-        vendor: the vendor whose GPUs it supports; "" for any.
-        screens_with: another timer that screens in its place; "" for itself.
-        counts_gaps: whether its times include the gaps between launches, so that a lead-in kernel runs before each
-            sample.
-    """
+    """A plug-in that measures the times of kernels on a device."""
 
     package = "tritongemm.measure.timers"
     kind = "timer"
-    label: ClassVar[str]
-    vendor: ClassVar[str] = ""
-    screens_with: ClassVar[str] = ""
+    label: ClassVar[str]  # its name in results
+    vendor: ClassVar[str] = ""  # the vendor whose GPUs it supports; "" for any
+    screens_with: ClassVar[str] = ""  # another timer that screens in its place; "" for itself
+    # Whether its times include the gaps between launches, so that a lead-in kernel runs before each sample.
     counts_gaps: ClassVar[bool] = False
 
     def prepare(self) -> None:
@@ -58,27 +51,19 @@ class Timer(Plugin, abstract=True):
 
 @dataclass(frozen=True)
 class ExternalRaceJob:
-    """A race that a profiler runs in a process of its own.
+    """A race that a profiler runs in a process of its own."""
 
-    Attributes:
-        problem, target: the problem, and the GPU's facts.
-        configs: verified finalists.
-        baseline: plug-in of backends/ that races with them; "" for none.
-        device: ordinal.
-        rotating_mb: MB that the operands rotate through.
-        warmup, iters: launches of each, untimed and timed.
-        timeout_s: seconds the tool may take.
-    """
-
+    # problem, target: the problem, and the GPU's facts
     problem: Problem
     target: Target
-    configs: tuple[Config, ...]
-    baseline: str
-    device: int
-    rotating_mb: int
+    configs: tuple[Config, ...]  # verified finalists
+    baseline: str  # plug-in of backends/ that races with them; "" for none
+    device: int  # ordinal
+    rotating_mb: int  # MB that the operands rotate through
+    # warmup, iters: launches of each, untimed and timed
     warmup: int
     iters: int
-    timeout_s: float
+    timeout_s: float  # seconds the tool may take
 
 
 class ExternalTimer(Timer, abstract=True):
@@ -103,17 +88,11 @@ class ExternalTimer(Timer, abstract=True):
 
 
 class Evaluator(ABC):
-    """Times and verifies candidates, on a GPU or on a stand-in for one.
+    """Times and verifies candidates, on a GPU or on a stand-in for one."""
 
-    Attributes:
-        target: facts of the device.
-        verification: what `verify` does, and what it can't find, in words.
-        times_quantization: whether `time_quantization` measures anything.
-    """
-
-    target: Target
-    verification: ClassVar[str]
-    times_quantization: bool = False
+    target: Target  # facts of the device
+    verification: ClassVar[str]  # what `verify` does, and what it can't find, in words
+    times_quantization: bool = False  # whether `time_quantization` measures anything
 
     @abstractmethod
     def start(self) -> None:

@@ -8,19 +8,12 @@ from tritongemm.core.support import SUPPORTED, Support
 
 
 class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
-    """The attributes and methods that every plug-in has.
+    """The attributes and methods that every plug-in has."""
 
-    Attributes:
-        package: the package that contains plug-ins of this kind.
-        kind: the kind's name in messages.
-        name: the file's name; the registry sets it.
-        aliases: other names that a command line or a file may use.
-    """
-
-    package: ClassVar[str] = ""
-    kind: ClassVar[str] = ""
-    name: str = ""
-    aliases: ClassVar[tuple[str, ...]] = ()
+    package: ClassVar[str] = ""  # the package that contains plug-ins of this kind
+    kind: ClassVar[str] = ""  # the kind's name in messages
+    name: str = ""  # the file's name; the registry sets it
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names that a command line or a file may use
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
         """Refuse a plug-in that leaves something out.

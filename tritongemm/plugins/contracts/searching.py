@@ -23,19 +23,12 @@ Search: TypeAlias = Generator[list[Config], list[Trial], None]  # yields batches
 
 @dataclass(frozen=True)
 class Pruned:
-    """What pruning a search space left, and what it removed.
+    """What pruning a search space left, and what it removed."""
 
-    Attributes:
-        kept: survivors, in the order given; never empty unless nothing was given or the guard was off.
-        removed: configs dropped by each rule, in the order of the rules.
-        reasons: one example of each rule that dropped any: config name and reason.
-        skipped: rules that would have dropped every remaining config and were not applied.
-    """
-
-    kept: tuple[Config, ...]
-    removed: dict[str, int]
-    reasons: dict[str, str]
-    skipped: tuple[str, ...] = ()
+    kept: tuple[Config, ...]  # survivors, in the order given; never empty unless nothing was given or the guard was off
+    removed: dict[str, int]  # configs dropped by each rule, in the order of the rules
+    reasons: dict[str, str]  # one example of each rule that dropped any: config name and reason
+    skipped: tuple[str, ...] = ()  # rules that would have dropped every remaining config and were not applied
 
 
 Floats = NDArray[np.float64]
@@ -45,17 +38,11 @@ TERMS = ("matrix", "lds", "l2", "llc", "hbm", "latency", "epilogue", "scratch", 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model expects of a config.
+    """What the model expects of a config."""
 
-    Attributes:
-        config: the candidate.
-        seconds: predicted time of one launch.
-        terms: seconds each resource would need by itself, by its name in `TERMS`.
-    """
-
-    config: Config
-    seconds: float
-    terms: dict[str, float] = field(hash=False)
+    config: Config  # the candidate
+    seconds: float  # predicted time of one launch
+    terms: dict[str, float] = field(hash=False)  # seconds each resource would need by itself, by its name in `TERMS`
 
 
 class Predictions(Sequence[Prediction]):
@@ -94,40 +81,28 @@ class Predictions(Sequence[Prediction]):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The input of a strategy.
+    """The input of a strategy."""
 
-    Attributes:
-        space: the space in which neighbours are searched; names the problem and the target.
-        expected: kept configs with their predictions, the best first; at least one.
-        seeds: winners of similar problems, to be tried first.
-        compiled: names of kernels that other problems of the run also request, which cost no compile.
-        built: names of kernels that the run has compiled for problems which differ from this one in size only; they
-            increase while the search runs.
-        population: configs of a generation, for a strategy that has generations; 0 for its default.
-        problems_per_core: problems of the run for each core that compiles; 0 if that is not known.
-    """
-
-    space: Space
-    expected: Predictions
-    seeds: tuple[Config, ...] = ()
+    space: Space  # the space in which neighbours are searched; names the problem and the target
+    expected: Predictions  # kept configs with their predictions, the best first; at least one
+    seeds: tuple[Config, ...] = ()  # winners of similar problems, to be tried first
+    # Names of kernels that other problems of the run also request, which cost no compile.
     compiled: Collection[str] = field(default=frozenset())
+    # Names of kernels that the run has compiled for problems which differ from this one in size only; they increase
+    # while the search runs.
     built: Collection[str] = field(default=frozenset())
-    population: int = 0
-    problems_per_core: float = 0.0
+    population: int = 0  # configs of a generation, for a strategy that has generations; 0 for its default
+    problems_per_core: float = 0.0  # problems of the run for each core that compiles; 0 if that is not known
 
 
 class Strategy(Plugin, abstract=True):
-    """A search over a problem's configs, which decides which are tried, and in which order.
-
-    Attributes:
-        population: default configs of a generation, for a search with generations; 0 if it has none.
-        independent: whether another process may run the search, which is sent the kernels built meanwhile; False if it
-            reads `SearchPlan.compiled`.
-    """
+    """A search over a problem's configs, which decides which are tried, and in which order."""
 
     package = "tritongemm.search.strategies"
     kind = "strategy"
-    population: ClassVar[int] = 0
+    population: ClassVar[int] = 0  # default configs of a generation, for a search with generations; 0 if it has none
+    # Whether another process may run the search, which is sent the kernels built meanwhile; False if it reads
+    # `SearchPlan.compiled`.
     independent: ClassVar[bool] = False
 
     def most_configs(self, kept: int, budget: int, population: int) -> int:
@@ -153,15 +128,10 @@ class Strategy(Plugin, abstract=True):
 
 
 class Watcher(Protocol):
-    """An observer of the progress of a run.
+    """An observer of the progress of a run."""
 
-    Attributes:
-        verbose: what is left out is wanted too.
-        compilers: processes that compile in a run that times nothing; else 0.
-    """
-
-    verbose: bool
-    compilers: int
+    verbose: bool  # what is left out is wanted too
+    compilers: int  # processes that compile in a run that times nothing; else 0
 
     def say(self, text: str) -> None:
         """Report a line to the user."""

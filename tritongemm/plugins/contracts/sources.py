@@ -9,15 +9,11 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class KernelSource(Plugin, abstract=True):
-    """A source of kernels that may serve a call at run time.
-
-    Attributes:
-        rank: sources are asked in ascending order of their ranks.
-    """
+    """A source of kernels that may serve a call at run time."""
 
     package = "tritongemm.serving.sources"
     kind = "kernel source"
-    rank: ClassVar[int]
+    rank: ClassVar[int]  # sources are asked in ascending order of their ranks
 
     @abstractmethod
     def resolve(self, call: CallSignature, device: Any) -> Resolution | Support:

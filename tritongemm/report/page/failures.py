@@ -18,20 +18,14 @@ _FAILED = tuple(status for status in STATUSES if status != "ok")
 
 @dataclass(frozen=True)
 class FailureReason:
-    """Why candidates failed, those with the same words and other numbers together.
+    """Why candidates failed, those with the same words and other numbers together."""
 
-    Attributes:
-        count: how many did.
-        backend, status: of all of them.
-        text: the words of the first.
-        example: its size and config.
-    """
-
-    count: int
+    count: int  # how many did
+    # backend, status: of all of them
     backend: str
     status: str
-    text: str
-    example: str
+    text: str  # the words of the first
+    example: str  # its size and config
 
 
 def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:

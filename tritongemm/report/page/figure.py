@@ -23,23 +23,15 @@ COLOURS = (OURS, LIBRARY, "#2fa084", "#c77bb5", "#b8a13a", "#7a6ff0", "#5bb6e0",
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        name: its anchor in the page.
-        title: its heading.
-        caption: what it shows, in full sentences.
-        traces: plotly's traces; empty where there is nothing to draw, and the caption then says why.
-        layout: plotly's layout.
-        height: in pixels.
-    """
-
-    name: str
-    title: str
-    caption: str
+    name: str  # its anchor in the page
+    title: str  # its heading
+    caption: str  # what it shows, in full sentences
+    # Plotly's traces; empty where there is nothing to draw, and the caption then says why.
     traces: tuple[Mapping[str, Any], ...] = ()
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    height: int = 420
+    layout: Mapping[str, Any] = field(default_factory=dict)  # plotly's layout
+    height: int = 420  # in pixels
 
 
 def plain(text: str, limit: int = LABEL_CHARACTERS) -> str:

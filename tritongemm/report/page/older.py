@@ -13,16 +13,11 @@ CHANGES = ("faster", "slower", "alike", "new", "gone")
 
 @dataclass(frozen=True)
 class Changed:
-    """One size in old and new results.
+    """One size in old and new results."""
 
-    Attributes:
-        change: one of `CHANGES`.
-        calls: how often the workload calls it.
-        old, new: its results; None where there is none.
-    """
-
-    change: str
-    calls: float
+    change: str  # one of `CHANGES`
+    calls: float  # how often the workload calls it
+    # old, new: its results; None where there is none
     old: Record | None
     new: Record | None
 

@@ -22,17 +22,11 @@ _MOST_PRODUCTS = 60  # rows of a figure
 
 
 class MeasuredDevice(NamedTuple):
-    """A kind of device that results were measured on.
+    """A kind of device that results were measured on."""
 
-    Attributes:
-        arch: architecture.
-        compute_units: how many it has; 0 where that is not said.
-        product: what the driver calls it; "" where that is not said.
-    """
-
-    arch: str
-    compute_units: int
-    product: str
+    arch: str  # architecture
+    compute_units: int  # how many it has; 0 where that is not said
+    product: str  # what the driver calls it; "" where that is not said
 
     @property
     def label(self) -> str:
@@ -53,29 +47,20 @@ def name_product(result: Record | FormatRow) -> str:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The data of a report.
+    """The data of a report."""
 
-    Attributes:
-        records: results, one for each problem and device.
-        histories: how the runs went, by the name of the journal.
-        targets: facts of the devices; one that is not known has none.
-        calls: how often a workload calls each problem; empty where no workload was named.
-        sources: the files that were read.
-        notes: what was left out and why, in full sentences.
-        layers: the modules of a model that call a product, by its name, where the workload says them.
-        server: a server without and with these results; None where none was compared.
-        older: results that these are compared with; None for none.
-    """
-
-    records: tuple[Record, ...]
-    histories: Mapping[str, History] = field(default_factory=dict)
+    records: tuple[Record, ...]  # results, one for each problem and device
+    histories: Mapping[str, History] = field(default_factory=dict)  # how the runs went, by the name of the journal
+    # Facts of the devices; one that is not known has none.
     targets: Mapping[MeasuredDevice, Target] = field(default_factory=dict)
+    # How often a workload calls each problem; empty where no workload was named.
     calls: Mapping[Problem, float] = field(default_factory=dict)
-    sources: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # the files that were read
+    notes: tuple[str, ...] = ()  # what was left out and why, in full sentences
+    # The modules of a model that call a product, by its name, where the workload says them.
     layers: Mapping[str, str] = field(default_factory=dict)
-    server: ServerComparison | None = None
-    older: tuple[Record, ...] | None = None
+    server: ServerComparison | None = None  # a server without and with these results; None where none was compared
+    older: tuple[Record, ...] | None = None  # results that these are compared with; None for none
 
     @cached_property
     def devices(self) -> tuple[MeasuredDevice, ...]:
@@ -165,17 +150,11 @@ class ReportData:
 
 
 class Uplift(NamedTuple):
-    """What tuning gained over the library, as shares.
+    """What tuning gained over the library, as shares."""
 
-    Attributes:
-        average: the mean of the ratios, less 1.
-        geometric: their geometric mean, less 1.
-        weighted: the share of the library's time that is saved, every size as often as it is called.
-    """
-
-    average: float
-    geometric: float
-    weighted: float
+    average: float  # the mean of the ratios, less 1
+    geometric: float  # their geometric mean, less 1
+    weighted: float  # the share of the library's time that is saved, every size as often as it is called
 
 
 def uplift_of(data: ReportData) -> Uplift | None:

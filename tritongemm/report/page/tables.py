@@ -16,36 +16,22 @@ _CELL_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        text: what is shown.
-        order: a number that it is sorted by; None for one that is sorted by its text.
-    """
-
-    text: str
-    order: float | None = None
+    text: str  # what is shown
+    order: float | None = None  # a number that it is sorted by; None for one that is sorted by its text
 
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        name: its anchor.
-        title: its heading.
-        caption: a sentence above it; "" where there is none.
-        columns: their names.
-        rows: cells, one for each column.
-        sortable: whether a click on a column's name sorts it.
-    """
-
-    name: str
-    title: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    sortable: bool = False
+    name: str  # its anchor
+    title: str  # its heading
+    caption: str  # a sentence above it; "" where there is none
+    columns: tuple[str, ...]  # their names
+    rows: tuple[tuple[Cell, ...], ...]  # cells, one for each column
+    sortable: bool = False  # whether a click on a column's name sorts it
 
 
 _SIZE_COLUMNS = (

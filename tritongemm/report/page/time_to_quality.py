@@ -16,14 +16,11 @@ GOAL = 0.99  # of the speed at the end, to which the time is measured
 
 @dataclass(frozen=True)
 class QualityCurve:
-    """Time to quality of the runs of one journal.
+    """Time to quality of the runs of one journal."""
 
-    Attributes:
-        points: the seconds that had passed, and the quality from then on: the geometric mean over all sizes of the
-            best time at the end over the best time so far, by screening's times. Until a size has a candidate the
-            library serves it; one without a library's time counts from its first candidate on.
-    """
-
+    # The seconds that had passed, and the quality from then on: the geometric mean over all sizes of the best time at
+    # the end over the best time so far, by screening's times. Until a size has a candidate the library serves it; one
+    # without a library's time counts from its first candidate on.
     points: tuple[tuple[float, float], ...]
 
     def reached(self, quality: float) -> float | None:

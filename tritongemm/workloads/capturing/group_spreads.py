@@ -26,15 +26,10 @@ Range: TypeAlias = tuple[int, int]  # number of groups, and the power of two tha
 
 @dataclass(frozen=True)
 class Spread:
-    """What groups had of the rows of some calls.
+    """What groups had of the rows of some calls."""
 
-    Attributes:
-        shares: of all rows, the largest first, on average over the calls; they add up to 1.
-        samples: how many calls.
-    """
-
-    shares: tuple[float, ...]
-    samples: int
+    shares: tuple[float, ...]  # of all rows, the largest first, on average over the calls; they add up to 1
+    samples: int  # how many calls
 
     def joined(self, other: Spread | None) -> Spread:
         """Return the spread of these calls and others; of these alone where the others had another number of groups."""

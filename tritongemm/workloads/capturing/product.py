@@ -23,42 +23,29 @@ _TUNABLE = frozenset(name for name, d in DTYPES.items() if d.packed == 1 and nam
 
 @dataclass(frozen=True)
 class Product:
-    """One product C[M, N] = A[M, K] @ B[K, N], or why there is none that can be tuned.
+    """One product C[M, N] = A[M, K] @ B[K, N], or why there is none that can be tuned."""
 
-    Attributes:
-        operation: the function that was called, such as ``linear``.
-        m, n, k: sizes.
-        dtype_a, dtype_b, dtype_c: names of `core.dtypes`, or PyTorch's own where that has none.
-        row_major_a, row_major_b: layouts, as in `core.problem.Problem`.
-        bias: ``n`` for one value per column of C, or ``none``.
-        batch: number of independent products.
-        shared: the operand that all products of a batch share, ``a`` or ``b``, or "".
-        family: what is computed, a name of numerics/families.
-        scales: granularity of the scale factors, where it is not the family's usual one.
-        groups: products of different M that share the call; M is that of all.
-        left_out: why it can't be tuned; "" where it can.
-        one_scale: whether A and B have one scale factor each, as AITER's ``scaleAB`` says.
-        order_b: order of a weight in memory, where it is not plain.
-    """
-
-    operation: str
+    operation: str  # the function that was called, such as `linear`
+    # m, n, k: sizes
     m: int
     n: int
     k: int
+    # dtype_a, dtype_b, dtype_c: names of `core.dtypes`, or PyTorch's own where that has none
     dtype_a: str
     dtype_b: str
     dtype_c: str
+    # row_major_a, row_major_b: layouts, as in `core.problem.Problem`
     row_major_a: bool = True
     row_major_b: bool = True
-    bias: str = "none"
-    batch: int = 1
-    family: str = "dense"
-    left_out: str = ""
-    one_scale: bool = False
-    shared: str = ""
-    scales: str = ""
-    groups: int = 1
-    order_b: str = ""
+    bias: str = "none"  # `n` for one value per column of C, or `none`
+    batch: int = 1  # number of independent products
+    family: str = "dense"  # what is computed, a name of numerics/families
+    left_out: str = ""  # why it can't be tuned; "" where it can
+    one_scale: bool = False  # whether A and B have one scale factor each, as AITER's `scaleAB` says
+    shared: str = ""  # the operand that all products of a batch share, `a` or `b`, or ""
+    scales: str = ""  # granularity of the scale factors, where it is not the family's usual one
+    groups: int = 1  # products of different M that share the call; M is that of all
+    order_b: str = ""  # order of a weight in memory, where it is not plain
 
     @property
     def is_layer(self) -> bool:

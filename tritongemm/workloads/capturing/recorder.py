@@ -25,21 +25,15 @@ _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 @dataclass
 class Tally:
-    """How often one product was asked for.
+    """How often one product was asked for."""
 
-    Attributes:
-        callers: of the product.
-        slow: calls that were counted one by one.
-        replayed: calls of graphs that were launched again.
-        counter, slot: where the others are counted.
-        spread_over: of a product of groups, the range that the spreads of its rows are averaged over; None of others.
-    """
-
-    callers: set[str] = field(default_factory=set)
-    slow: int = 0
-    replayed: int = 0
+    callers: set[str] = field(default_factory=set)  # of the product
+    slow: int = 0  # calls that were counted one by one
+    replayed: int = 0  # calls of graphs that were launched again
+    # counter, slot: where the others are counted
     counter: Counter | None = None
     slot: int = 0
+    # Of a product of groups, the range that the spreads of its rows are averaged over; None of others.
     spread_over: Range | None = None
 
     @property

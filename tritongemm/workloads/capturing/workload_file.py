@@ -40,19 +40,12 @@ _GRADIENT = "# Gradients were wanted: the products of the backward pass are not 
 
 @dataclass(frozen=True)
 class Counted:
-    """What is to be added to a file.
+    """What is to be added to a file."""
 
-    Attributes:
-        product: what was asked for.
-        calls: how often, since it was last written.
-        callers: of the product.
-        spread: how groups shared the rows of calls of its range of M, since it was last written; None where that is
-            not known.
-    """
-
-    product: Product
-    calls: int
-    callers: frozenset[str]
+    product: Product  # what was asked for
+    calls: int  # how often, since it was last written
+    callers: frozenset[str]  # of the product
+    # How groups shared the rows of calls of its range of M, since it was last written; None where that is not known.
     spread: Spread | None = None
 
 

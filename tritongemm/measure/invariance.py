@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tritongemm.codegen.template_facts import search_facts
@@ -33,31 +33,38 @@ class Invariance:
     """The reduction orders of a run's products, and what their rows' bits were found to be.
 
     Args:
-        orders: the order of each product, by its problem of M 1.
+        orders: the orders that each product may have, by its problem of M 1; the first holds until one is decided on.
         with_libraries: whether algorithms of a library that does not split K race too; their bits decide.
     """
 
-    def __init__(self, orders: Mapping[Problem, ReductionOrder], with_libraries: bool = False) -> None:
-        self.orders, self.with_libraries = orders, with_libraries
+    def __init__(self, orders: Mapping[Problem, Sequence[ReductionOrder]], with_libraries: bool = False) -> None:
+        self.orders, self.with_libraries = dict(orders), with_libraries
         self._bits: dict[Problem, str] = {}
         self._lock = threading.Lock()
 
     def order(self, problem: Problem) -> ReductionOrder:
         """Return the order of a problem's product."""
-        return self.orders[problem.at(1)]
+        return self.orders[problem.at(1)][0]
+
+    def decide(self, product: Problem, order: ReductionOrder) -> None:
+        """Have a product add up in one of its orders alone."""
+        self.orders[product] = (order,)
 
     def note(self, records: Iterable[Record]) -> None:
-        """Note the bits of a run's stored results.
+        """Note the orders and the bits of a run's stored results.
 
         Raises:
             InputError: a result is of another order than this run's.
         """
         for record in records:
-            wanted = str(self.order(record.problem))
-            if record.order != wanted:
+            product = record.problem.at(1)
+            wanted = {str(order): order for order in self.orders[product]}
+            if record.order not in wanted:
                 found = f"adds up in the order {record.order}" if record.order else "states no order"
-                raise InputError(f"the result of {record.problem.key} {found}, not {wanted}: name another file with -o")
-            self._bits.setdefault(record.problem.at(1), record.row_bits)
+                others = " or ".join(wanted)
+                raise InputError(f"the result of {record.problem.key} {found}, not {others}: name another file with -o")
+            self.decide(product, wanted[record.order])
+            self._bits.setdefault(product, record.row_bits)
 
     def allows(self, config: Config, problem: Problem, target: Target) -> bool:
         """Say whether a config may race: its order is the product's, or a library states none but an unsplit K."""
@@ -89,20 +96,19 @@ class Invariance:
         return replace(trial, status="wrong", reason=reason, samples=())
 
 
-def choose_orders(
-    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits, with_libraries: bool = False
-) -> dict[Problem, ReductionOrder]:
-    """Return the order of each product, by its problem of M 1: that of an unsplit K, or of a few splits.
+def possible_orders(
+    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits
+) -> dict[Problem, tuple[ReductionOrder, ...]]:
+    """Return the orders that may be the best of each product, by its problem of M 1: that of an unsplit K first.
 
     Of several such orders it is that of the templates that are made for many rows, with deep blocks: they are fastest
-    where a product costs most. Narrow products of few rows get the order of splits that fill the device.
+    where a product costs most. Narrow products of few rows may have that of splits too, which fill the device.
 
     Args:
         problems: all that a run tunes.
         target: where.
         backend: the backend that is searched.
         limits: what may be tried.
-        with_libraries: algorithms of a library, which have no such splits, race too.
 
     Raises:
         InputError: a product's rows can't be compared, or no config of it has a stated order.
@@ -116,20 +122,23 @@ def choose_orders(
         largest[product] = max(problem, largest.get(product, problem), key=lambda one: one.m)
     searched: SearchedBackend = registry.get(SearchedBackend, backend)
     orders = {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
-    few = (product for product, m in least.items() if m <= _FEW_ROWS and not with_libraries)
-    return orders | {product: _split(orders[product], product, target, limits) for product in few}
+    return {
+        product: (order, *(_split_orders(order, product, target, limits) if least[product] <= _FEW_ROWS else ()))
+        for product, order in orders.items()
+    }
 
 
-def _split(order: ReductionOrder, product: Problem, target: Target, limits: SearchLimits) -> ReductionOrder:
-    """Return the order of the most splits that a narrow product's tiles of few rows need; else the one given."""
+def _split_orders(
+    order: ReductionOrder, product: Problem, target: Target, limits: SearchLimits
+) -> Iterator[ReductionOrder]:
+    """Yield the orders of splits that fill the device with a narrow product's tiles of few rows."""
     tiles = cdiv(product.n, _COLUMNS) * product.batch
     if not order.k or order.block or tiles > _NARROW * target.compute_units:
-        return order
-    for splits in (8, 4, 2):
+        return
+    for splits in (2, 4, 8):
         fits = tiles * splits <= _FULL * target.compute_units and splits <= (limits.most_splits or splits)
         if fits and order.k >= splits * _SHORTEST_RUN and order.k % (splits * _STEP) == 0:
-            return replace(order, run=order.k // splits)
-    return order
+            yield replace(order, run=order.k // splits)
 
 
 def _unsplit_order(problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits) -> ReductionOrder:

@@ -32,7 +32,7 @@ class TuningOptions:
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.
         limits: what of the search spaces may be tried.
-        invariance: the only reduction order of each product, whose bits are compared; None for any.
+        invariance: the reduction order of each product, whose bits are compared; None for any.
     """
 
     folder: Path

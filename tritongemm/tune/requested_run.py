@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, TritonGemmError
@@ -11,14 +12,14 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
-from tritongemm.measure.invariance import LIBRARY, Invariance, choose_orders
+from tritongemm.measure.invariance import LIBRARY, Invariance, possible_orders
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.results import candidates_csv
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.system.stop_signals import uninterrupted
-from tritongemm.tune import requested_rows, roster, servers, session
+from tritongemm.tune import order_choice, requested_rows, roster, servers, session
 from tritongemm.tune.cluster import Cluster, open_machine
 from tritongemm.tune.m_table import MTable
 from tritongemm.tune.options import TuningOptions
@@ -114,8 +115,6 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
             watcher.compilers = tools.pool.jobs
         store = stack.enter_context(session.open_store(request, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
-        if plan.invariance:
-            plan.invariance.note(filter(None, map(store.record, order)))
         tuned = [p for p in problems if store.record(p) is None]
         if len(tuned) < len(problems):
             count = f"{len(problems) - len(tuned)} of {len(problems)} sizes"
@@ -131,6 +130,9 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 
         tables: dict[MSpan, MTable] = {}
         with merging(store, order, write_others):
+            if plan.invariance:
+                open_another = partial(session.open_store, request, machine, protocol, plan, problems=order)
+                order_choice.choose(run, order, open_another, races=bool(machine.devices) and not plan.stop)
             failures = run.tune(problems)
             if not plan.stop:
                 session.write_missing_winners(problems, run)
@@ -146,7 +148,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 def _in_one_order(
     plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], target: Target
 ) -> TuningOptions:
-    """Return the options of a run, where rows shall be invariant with the only order of each product."""
+    """Return the options of a run, where rows shall be invariant with the orders that each product may have."""
     if not request.invariant:
         return plan
     if request.invariant not in (True, "kernels", *LIBRARY):
@@ -157,7 +159,7 @@ def _in_one_order(
             "--invariant: only generated kernels state their order; let --libtype name triton, without --for"
         )
     libraries = request.invariant in LIBRARY
-    orders = choose_orders(problems, target, searched, plan.limits, libraries)
+    orders = possible_orders(problems, target, searched, plan.limits)
     return replace(plan, invariance=Invariance(orders, libraries))
 
 

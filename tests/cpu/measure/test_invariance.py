@@ -14,7 +14,7 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import EXACT, ReductionOrder
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure.invariance import Invariance, choose_orders
+from tritongemm.measure.invariance import Invariance, possible_orders
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, plan_search
@@ -39,28 +39,27 @@ def raced(*bits: str, library: str = "") -> RaceResult:
 def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
     int8 = Problem(16, 64, 512, *matrices("int8", "int8", "int32", layout="TN"))
-    orders = choose_orders([SIZE, SIZE.at(2048), blocks, int8], SM90, "triton", NO_LIMITS)
+    orders = possible_orders([SIZE, SIZE.at(2048), blocks, int8], SM90, "triton", NO_LIMITS)
     assert orders == {
-        SIZE.at(1): UNSPLIT,
-        blocks.at(1): ReductionOrder(2048, 2048, 128, "wgmma"),
-        int8.at(1): EXACT,
+        SIZE.at(1): (UNSPLIT,),
+        blocks.at(1): (ReductionOrder(2048, 2048, 128, "wgmma"),),
+        int8.at(1): (EXACT,),
     }
 
 
-def test_narrow_products_of_few_rows_have_the_order_of_splits_that_fill_the_device() -> None:
+def test_narrow_products_of_few_rows_may_have_the_order_of_splits_that_fill_the_device() -> None:
     narrow = Problem(16, 1280, 8192, *BF16)
-    assert choose_orders([narrow, narrow.at(2048)], SM90, "triton", NO_LIMITS) == {
-        narrow.at(1): ReductionOrder(8192, 2048)
+    assert possible_orders([narrow, narrow.at(2048)], SM90, "triton", NO_LIMITS) == {
+        narrow.at(1): (ReductionOrder(8192, 8192), ReductionOrder(8192, 4096), ReductionOrder(8192, 2048))
     }
-    for problems, libraries in (([narrow.at(512)], False), ([replace(narrow, n=2560)], False), ([narrow], True)):
-        (order,) = choose_orders(problems, SM90, "triton", NO_LIMITS, libraries).values()
-        assert order.runs == 1
+    for problem in (narrow.at(512), replace(narrow, n=2560)):
+        assert [len(those) for those in possible_orders([problem], SM90, "triton", NO_LIMITS).values()] == [1]
 
 
 @pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])
 def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match=r"--invariant: .*rows"):
-        choose_orders([problem], SM90, "triton", NO_LIMITS)
+        possible_orders([problem], SM90, "triton", NO_LIMITS)
 
 
 @pytest.mark.parametrize("m", [1, 300])
@@ -80,7 +79,7 @@ def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None
 
 
 def test_the_bits_of_the_first_race_hold_at_every_m() -> None:
-    run = Invariance({SIZE.at(1): UNSPLIT}, with_libraries=True)
+    run = Invariance({SIZE.at(1): [UNSPLIT]}, with_libraries=True)
     first = run.compare(SIZE, raced("aa", "aa", "bb", library="aa"))
     assert [t.status for t in first.trials] == ["ok", "ok", "wrong", "ok"]
     assert first.samples.keys() == {TILES[0].name, TILES[1].name, LIBRARY.name, BASELINE_ENTRY}
@@ -90,17 +89,21 @@ def test_the_bits_of_the_first_race_hold_at_every_m() -> None:
 
 def test_a_library_races_where_it_is_asked_for_and_does_not_split() -> None:
     split = replace(LIBRARY, split_k=4)
-    alone, both = (Invariance({SIZE.at(1): UNSPLIT}, with_libraries=one) for one in (False, True))
+    alone, both = (Invariance({SIZE.at(1): [UNSPLIT]}, with_libraries=one) for one in (False, True))
     assert [one.allows(c, SIZE, SM90) for one in (alone, both) for c in (LIBRARY, split)] == [False, False, True, False]
     stream_k = Config("stream_k", 64, 64, 64)
     assert [both.allows(c, SIZE, SM90) for c in (*TILES, stream_k)] == [True, True, True, False]
 
 
 def test_results_say_their_order_and_the_baseline_never_wins(tmp_path: Path) -> None:
-    run = Invariance({SIZE.at(1): UNSPLIT})
+    run = Invariance({SIZE.at(1): [UNSPLIT]})
     options = TuningOptions(tmp_path, invariance=run)
     record = make_record(SIZE, run.compare(SIZE, raced("aa")), SM90, options, frozenset(), "by eye")
     assert (record.order, record.row_bits, record.winner, record.library_seconds) == ("1x4096", "aa", "triton", 1e-6)
     run.note([record])
     with pytest.raises(InputError, match="16x4096x4096_bf16_TN states no order, not 1x4096: name another file with -o"):
         run.note([replace(record, order="")])
+    several = Invariance({SIZE.at(1): [ReductionOrder(4096, 2048), UNSPLIT]})
+    assert several.order(SIZE).runs == 2
+    several.note([record])
+    assert several.order(SIZE.at(300)) == UNSPLIT

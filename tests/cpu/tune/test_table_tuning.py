@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
 
 def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> None:
     order = ReductionOrder(SPAN.problem.k, SPAN.problem.k)
-    options = replace(OPTIONS, invariance=Invariance({SPAN.at(1): order}, with_libraries=True))
+    options = replace(OPTIONS, invariance=Invariance({SPAN.at(1): [order]}, with_libraries=True))
     evaluator = ComparingEvaluator()
     with searched(path, evaluator, options) as store:
         table = make_table(store, evaluator, options)

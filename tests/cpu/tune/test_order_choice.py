@@ -1,0 +1,58 @@
+"""A product that may add up in several orders gets the one that loses least at any M."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.stores import record, take
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.reduction_order import ReductionOrder
+from tritongemm.measure.invariance import Invariance
+from tritongemm.tune import order_choice
+from tritongemm.tune.options import TuningOptions
+
+NARROW = Problem(1, 1280, 8192, *matrices("bf16", layout="TN"))
+ORDERS = tuple(ReductionOrder(8192, run) for run in (8192, 4096, 2048))
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "chosen"),
+    [
+        ({1: (10, 9, 8), 64: (10, 9, 9), 4096: (100, 103, 130)}, "2x4096"),
+        ({1: (10, 9.9, 9.9), 64: (10, 10, 10), 4096: (100, 130, 130)}, "1x8192"),
+        ({1: (10, 6, None), 64: (10, 9, 9), 4096: (100, 110, 110)}, "2x4096"),
+    ],
+)
+def test_the_order_that_loses_least_is_chosen(
+    microseconds: dict[int, tuple[float | None, ...]],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Race:
+        """A run whose sizes take the times of their order, and fail where there is none."""
+
+        def __init__(self, _: Any, __: Any, store: Any, options: TuningOptions, ___: Any) -> None:
+            self.store, self.invariance = store, options.invariance
+
+        def tune(self, problems: list[Problem]) -> None:
+            for problem in problems:
+                assert self.invariance is not None
+                time = microseconds[problem.m][ORDERS.index(self.invariance.order(problem))]
+                if time is not None:
+                    self.store.add_record(record(problem, time * 1e-6))
+
+    monkeypatch.setattr(order_choice, "TuningRun", Race)
+    other = Problem(1, 4096, 4096, *matrices("bf16", layout="TN"))
+    invariance = Invariance({NARROW: ORDERS, other: ORDERS[:1]})
+    options, watcher = TuningOptions(tmp_path, invariance=invariance), SimpleNamespace(say=print)
+    store = SimpleNamespace(record=lambda _: None)
+    run: Any = SimpleNamespace(options=options, evaluators=[], pool=None, watcher=watcher, store=store)
+    every = [NARROW.at(m) for m in (1, 16, 64, 1024, 4096)] + [other]
+    order_choice.choose(run, every, take)
+    assert str(invariance.order(NARROW.at(777))) == chosen
+    assert invariance.order(other) == ORDERS[0]
+    assert f"order {chosen}; least share of the fastest order's speed at M 1, 64, 4096" in capsys.readouterr().out

@@ -318,7 +318,7 @@ def _count(problem: Problem, operand: OperandSpec) -> str:
     if scaling is not None:
         extent = _padded(extent, scaling.rows, scaling.pad[0])
         if scaling.depth:
-            extent += f" * {_padded('K', scaling.depth, scaling.pad[1])}"
+            extent += f" * {_padded('K', scaling.depth, scaling.pad[1])}{' * 2' * scaling.zeros}"
     groups = str(problem.group_count) if problem.groups and operand.name == "scale_b" else ""
     return " * ".join(filter(None, (products, groups, extent)))
 
@@ -339,6 +339,7 @@ def _meaning(problem: Problem, operand: OperandSpec) -> str:
     rows = "row" if operand.name == "scale_a" else "column"
     share = {0: f"all {rows}s", 1: f"each {rows}"}.get(scaling.rows, f"{scaling.rows} {rows}s")
     depth = f" and {scaling.depth} elements along K, in the layout `{scaling.layout}`" if scaling.depth else ""
+    depth += ", and its zero point less 8" if scaling.zeros else ""
     return f", one for {share} of {operand.name[-1]}{depth}"
 
 

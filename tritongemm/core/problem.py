@@ -148,12 +148,12 @@ class Problem:
         ]  # fmt: skip
         for name, scaling, rows in (("scale_a", self.a.scaling, m), ("scale_b", self.b.scaling, n)):
             if scaling is not None:
-                shape: tuple[int, ...] = scaling.shape(rows, k)
+                shape = scaling.stored(rows, k)
                 if scaling.applied == "epilogue" and name == "scale_b":
                     shape = shape[:1]  # so that it broadcasts over the columns of C
                     shape = (self.group_count * shape[0],)  # those of all groups one after another
                 elif each and (name == "scale_b" or (self.masked and scaling.layout == "groups")):
-                    shape = (*each, *scaling.shape(self.group_m if name == "scale_a" else rows, k))
+                    shape = (*each, *scaling.stored(self.group_m if name == "scale_a" else rows, k))
                 where = scaling.layout, scaling.applied, scaling, batch[name[-1]]
                 specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, *where))
         if self.bias != "none":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.values import NATURAL, TEXT, FieldKind, one_of, require
+from tritongemm.core.values import FLAG, NATURAL, TEXT, FieldKind, one_of, require
 
 
 class Scaling(NamedTuple):
@@ -20,6 +20,8 @@ class Scaling(NamedTuple):
         layout: their order in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or
             the name of a plug-in of numerics/scale_layouts.
         pad: multiples to which rows and groups are padded in memory.
+        zeros: whether each group along K has, behind the factors of all rows, their zero points less `INT4_ZERO`, which
+            are subtracted from the numbers before they are multiplied: [groups, 2, rows].
     """
 
     dtype: str = "fp32"
@@ -27,21 +29,28 @@ class Scaling(NamedTuple):
     depth: int = 0
     layout: str = "rows"
     pad: tuple[int, int] = (1, 1)
+    zeros: bool = False
 
     @property
     def applied(self) -> str:
         """Where a kernel multiplies by the factors: the ``epilogue``, or the ``mainloop`` where they change along K."""
         return "mainloop" if self.depth else "epilogue"
 
+    def stored(self, rows: int, k: int) -> tuple[int, ...]:
+        """Return the extents in memory, zero points too, for an operand of `rows` rows (columns of B) and K numbers."""
+        first, second = self.shape(rows, k)
+        return (first, 2, second) if self.zeros else (first, second)
+
     def shape(self, rows: int, k: int) -> tuple[int, int]:
-        """Return the extents of the factors in memory, for an operand of `rows` rows (columns of B) and K elements."""
+        """Return the extents of the factors alone, as of `stored`."""
         across = round_up(cdiv(rows, self.rows) if self.rows else 1, self.pad[0])
         groups = round_up(cdiv(k, self.depth) if self.depth else 1, self.pad[1])
         return (groups, across) if self.layout == "groups" else (across, groups)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {**self._asdict(), "pad": list(self.pad)}
+        data = {**self._asdict(), "pad": list(self.pad)}
+        return data if self.zeros else {key: value for key, value in data.items() if key != "zeros"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
@@ -61,6 +70,7 @@ _KINDS = {
     "rows": NATURAL,
     "depth": NATURAL,
     "layout": TEXT,
+    "zeros": FLAG,
     "pad": FieldKind(
         "two whole numbers from 1 on",
         lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v),
@@ -82,8 +92,9 @@ _MX = Scaling("e8m0", depth=MX_DEPTH)
 _MX_SHUFFLED = Scaling("e8m0", depth=MX_DEPTH, layout="e8m0_32x8", pad=(32, 8))
 WEIGHT_DEPTHS = (32, 64, 128)  # elements along K that share a factor of a weight of int4
 _OF_WEIGHTS: dict[str, ScalePair] = {
-    f"weight_{depth}{suffix}": (None, Scaling(dtype, depth=depth, layout="groups"))
+    f"weight_{depth}{'_zeros' * zeros}{suffix}": (None, Scaling(dtype, depth=depth, layout="groups", zeros=zeros))
     for dtype, suffix in (("bf16", ""), ("fp16", "_fp16"))
+    for zeros in (False, True)
     for depth in WEIGHT_DEPTHS
 }
 # What a command line and a file call a pair; of those along K the first name is for factors that are stored

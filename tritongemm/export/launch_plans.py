@@ -193,7 +193,9 @@ def _operand(spec: OperandSpec, shape: tuple[int, ...], strides: tuple[int, ...]
     }
     if spec.scaling is None or spec.applied != "mainloop":
         return found
-    return found | {"scaling": {"rows": spec.scaling.rows, "depth": spec.scaling.depth, "layout": spec.scaling.layout}}
+    rows, depth, layout, zeros = (getattr(spec.scaling, name) for name in ("rows", "depth", "layout", "zeros"))
+    scaling = {"rows": rows, "depth": depth, "layout": layout} | ({"zeros": True} if zeros else {})
+    return found | {"scaling": scaling}
 
 
 def _flat(role: str, nbytes: int) -> dict[str, Any]:

@@ -84,4 +84,6 @@ def _absolute(problem: Problem, name: str, tensor: Tensor) -> Tensor:
         return tensor & 0x77  # clear the signs of both numbers
     if spec.dtype.is_fp8:
         return (tensor.view(torch.uint8) & 0x7F).view(tensor.dtype)
+    if spec.scaling is not None and spec.scaling.zeros:  # what is subtracted adds to a sum of absolute values
+        return tensor.abs() * torch.tensor([[1], [-1]], dtype=tensor.dtype, device=tensor.device)
     return tensor.clamp(min=-127).abs() if spec.dtype.name == "int8" else tensor.abs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from tritongemm.core.dtypes import E8M0_BIAS
+from tritongemm.core.dtypes import E8M0_BIAS, INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.operands import Operands, OperandSpec
 from tritongemm.core.problem import Problem
@@ -96,6 +96,9 @@ def random_factors(operand: OperandSpec, typical_scale: float, generator: Genera
         every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))
         chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
         factors *= every[chosen] / every.square().mean().sqrt()
+    if operand.scaling is not None and operand.scaling.zeros:
+        zeros = factors[..., 1, :]  # from 0 to 15, less INT4_ZERO
+        zeros[:] = torch.randint(-INT4_ZERO, INT4_ZERO, zeros.shape, device=device, generator=generator)
     return factors.to(getattr(torch, operand.dtype.torch))
 
 

@@ -62,10 +62,12 @@ def scale_places(layout: str) -> tuple[str, str]:
 def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
     """Return factors that change along K as [..., rows, groups along K], still padded.
 
-    Those of a batch or of groups have a dimension for it in front.
+    Those of a batch or of groups have a dimension for it in front. Zero points are left out.
     """
     import torch
 
+    if scaling.zeros:
+        factors = factors[..., 0, :]
     if scaling.layout == "rows":
         return factors
     if scaling.layout == "groups":
@@ -100,5 +102,8 @@ def multiplied(problem: Problem, operands: Operands) -> Operands:
     if problem.a.scaling is not None and problem.a.scaling.depth:
         a = a * spread(problem.a.scaling, operands["scale_a"], problem.m, problem.k)
     if problem.b.scaling is not None and problem.b.scaling.depth:
-        b = b * spread(problem.b.scaling, operands["scale_b"], problem.n, problem.k).mT
+        scaling, of_b = problem.b.scaling, operands["scale_b"]
+        if scaling.zeros:
+            b = b - of_b[..., 1, :].double().repeat_interleave(scaling.depth, -2)
+        b = b * spread(scaling, of_b, problem.n, problem.k).mT
     return operands | {"a": a, "b": b}

@@ -1,6 +1,6 @@
 """Public calls that convert weights of four bits, as checkpoints store them, to what `linear_w4` takes, once at load.
 
-What a kernel has no operand for is refused: zero points other than 8, and columns of K in another order.
+What a kernel has no operand for is refused: columns of K in another order.
 """
 
 from typing import Final, NamedTuple
@@ -20,7 +20,8 @@ from tritongemm.plugins.contracts import WeightLayout
 
 _IN_A_WORD: Final = 8  # numbers of four bits in an int32
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of an int32 where AWQ has the columns 0 to 7
-ZEROS_OF: Final = {"gptq": INT4_ZERO - 1, "gptq_v2": INT4_ZERO}  # what a zero point of 8 is stored as
+_LESS: Final = {"gptq": 1, "gptq_v2": 0}  # what zero points are stored less
+_LAST: Final = 15  # of the zero points, which are numbers that a weight may have
 
 
 class PackedWeight(NamedTuple):
@@ -28,7 +29,7 @@ class PackedWeight(NamedTuple):
 
     Attributes:
         weight: bytes [..., N, K / 2].
-        scale: factors [K / 32, N] (or 64, 128) of int4, e8m0 [..., N, K / 32] of fp4.
+        scale: factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; e8m0 [..., N, K / 32] of fp4.
         order: memory layout of the bytes.
     """
 
@@ -51,8 +52,8 @@ def pack_gptq(
 
     Args:
         qweight: int32 [K / 8, N].
-        scales: [K / group, N] floats; groups are of 32, 64 or a multiple of 128 numbers.
-        qzeros: int32 [K / group, N / 8], all of which must be the symmetric 8; None where the weight is symmetric.
+        scales: [K / group, N] floats; groups are of a multiple of 32 numbers.
+        qzeros: int32 [K / group, N / 8]; None where the weight is symmetric.
         g_idx: the group of each number along K, in ascending groups of one length (no ``desc_act``), or None.
         checkpoint_format: ``gptq``, whose zero points are stored less one, or ``gptq_v2``.
         dtype: of activations; by default that of the scales.
@@ -60,7 +61,7 @@ def pack_gptq(
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: what does not belong together, or what no kernel reads: other zero points, K in another order.
+        InputError: what does not belong together, a zero point out of range, or K in another order.
 
     Examples:
         >>> qweight, scales = torch.zeros(32, 64, dtype=torch.int32), torch.ones(2, 64).half()
@@ -68,15 +69,17 @@ def pack_gptq(
         torch.Size([64, 128])
     """
     _check_words("qweight", qweight, "[K / 8, N]")
-    if checkpoint_format not in ZEROS_OF:
-        raise InputError(f"checkpoint_format is {checkpoint_format!r}; there are: {', '.join(ZEROS_OF)}")
+    if checkpoint_format not in _LESS:
+        raise InputError(f"checkpoint_format is {checkpoint_format!r}; there are: {', '.join(_LESS)}")
     k, n = qweight.shape[0] * _IN_A_WORD, qweight.shape[1]
     _check_scales("scales", scales, (k, n))
     if g_idx is not None:
         _check_groups("g_idx", g_idx, k, scales.shape[0], "desc_act")
+    zeros = None
     if qzeros is not None:
-        _check_zeros("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD), ZEROS_OF[checkpoint_format])
-    return _packed(qweight.t().contiguous().view(torch.uint8), scales, dtype, order)
+        zeros = _zero_points("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD)).flatten(-2)
+        zeros = _in_range("qzeros", zeros + _LESS[checkpoint_format])
+    return _packed(qweight.t().contiguous().view(torch.uint8), scales, zeros, dtype, order)
 
 
 def pack_awq(
@@ -87,13 +90,13 @@ def pack_awq(
     Args:
         qweight: int32 [K, N / 8].
         scales: [K / group, N] floats.
-        qzeros: int32 [K / group, N / 8], all of which must be 8, as in checkpoints with ``zero_point: false``.
+        qzeros: int32 [K / group, N / 8].
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: what does not belong together, or zero points other than 8, which no kernel reads.
+        InputError: what does not belong together.
 
     Examples:
         >>> qweight, qzeros = torch.zeros(256, 8, dtype=torch.int32), torch.full((2, 8), -2004318072, dtype=torch.int32)
@@ -103,9 +106,9 @@ def pack_awq(
     _check_words("qweight", qweight, "[K, N / 8]")
     k, n = qweight.shape[0], qweight.shape[1] * _IN_A_WORD
     _check_scales("scales", scales, (k, n))
-    _check_zeros("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD), INT4_ZERO)
+    zeros = _zero_points("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD))[..., _AWQ_PLACES].flatten(-2)
     columns = _numbers(qweight)[..., _AWQ_PLACES].flatten(-2).t()
-    return _packed(columns[:, ::2] | columns[:, 1::2] << 4, scales, dtype, order)
+    return _packed(columns[:, ::2] | columns[:, 1::2] << 4, scales, zeros, dtype, order)
 
 
 def pack_compressed_tensors(
@@ -122,14 +125,14 @@ def pack_compressed_tensors(
     Args:
         weight_packed: int32 [N, K / 8].
         weight_scale: [N, K / group] floats.
-        weight_zero_point: int32 [N / 8, K / group], all of which must be zero (8 as stored), or None.
+        weight_zero_point: int32 [N / 8, K / group], or None where the weight is symmetric.
         weight_g_idx: the group of each number along K, in ascending groups of one length; all -1, or None, says so.
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
 
     Raises:
         TypeError: an operand is no tensor.
-        InputError: what does not belong together, or what no kernel reads: other zero points, K in another order.
+        InputError: what does not belong together, or K in another order.
 
     Examples:
         >>> packed, scale = torch.zeros(64, 32, dtype=torch.int32), torch.ones(64, 2).bfloat16()
@@ -140,11 +143,13 @@ def pack_compressed_tensors(
     n, k = weight_packed.shape[0], weight_packed.shape[1] * _IN_A_WORD
     scales = weight_scale.t() if isinstance(weight_scale, Tensor) and weight_scale.dim() == 2 else weight_scale
     _check_scales("weight_scale", scales, (k, n), turned=True)
+    zeros = None
     if weight_zero_point is not None:
-        _check_zeros("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]), INT4_ZERO)
+        zeros = _zero_points("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]))
+        zeros = zeros.transpose(0, 1).flatten(-2)
     if weight_g_idx is not None and not bool((weight_g_idx == -1).all()):
         _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[0], "actorder")
-    return _packed(weight_packed.contiguous().view(torch.uint8), scales, dtype, order)
+    return _packed(weight_packed.contiguous().view(torch.uint8), scales, zeros, dtype, order)
 
 
 def pack_mxfp4(blocks: Tensor, scales: Tensor, *, order: str = PLAIN) -> PackedWeight:
@@ -177,20 +182,28 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor, *, order: str = PLAIN) -> PackedW
     return _ordered(blocks.flatten(-2).contiguous(), scales, torch.bfloat16, order)
 
 
-def _packed(weight: Tensor, scales: Tensor, dtype: torch.dtype | None, order: str) -> PackedWeight:
-    """Return bytes [N, K / 2] with factors [K / group, N], which are copied where longer groups have one."""
-    k = 2 * weight.shape[1]
-    group = k // scales.shape[0]
-    if group not in WEIGHT_DEPTHS and group % max(WEIGHT_DEPTHS):
-        raise InputError(f"groups of {group} along K have no kernels; there are 32, 64 and multiples of 128")
+def depth_of(group: int) -> int:
+    """Return the length along K of the longest groups that kernels have and that divide those of a weight, or 0."""
+    return next((depth for depth in reversed(WEIGHT_DEPTHS) if group and group % depth == 0), 0)
+
+
+def _packed(
+    weight: Tensor, scales: Tensor, zeros: Tensor | None, dtype: torch.dtype | None, order: str
+) -> PackedWeight:
+    """Return bytes [N, K / 2] with factors and zero points [K / group, N], copied where longer groups have one."""
+    group = 2 * weight.shape[1] // scales.shape[0]
+    depth = depth_of(group)
+    if not depth:
+        raise InputError(f"groups of {group} along K have no kernels; there are multiples of {min(WEIGHT_DEPTHS)}")
     wanted = dtype or (scales.dtype if scales.dtype in ACTIVATIONS else torch.bfloat16)
     if wanted not in ACTIVATIONS:
         raise InputError(f"dtype is {wanted}; activations beside four bits are bfloat16 or float16")
     scales = scales.detach().to(wanted)
     if not bool(scales.isfinite().all()):
         raise InputError(f"the scale factors hold NaN or infinity, as {wanted}")
-    longer = max(group // max(WEIGHT_DEPTHS), 1)
-    return _ordered(weight, scales.repeat_interleave(longer, 0).contiguous(), wanted, order)
+    if zeros is not None and bool((zeros != INT4_ZERO).any()):
+        scales = torch.stack((scales, zeros.to(wanted) - INT4_ZERO), 1)
+    return _ordered(weight, scales.repeat_interleave(group // depth, 0).contiguous(), wanted, order)
 
 
 def _ordered(weight: Tensor, scales: Tensor, dtype: torch.dtype, order: str) -> PackedWeight:
@@ -235,15 +248,16 @@ def _check_groups(name: str, g_idx: Tensor, k: int, groups: int, option: str) ->
         )
 
 
-def _check_zeros(name: str, zeros: Tensor, shape: tuple[int, int], symmetric: int) -> None:
-    """Refuse zero points that are not those of symmetric weights."""
+def _zero_points(name: str, zeros: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return the zero points [..., 8] of int32 words."""
     _check_words(name, zeros, f"{list(shape)}")
     if tuple(zeros.shape) != shape:
         raise InputError(f"{name} is {tuple(zeros.shape)}; beside these scales it is {shape}")
-    numbers = _numbers(zeros)
-    low, high = int(numbers.min()) + INT4_ZERO - symmetric, int(numbers.max()) + INT4_ZERO - symmetric
-    if (low, high) != (INT4_ZERO, INT4_ZERO):
-        raise InputError(
-            f"{name} has zero points from {low} to {high}; kernels read weights of one zero point, {INT4_ZERO} "
-            "(quantised symmetrically)"
-        )
+    return _numbers(zeros)
+
+
+def _in_range(name: str, zeros: Tensor) -> Tensor:
+    """Return zero points, of which each is a number that a weight may have."""
+    if (most := int(zeros.max())) > _LAST:
+        raise InputError(f"{name} has the zero point {most}; a number of four bits has one from 0 to {_LAST}")
+    return zeros

@@ -134,17 +134,18 @@ def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -
             raise InputError(
                 f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {dtype} once"
             )
-        groups = scale.shape[0] if scale.dim() == 2 else 0
+        zeros = scale.dim() == 3
+        groups = scale.shape[0] if scale.dim() in (2, 3) else 0
         depth = cdiv(k, groups) if groups else 0
-        fits = depth in WEIGHT_DEPTHS and not k % depth and tuple(scale.shape) == (k // depth, n)
-        name, suffix = "int4", f"{depth}_fp16" if dtype == torch.float16 else str(depth)
+        fits = depth in WEIGHT_DEPTHS and not k % depth and tuple(scale.shape) == (k // depth, *(2,) * zeros, n)
+        name, suffix = "int4", f"{depth}{'_zeros' * zeros}{'_fp16' * (dtype == torch.float16)}"
     if not fits:
         if k % MX_DEPTH:
             raise InputError(f"weight is {tuple(weight.shape)}: K={k} is no multiple of {MX_DEPTH}, the shortest group")
         groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each)
         raise InputError(
             f"scale is {scale.dtype} {tuple(scale.shape)}; for N={n}, K={k} it is [{groups} groups of 128, 64 or 32, "
-            f"{n}] of int4, or [{n}, {k // MX_DEPTH}] e8m0 of fp4: groups divide K"
+            f"{n}] of int4, with zero points [groups, 2, {n}], or [{n}, {k // MX_DEPTH}] e8m0 of fp4: groups divide K"
         )
     _, scaling = GRANULARITIES[f"weight_{suffix}"]
     b = Operand(name, row_major=False, order=order, scaling=scaling)
@@ -164,5 +165,7 @@ def dequantize(weight: Tensor, scale: Tensor, order: str, dtype: torch.dtype) ->
     if scale.dtype in EXPONENTS:
         numbers, factors = scale_factors.fp4_of_bits(bits, dtype), scale_factors.exponents_as_numbers(scale).to(dtype)
     else:
-        numbers, factors = bits.to(dtype) - INT4_ZERO, scale.t().to(dtype)
+        numbers, factors = bits.to(dtype) - INT4_ZERO, (scale if scale.dim() == 2 else scale[:, 0]).t().to(dtype)
+        if scale.dim() == 3:
+            numbers = numbers - scale[:, 1].t().to(dtype).repeat_interleave(numbers.shape[1] // scale.shape[0], 1)
     return (numbers.unflatten(-1, (factors.shape[-1], -1)) * factors[..., None]).flatten(-2)

@@ -125,7 +125,11 @@ def describe_calls(problem: Problem) -> str:
         calls = f"scaled_mm(a, w, scale_a, scale_w) with w [N, K]{_with_factors(problem)}"
         return f"{calls}, and linear_fp8 of such weights"
     if problem.b.scaling is not None:
-        extents = "[N, K / 32] e8m0" if problem.b.scaling.dtype == "e8m0" else f"[K / {problem.scale_depth}, N]"
+        extents = (
+            "[N, K / 32] e8m0"
+            if problem.b.scaling.dtype == "e8m0"
+            else f"[K / {problem.scale_depth}, {'2, ' * problem.b.scaling.zeros}N]"
+        )
         order = "" if problem.b.order == PLAIN else f", order={problem.b.order!r}"
         return f"linear_w4(x, weight, scale) with weight [N, K / 2], scale {extents}{order}"
     of_x = "" if problem.a.row_major else ", x the transposed view of a [K, M] matrix"

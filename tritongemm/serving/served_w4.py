@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Operand
-from tritongemm.core.scaling import GRANULARITIES, WEIGHT_DEPTHS
+from tritongemm.core.problem import PLAIN, Operand
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors, pack_gptq
-from tritongemm.operations.linear_w4 import ACTIVATIONS
+from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving import linear_w4 as four_bit_layer
 from tritongemm.workloads.capturing import session
@@ -32,14 +31,6 @@ _FORMATS: Final = {
 _TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
                    _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
 _USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None}
-
-
-class _Stored(NamedTuple):
-    """The extents of a weight as its layer has it: N, K, and numbers along K that share a factor."""
-
-    n: int
-    k: int
-    group: int
 
 
 def is_four_bit_layer(module: nn.Module) -> bool:
@@ -68,35 +59,28 @@ def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> Packed
     weight, scale = (getattr(module, name, None) for name in _TENSORS[format_])
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
-    stored = _extents(format_, weight, scale)
-    depth = min(stored.group, max(WEIGHT_DEPTHS))
-    fitting = {
-        b: count
-        for (n, k, b), count in rows.items()
-        if (n, k, b.dtype) == (stored.n, stored.k, "int4") and b.scaling is not None and b.scaling.depth == depth
-    }
-    own = [b for b in fitting if b.scaling is not None and b.scaling.dtype == DTYPE_NAMES.get(scale.dtype)]
-    if not fitting and session.is_running() and depth in WEIGHT_DEPTHS:
-        dtype = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
-        suffix = "_fp16" * (dtype == torch.float16)
-        _, scaling = GRANULARITIES[f"weight_{depth}{suffix}"]
-        fitting = {Operand("int4", row_major=False, scaling=scaling): 0}
-    if not fitting:
-        return f"no row of int4 for N={stored.n}, K={stored.k} with groups of {stored.group}"
-    ((chosen, _),) = Counter({b: fitting[b] for b in own or fitting}).most_common(1)
-    assert chosen.scaling is not None
-    dtype = next(dtype for dtype in ACTIVATIONS if DTYPE_NAMES[dtype] == chosen.scaling.dtype)
+    rows_, columns = weight.shape
+    n, k = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_)}.get(format_, (rows_, columns * 8))
+    of_size = {b: count for (*extents, b), count in rows.items() if (*extents, b.dtype) == (n, k, "int4")}
+    if not of_size and not session.is_running():
+        return f"no row of int4 for N={n}, K={k}"
+    own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
     try:
-        return _pack(module, format_, dtype, chosen.order)
+        packed = _pack(module, format_, own, PLAIN)
+        stored = read_weight(packed.weight, packed.scale, own, PLAIN)
+        made: Any = stored.scaling
+        any_type = made._replace(dtype="")
+        fitting = {b: count for b, count in of_size.items() if b.scaling and b.scaling._replace(dtype="") == any_type}
+        if not fitting:
+            zeros = " and zero points" if made.zeros else ""
+            none = f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
+            return packed if session.is_running() else none
+        of_type = {b: count for b, count in fitting.items() if b.scaling == made}
+        ((chosen, _),) = Counter(of_type or fitting).most_common(1)
+        dtype = next(dtype for dtype in ACTIVATIONS if chosen.scaling and DTYPE_NAMES[dtype] == chosen.scaling.dtype)
+        return packed if chosen == stored else _pack(module, format_, dtype, chosen.order)
     except InputError as error:
         return str(error)
-
-
-def _extents(format_: str, weight: Tensor, scale: Tensor) -> _Stored:
-    rows, columns = weight.shape
-    n, k = {_GPTQ: (columns, rows * 8), _AWQ: (columns * 8, rows)}.get(format_, (rows, columns * 8))
-    groups = scale.shape[1 if format_ == _COMPRESSED else 0]
-    return _Stored(n, k, k // max(groups, 1))
 
 
 def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWeight:

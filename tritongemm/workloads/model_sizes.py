@@ -180,12 +180,8 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     """Return the family and granularity, "" where there is none, and the type of the weights."""
     none = ("", ""), ""
     if method in ("gptq", "awq"):
-        symmetric = (
-            found.get("sym") is True and not found.get("desc_act")
-            if method == "gptq"
-            else not found.get("zero_point", True)
-        )
-        return _of_int4(found.get("bits"), symmetric, found.get("group_size"))
+        symmetric = found.get("sym", True) if method == "gptq" else not found.get("zero_point", True)
+        return _of_int4(found.get("bits"), not found.get("desc_act"), found.get("group_size"), symmetric)
     if method == "fp8":
         if found.get("weight_block_size") == _BLOCKS:
             return _IN_BLOCKS, "fp8"
@@ -202,9 +198,9 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     of_group = group if isinstance(group, Mapping) else {}
     if isinstance(side := of_group.get("weights"), Mapping) and of_group.get("input_activations") is None:
         strategy, kind = side.get("strategy"), (of_group.get("targets"), side.get("type"))
-        usual = side.get("symmetric") is True and side.get("actorder") in _IN_ORDER and kind == (["Linear"], "int")
+        usual = side.get("actorder") in _IN_ORDER and kind == (["Linear"], "int")
         group = {"group": side.get("group_size"), "channel": -1}.get(str(strategy))
-        return _of_int4(side.get("num_bits"), usual, group)
+        return _of_int4(side.get("num_bits"), usual, group, side.get("symmetric", True))
     sides = [side for key in ("weights", "input_activations") if isinstance(side := of_group.get(key), Mapping)]
     if len(sides) != 2 or of_group.get("targets") != ["Linear"]:
         return none
@@ -220,12 +216,12 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     return family, dtype
 
 
-def _of_int4(bits: object, usual: bool, group: object) -> tuple[tuple[str, str], str]:
-    """Return the family of weights of four bits without zero points, whose groups along K have -1 for all of it."""
+def _of_int4(bits: object, usual: bool, group: object, symmetric: object) -> tuple[tuple[str, str], str]:
+    """Return the family of weights of four bits, whose groups along K have -1 for all of it; none of unusual ones."""
     if bits != 4 or not usual or not isinstance(group, int):
         return ("", ""), ""
-    depth = max(WEIGHT_DEPTHS) if group == -1 or (group > 0 and group % max(WEIGHT_DEPTHS) == 0) else group
-    return (("a16w4", f"weight_{depth}"), _INT4) if depth in WEIGHT_DEPTHS else (("", ""), "")
+    depth = next((depth for depth in reversed(WEIGHT_DEPTHS) if group == -1 or (group > 0 and group % depth == 0)), 0)
+    return (("a16w4", f"weight_{depth}{'' if symmetric else '_zeros'}"), _INT4) if depth else (("", ""), "")
 
 
 def _compile(config: ModelConfig, pattern: str) -> re.Pattern[str]:

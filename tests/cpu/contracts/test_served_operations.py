@@ -18,7 +18,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.scaling import granularity
+from tritongemm.core.scaling import GRANULARITIES, granularity
 from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.numerics import verify
 from tritongemm.operations import contract
@@ -39,7 +39,7 @@ TYPES = {"dense": ("bf16",), "a8w8": ("fp8e4m3fn", "int8"), "a8w8_blockscale": (
 # Families have more than calls: one factor for each product of a batch, and other scales of groups than blocks.
 NO_CALL = {
     "one": (),
-    "batch": ("tensor", "weight_64", "weight_32", "weight_64_fp16", "weight_32_fp16", "weight_mx"),
+    "batch": ("tensor", *(name for name in GRANULARITIES if name.startswith("weight_"))),
     "groups": ("group", "group_rows", "block_rows"),
 }
 

@@ -24,6 +24,7 @@ from tritongemm.search.space import space
 FAMILY = registry.get(Family, "a16w4")
 PLAIN = Problem(19, 40, 384, *matrices("bf16", "int4", "bf16", layout="TN"))
 INT4 = FAMILY.problem(PLAIN)
+ZEROS = FAMILY.problem(PLAIN, "weight_128_zeros")
 FP4 = FAMILY.problem(replace(PLAIN, b=PLAIN.b._replace(dtype="fp4e2m1")))
 FP16 = replace(PLAIN, a=Operand("fp16"), c=Operand("fp16"))
 # A block of K smaller than a scale's, as long, and of several; splits, swapped operands, sums that are polled for.
@@ -45,6 +46,7 @@ def in_order(problem: Problem, order: str) -> Problem:
         (in_order(INT4, "halves_128"), GFX942),
         (FAMILY.problem(FP16, "weight_64_fp16"), SM90),
         (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
+        (in_order(ZEROS, "halves_128"), SM90),
         (FP4, SM90),
         pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
         pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),
@@ -58,32 +60,41 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "config"),
+    ("old", "new", "config", "problem"),
     [
-        ("b_low, b_high = b.to", "b_high, b_low = b.to", 0),
-        ("- 136.0", "- 135.0", 0),
-        ("(k + 1) * BLOCK_K // 128", "k * BLOCK_K // 128", 1),
-        ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2),
+        ("b_low, b_high = b.to", "b_high, b_low = b.to", 0, INT4),
+        ("- 136.0", "- 135.0", 0, INT4),
+        ("(k + 1) * BLOCK_K // 128", "k * BLOCK_K // 128", 1, INT4),
+        ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
+        ("zero_b = tl.load(scale_b_next + N)", "zero_b = tl.load(scale_b_at + N)", 1, ZEROS),
+        ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
     ],
-    ids=["swapped halves", "another zero", "factors of the block before", "the first factors"],
+    ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",
+         "factors as zero points"],
 )  # fmt: skip
-def test_wrong_kernels_are_noticed(interpreter: LentProcess, old: str, new: str, config: int, tmp_path: Path) -> None:
+def test_wrong_kernels_are_noticed(
+    interpreter: LentProcess, old: str, new: str, config: int, problem: Problem, tmp_path: Path
+) -> None:
     chosen = CONFIGS[config]
-    text = modules.write_candidates(INT4, [chosen], GFX942, tmp_path).read_text()
+    text = modules.write_candidates(problem, [chosen], GFX942, tmp_path).read_text()
     assert old in text
-    ((error, tolerance),) = interpreter.ask(InterpreterJob(INT4, chosen, text.replace(old, new)), 60)
+    ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, chosen, text.replace(old, new)), 60)
     assert error > tolerance
 
 
-def test_the_reference_is_what_the_bytes_say() -> None:
-    operands = FAMILY.make_inputs(INT4, "cpu")
+@pytest.mark.parametrize("problem", [INT4, ZEROS], ids=["symmetric", "zero points"])
+def test_the_reference_is_what_the_bytes_say(problem: Problem) -> None:
+    operands = FAMILY.make_inputs(problem, "cpu")
     a, b, scale = operands["a"].double(), operands["b"], operands["scale_b"].double()
-    assert b.shape == (192, 40) and b.stride() == (1, 192) and scale.shape == (3, 40)
-    exact = FAMILY.reference(INT4, operands)
+    assert b.shape == (192, 40) and b.stride() == (1, 192)
+    scale, zeros = (scale[:, 0], scale[:, 1] + 8) if problem == ZEROS else (scale, torch.full((3, 40), 8.0))
+    assert scale.shape == zeros.shape == (3, 40) and (problem == INT4 or (zeros.min(), zeros.max()) == (0, 15))
+    exact = FAMILY.reference(problem, operands)
     for i, j in ((0, 0), (18, 39), (7, 20)):
-        weights = [((int(b[k // 2, j]) >> 4 * (k % 2) & 15) - 8) * float(scale[k // 128, j]) for k in range(384)]
+        numbers = [(int(b[k // 2, j]) >> 4 * (k % 2) & 15) - float(zeros[k // 128, j]) for k in range(384)]
+        weights = [number * float(scale[k // 128, j]) for k, number in enumerate(numbers)]
         assert float(exact[i, j]) == pytest.approx(sum(float(a[i, k]) * weights[k] for k in range(384)), rel=1e-12)
-    assert deviation(exact.bfloat16(), exact) < FAMILY.tolerance(INT4)
+    assert deviation(exact.bfloat16(), exact) < FAMILY.tolerance(problem)
 
 
 def test_numbers_of_the_halves_of_a_span_share_a_byte() -> None:

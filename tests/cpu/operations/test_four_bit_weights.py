@@ -21,6 +21,8 @@ X = torch.randn(3, K, generator=RANDOM).bfloat16()
 AWQ_COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of which an int32 has the bits, the lowest first
 EIGHTS = 0x88888888 - 2**32
 ASCENDING = torch.arange(K, dtype=torch.int32) // GROUP
+ZEROS = torch.randint(0, 16, (GROUPS, N), generator=RANDOM)
+ZEROS[0, :2] = torch.tensor([0, 15])  # both ends
 
 
 def words(numbers: Tensor) -> Tensor:
@@ -47,6 +49,16 @@ CHECKPOINTS: dict[str, Any] = {
         COMPRESSED, HALF.t(), filled(EIGHTS, N // 8, GROUPS), ASCENDING, **more
     ),
 }
+OF_GPTQ, OF_AWQ = (words(ZEROS.view(GROUPS, N // 8, 8)[..., places]) for places in (range(8), AWQ_COLUMNS))
+OF_COMPRESSED = words(ZEROS.t().reshape(N // 8, 8, GROUPS).mT)
+ASYMMETRIC: dict[str, Any] = {
+    "gptq": lambda **more: tritongemm.pack_gptq(GPTQ, HALF, words((ZEROS - 1).clamp(0).view(GROUPS, -1, 8)), **more),
+    "gptq_v2": lambda **more: tritongemm.pack_gptq(GPTQ, HALF, OF_GPTQ, checkpoint_format="gptq_v2", **more),
+    "awq": lambda **more: tritongemm.pack_awq(AWQ, HALF, OF_AWQ, **more),
+    "compressed-tensors": lambda **more: tritongemm.pack_compressed_tensors(
+        COMPRESSED, HALF.t(), OF_COMPRESSED, **more
+    ),
+}
 
 
 @pytest.mark.parametrize("order", ["plain", "halves_32"])
@@ -62,6 +74,19 @@ def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str
     shifted = packed._replace(scale=packed.scale.roll(1, 0))
     for wrong in (swapped, shifted):
         assert deviation(tritongemm.linear_w4(X, *wrong), exact) > 0.1
+
+
+@pytest.mark.parametrize(("checkpoint", "order"), list(zip(ASYMMETRIC, ("plain", "halves_32") * 2, strict=True)))
+def test_a_checkpoint_has_the_zero_points_that_it_stores(checkpoint: str, order: str) -> None:
+    packed: PackedWeight = ASYMMETRIC[checkpoint](order=order)
+    assert packed.scale.shape == (GROUPS, 2, N) and packed.scale.is_contiguous()
+    zeros = ZEROS.clamp(1 if checkpoint == "gptq" else 0)  # GPTQ stores one less, and no -1
+    weight = (NUMBERS - zeros.t().repeat_interleave(GROUP, 1)) * SCALES.t().repeat_interleave(GROUP, 1)
+    exact = X.double() @ weight.t()
+    assert deviation(tritongemm.linear_w4(X, *packed, out_dtype=torch.float32), exact) < 2e-3
+    for moved in (packed.scale.roll(1, 0), packed.scale.roll(1, 2)):
+        only_zeros = torch.stack((packed.scale[:, 0], moved[:, 1]), 1)
+        assert deviation(tritongemm.linear_w4(X, *packed._replace(scale=only_zeros)), exact) > 0.02
 
 
 @pytest.mark.parametrize("order", ["plain", "halves_32"])
@@ -80,11 +105,11 @@ def test_mxfp4_has_the_numbers_that_it_stores(order: str) -> None:
 
 
 def test_factors_of_long_groups_and_of_columns_are_repeated() -> None:
-    for group in (128, 256):
-        scale = HALF[: K // group]
-        packed = tritongemm.pack_gptq(GPTQ, scale, dtype=torch.float16)
-        assert packed.scale.shape == (2, N) and packed.scale.dtype == torch.float16
-        assert torch.equal(packed.scale[1].bfloat16(), scale[-1])
+    for k, groups, stored in ((256, 2, 2), (256, 1, 2), (96, 1, 3)):
+        scale = HALF[:groups]
+        packed = tritongemm.pack_gptq(GPTQ[: k // 8], scale, dtype=torch.float16)
+        assert packed.scale.shape == (stored, N) and packed.scale.dtype == torch.float16
+        assert torch.equal(packed.scale[-1].bfloat16(), scale[-1])
 
 
 def test_a_gradient_reaches_the_activations() -> None:
@@ -96,15 +121,13 @@ def test_a_gradient_reaches_the_activations() -> None:
 @pytest.mark.parametrize(
     ("function", "given", "said"),
     [
-        ("pack_gptq", (GPTQ, HALF, filled(0x77777757, GROUPS, N // 8)), "zero points from 6 to 8; kernels read"),
-        ("pack_gptq", (GPTQ, HALF, filled(EIGHTS, GROUPS, N // 8)), "zero points from 9 to 9"),
+        ("pack_gptq", (GPTQ, HALF, filled(0x777F7777, GROUPS, N // 8)), "the zero point 16; a number .* from 0 to 15"),
         ("pack_gptq", (GPTQ, HALF, None, ASCENDING.flip(0)), "desc_act"),
         ("pack_gptq", (GPTQ.long(), HALF), r"qweight is torch.int64 \(32, 24\); it is int32 \[K / 8, N\]"),
         ("pack_gptq", (GPTQ, HALF[:3]), r"scales is .* \(3, 24\); it is of floats \[groups, N=24\].* divide K=256"),
         ("pack_gptq", (GPTQ, HALF.repeat(4, 1)), "groups of 16 along K have no kernels"),
         ("pack_gptq", (GPTQ, HALF * float("nan")), "hold NaN or infinity"),
         ("pack_gptq", (GPTQ, HALF.tolist()), "scales must be a tensor, not list"),
-        ("pack_awq", (AWQ, HALF, filled(EIGHTS + 1, GROUPS, N // 8)), "qzeros has zero points from 8 to 9"),
         ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside .* it is \(4, 3\)"),
         ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); .* \[N=24, groups\]"),
         ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
@@ -146,6 +169,7 @@ RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale"
         ({"weight": RIGHT["weight"].char()}, r"weight is torch\.int8 \(24, 128\); it is uint8"),
         ({"scale": SCALES.float()}, r"scale is torch\.float32; of fp4 it is e8m0 .*, of int4 x's type"),
         ({"scale": HALF[:3]}, r"scale is .* \(3, 24\); for N=24, K=256 it is \[2 or 4 or 8 groups .* groups divide K"),
+        ({"scale": HALF[:, None].repeat(1, 3, 1)}, r"with zero points \[groups, 2, 24\]"),
         ({"scale": ONE.byte()}, r"or \[24, 8\] e8m0 of fp4"),
         ({"scale": HALF.to("meta")}, "scale is on meta"),
         ({"order": "backwards"}, "no weight layout is called 'backwards'"),

@@ -80,9 +80,9 @@ for kind, home in (
     kind.__module__ = home
 
 
-def rows(order: str = "plain", group: int = GROUP, m: int = 4, bias: str = "none") -> Any:
+def rows(order: str = "plain", group: int = GROUP, m: int = 4, bias: str = "none", more: str = "") -> Any:
     plain = Problem(m, N, K, *matrices("bf16", "int4", "bf16", layout="TN", order=order), bias=bias)
-    return record(registry.get(Family, "a16w4").problem(plain, f"weight_{group}"))
+    return record(registry.get(Family, "a16w4").problem(plain, f"weight_{group}{more}"))
 
 
 def gptq(zeros: int = 0x77777777, bias: bool = False) -> TorchQuantLinear:
@@ -111,11 +111,10 @@ def test_layers_with_a_row_are_converted_to_its_order_until_that_is_undone() -> 
     patched = tritongemm.patch(model, [rows("halves_32"), rows("halves_32", m=8), rows(), rows(group=128)])
     assert patched.patched == ("gptq", "second", "awq", "compressed")
     assert patched.left == {
-        "asymmetric": "qzeros has zero points from 2 to 8; kernels read weights of one zero point, 8 (quantised "
-        "symmetrically)",
+        "asymmetric": f"no row of int4 for N={N}, K={K} with groups of {GROUP} and zero points",
         "marlin": "of class gptqmodel.nn_modules.qlinear.marlin.MarlinQuantLinear",
         "narrow": "its bits is 3",
-        "other": f"no row of int4 for N=8, K={K} with groups of {GROUP}",
+        "other": f"no row of int4 for N=8, K={K}",
         "experts": "experts of mxfp4 have no kernel",
     }
     assert str(patched).startswith("0 of 9 linear layers are served; 4 patched, but on no GPU, so that PyTorch")
@@ -133,6 +132,16 @@ def test_layers_with_a_row_are_converted_to_its_order_until_that_is_undone() -> 
         model.awq(X.float())  # no row multiplies float32
     patched.undo()
     assert type(model.awq) is WQLinear_GEMM and not hasattr(model.awq, "w4_weight")
+
+
+def test_a_row_with_zero_points_serves_layers_that_have_them() -> None:
+    model = Model()
+    patched = tritongemm.patch(model, [rows("halves_32", more="_zeros")])
+    assert patched.patched == ("asymmetric",) and model.asymmetric.w4_scale.shape == (GROUPS, 2, N)
+    zeros = torch.full((N, 1), 8)
+    zeros[::8] = 2  # of the columns that the lowest bits of each int32 are for
+    exact = X.double() @ ((NUMBERS - zeros) * SCALES.t().repeat_interleave(GROUP, 1)).t()
+    assert deviation(model.asymmetric(X), exact) < 1e-2
 
 
 def test_a_compiled_layer_is_one_operator() -> None:
@@ -154,7 +163,7 @@ def test_a_capture_writes_layers_that_have_no_row_yet(tmp_path: Path) -> None:
     model = Model()
     with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
         patched = tritongemm.patch(model, [])
-        assert patched.patched == ("gptq", "second", "awq", "compressed", "other")
+        assert patched.patched == ("gptq", "asymmetric", "second", "awq", "compressed", "other")
         model.awq(X), model.compressed(X), model.gptq(X.half())
     found = sizes.from_file(tmp_path / "sizes.yaml", Defaults())
     assert [(row.problem.key, row.count) for row in found] == [

@@ -108,7 +108,8 @@ FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_T
         (GPTQ | {"desc_act": True}, "bf16_TN"),
         (GPTQ | {"bits": 8}, "bf16_TN"),
         (AWQ, f"{INT4}_weight_128"),
-        (AWQ | {"zero_point": True}, "bf16_TN"),
+        (AWQ | {"zero_point": True}, f"{INT4}_weight_128_zeros"),
+        (int4(symmetric=False, group_size=96), f"{INT4}_weight_32_zeros"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "bf16_TN"),
     ],
 )

@@ -1,7 +1,8 @@
 """Family: C = A @ (B * scales) (+ bias), A of bf16 or fp16 and a weight of four bits whose scales change along K.
 
 B is int4 with a factor in A's type for each 32, 64 or 128 numbers along K of a column, [K / 128, N], or fp4 (e2m1) with
-a power of two for each 32 (``weight_mx``), e8m0 [N, K / 32]. Two numbers share a byte, [K / 2, N], column-major, the
+a power of two for each 32 (``weight_mx``), e8m0 [N, K / 32]. Of int4 a group may have zero points too, less 8, behind
+its factors: [K / 128, 2, N] (``weight_128_zeros``). Two numbers share a byte, [K / 2, N], column-major, the
 earlier one in the low half, or as an order of B says.
 """
 
@@ -25,7 +26,7 @@ _SIZES = {"int4": 4.6, "fp4e2m1": 2.9}  # root mean square of numbers whose bits
 class FourBitWeightFamily(StandardFamily):
     """C = A @ (B * scale_b) (+ bias), scales of a weight of four bits."""
 
-    summary = "bf16 or fp16 by a weight of int4 (--scales weight_128, weight_64, weight_32) or fp4 (weight_mx)"
+    summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx)"
     kinds = ("one", "batched")
     defaults = FamilyDefaults(dtype_a="bf16", dtype_b="int4", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
@@ -36,11 +37,12 @@ class FourBitWeightFamily(StandardFamily):
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Return the factors of a weight of this type: in A's type for 128, 64 or 32 of int4, e8m0 for 32 of fp4."""
+        """Return the factors of a weight of this type: in A's type for groups of int4, e8m0 for those of fp4."""
         if dtype_b == "fp4e2m1":
             return (GRANULARITIES["weight_mx"],)
         suffix = "_fp16" if dtype_a == "fp16" else ""
-        return tuple(GRANULARITIES[f"weight_{depth}{suffix}"] for depth in reversed(WEIGHT_DEPTHS))
+        kinds = [f"{depth}{zeros}" for zeros in ("", "_zeros") for depth in reversed(WEIGHT_DEPTHS)]
+        return tuple(GRANULARITIES[f"weight_{kind}{suffix}"] for kind in kinds)
 
     def _types(self, problem: Problem) -> Support:
         if problem.a.dtype not in ("bf16", "fp16") or problem.b.dtype not in _SIZES:

@@ -29,6 +29,8 @@ from tritongemm.tune.run import TuningRun
 from tritongemm.tune.table_tuning import TableTuning
 from tritongemm.workloads.m_spans import MSpan
 
+_SEARCH = 0.6  # of a run's seconds where races of tables over M or of layers follow, which need the rest
+
 
 class TuningStopped(KeyboardInterrupt):
     """A run was interrupted; the same request continues it.
@@ -133,7 +135,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
             if plan.invariance:
                 open_another = partial(session.open_store, request, machine, protocol, plan, problems=order)
                 order_choice.choose(run, order, open_another, races=bool(machine.devices) and not plan.stop)
-            failures = run.tune(problems)
+            failures = run.tune(problems, _SEARCH if spans or search.server else 1.0)
             if not plan.stop:
                 session.write_missing_winners(problems, run)
                 tables = TableTuning(run).tune(spans) if spans else {}

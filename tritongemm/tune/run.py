@@ -65,6 +65,7 @@ class TuningRun:
 
     Attributes:
         unstored: trials that the store does not keep, so that a resumed run tries them again.
+        ends: the moment of time.monotonic at which the seconds of the run are spent; inf without a limit.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class TuningRun:
     ) -> None:
         self.evaluators, self.pool, self.store, self.options, self.watcher = evaluators, pool, store, options, watcher
         self.unstored: dict[Problem, list[Trial]] = {}
-        self._deadline = inf  # of time.monotonic; from then on nothing new is tried
+        self.ends = time.monotonic() + (options.seconds or inf)
+        self._deadline = self.ends  # from then on the search tries nothing new
         self._events: SimpleQueue[events.Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
         self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or run them
@@ -80,13 +82,17 @@ class TuningRun:
         self._tasks: list[Task] = []
         self._warm_start = WarmStart((), store)
 
-    def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
+    def tune(self, problems: Sequence[Problem], share: float = 1.0) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
+
+        Args:
+            problems: the sizes.
+            share: the part of the run's seconds that the search may take; tables over M have the rest.
 
         Returns:
             The problems that failed, with the reason.
         """
-        self._deadline = time.monotonic() + (self.options.seconds or inf)
+        self._deadline = time.monotonic() + (self.options.seconds * share or inf)
         ordered = longest_first(problems, self._target)
         left = [p for p in ordered if self.store.record(p) is None]
         self._tasks = tasks = [Task(problem, turn=turn) for turn, problem in enumerate(left, start=1)]

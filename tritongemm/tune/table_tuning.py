@@ -66,7 +66,6 @@ class TableTuning:
     def __init__(self, run: TuningRun) -> None:
         self._run = run
         self._compiling = threading.Lock()
-        self._deadline = time.monotonic() + run.options.seconds if run.options.seconds else inf
 
     def tune(self, spans: Sequence[MSpan]) -> dict[MSpan, MTable]:
         """Make the tables of spans whose searched M are tuned; their records go to the store."""
@@ -92,7 +91,7 @@ class TableTuning:
 
     def in_time(self) -> bool:
         """Say whether time is left in the run's budget."""
-        return time.monotonic() <= self._deadline
+        return time.monotonic() <= self._run.ends
 
     def measured(self, problem: Problem) -> MeasuredM | None:
         """Return the stored result of a race at one M; None if there was none."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +76,9 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
             record = make_record(problem, result, TARGET, options, frozenset(), "by eye")
             store.add_trials(problem, [*screens, *result.trials], record)
         pool = SimpleNamespace(stream=lambda jobs: iter([Artifact(job.config, job.digest) for job in jobs]))
-        run: Any = SimpleNamespace(store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter())
+        run: Any = SimpleNamespace(
+            store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter(), ends=inf
+        )
         LayerTuning(run, server.can_express).tune(rows)
         raced = [{t.config for (_, stage), t in store.trials(row.problem).items() if stage == "final"} for row in rows]
         assert raced[0] == raced[1] and raced[0] >= {*limits.first} and len(raced[0]) > len(limits.first) + 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -101,10 +102,14 @@ def searched(path: Path, evaluator: ScriptedEvaluator, options: TuningOptions = 
     return store
 
 
-def make_table(store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS) -> MTable:
-    """The table of the span."""
+def make_table(
+    store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS, ends: float = inf
+) -> MTable:
+    """The table of the span, made by a run whose seconds are spent at a moment."""
     pool = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
-    run: Any = SimpleNamespace(store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter())
+    run: Any = SimpleNamespace(
+        store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter(), ends=ends
+    )
     return TableTuning(run).tune([SPAN])[SPAN]
 
 
@@ -131,6 +136,14 @@ def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None
         held_out = {int(m) for r in records for m in r.held_out}
         assert held_out and held_out.isdisjoint(r.problem.m for r in records)
         assert all(store.record(r.problem) == r for r in records)
+
+
+def test_seconds_that_the_search_spent_are_not_spent_again(path: Path) -> None:
+    """The M that were searched are the rows, and are compared at M held out once."""
+    evaluator = ScriptedEvaluator()
+    with searched(path, evaluator) as store:
+        table = make_table(store, evaluator, ends=0.0)
+        assert sorted(table.rows) == sorted(SPAN.searched()) and set(evaluator.races) == set(table.held_out)
 
 
 def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: Path) -> None:

@@ -223,11 +223,7 @@ class Device:
             self.api.calls["device_set"](self._ordinal)
 
     def synchronize(self) -> None:
-        """Wait for everything that is queued on the device.
-
-        Raises:
-            DriverError: a kernel failed since the last wait.
-        """
+        """Wait for everything that is queued on the device. Raises DriverError: a kernel failed since the last wait."""
         self.make_current()
         self.api.calls["synchronize"]()
 

@@ -176,11 +176,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
 
 def load(path: str) -> ModuleType:
-    """Import a module of a server.
-
-    Raises:
-        UnavailableError: it does not load on this machine.
-    """
+    """Import a module of a server. Raises UnavailableError: it does not load on this machine."""
     try:
         return importlib.import_module(path)
     except Exception as error:  # importing a server's modules may raise anything
@@ -241,11 +237,7 @@ def product_arguments(problem: Problem, operands: Operands, out: Tensor | None =
 
 
 def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Call:
-    """Return a launch of a server's Triton kernel.
-
-    Raises:
-        UnavailableError: the kernel has other parameters.
-    """
+    """Return a launch of a server's Triton kernel. Raises UnavailableError: the kernel has other parameters."""
     row_values = row(config)
     arguments = bound(kernel.fn, {**given, **row_values})
     settings_ = {name: row_values[name] for name in ("num_warps", "num_stages")}

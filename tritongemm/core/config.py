@@ -93,11 +93,7 @@ class Config:
 
     @classmethod
     def parse(cls, name: str) -> Config:
-        """Return the config with this name.
-
-        Raises:
-            InputError: not a config name.
-        """
+        """Return the config with this name. Raises InputError: not a config name."""
         return _parse(name)
 
 

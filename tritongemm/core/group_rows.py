@@ -124,11 +124,7 @@ def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def check_shares(groups: int, shares: Sequence[float]) -> None:
-    """Refuse invalid shares of groups.
-
-    Raises:
-        InputError: says what is wrong with them.
-    """
+    """Refuse invalid shares of groups. Raises InputError: says what is wrong with them."""
     if len(shares) != groups:
         raise InputError(f"{len(shares)} shares of rows for {groups} groups")
     if not all(0 <= share <= 1 for share in shares):

@@ -36,11 +36,7 @@ class Param:
     swizzle: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a number that its type can't hold.
-
-        Raises:
-            InputError: names the number and the type.
-        """
+        """Refuse a number that its type can't hold. Raises InputError: names the number and the type."""
         if self.kind in _RANGES:
             low, high = _RANGES[self.kind]
             if not low <= int(self.value) <= high:

@@ -121,11 +121,7 @@ def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
 
 
 def check_size(name: str, value: object) -> int:
-    """Return a size, which must be a whole number from 1 on.
-
-    Raises:
-        InputError: names it.
-    """
+    """Return a size, which must be a whole number from 1 on. Raises InputError: names it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be a whole number, not {value!r}")
     if not 1 <= value <= MOST:

@@ -40,11 +40,7 @@ class RaceEntry:
         return self.config.name if self.config else BASELINE_ENTRY
 
     def time(self, clock: Clock) -> float:
-        """Take a sample: seconds of one launch.
-
-        Raises:
-            EntryFailed: it can't be launched any more.
-        """
+        """Take a sample: seconds of one launch. Raises EntryFailed: it can't be launched any more."""
         try:
             return clock.time(self.graph, self.launches, self.prepared.symbol)
         except (RuntimeError, DriverError) as error:

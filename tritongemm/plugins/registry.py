@@ -117,11 +117,7 @@ def every(kind: type[P]) -> list[P]:
 
 
 def available(kind: type[Plugin], name: str) -> Support:
-    """Return whether a plug-in can be used on this machine.
-
-    Raises:
-        InputError: no such plug-in.
-    """
+    """Return whether a plug-in can be used on this machine. Raises InputError: no such plug-in."""
     try:
         answer: Support = get(kind, name).available()
         return answer

@@ -139,11 +139,7 @@ def is_comparison(start: bytes) -> bool:
 
 
 def read_comparison(path: Path, text: str) -> ServerComparison:
-    """Return the comparison of a file.
-
-    Raises:
-        InputError: it is none; names the file and the field.
-    """
+    """Return the comparison of a file. Raises InputError: it is none; names the file and the field."""
     try:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("kind") != KIND:

@@ -186,11 +186,7 @@ def _parameters(problem: Problem) -> list[tuple[str, str]]:
 
 
 def source(config: Config, problem: Problem) -> str:
-    """Return the C++ text of a config's instance.
-
-    Raises:
-        InputError: the config is invalid for this problem.
-    """
+    """Return the C++ text of a config's instance. Raises InputError: the config is invalid for this problem."""
     try:
         values: dict[str, Any] = ck_instances.shape(config, problem)
     except ck_instances.Misfit as misfit:

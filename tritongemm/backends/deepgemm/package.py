@@ -66,11 +66,7 @@ def padded_rows(problem: Problem) -> int:
 
 
 def find(name: str) -> Callable[..., object]:
-    """Return a function of the package.
-
-    Raises:
-        UnavailableError: as `load`; or this version has it not.
-    """
+    """Return a function of the package. Raises UnavailableError: as `load`; or this version has it not."""
     found: Callable[..., object] | None = vars(load()).get(name)
     if found is None:
         raise UnavailableError(f"this version of deep_gemm has no {name}")

@@ -145,11 +145,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
 
 
 def edit(assembly: str) -> str:
-    """Return a kernel's PTX with its marks applied.
-
-    Raises:
-        UnknownAssemblyError: what a mark announces is not there.
-    """
+    """Return a kernel's PTX with its marks applied. Raises UnknownAssemblyError: what a mark announces is not there."""
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
     if columns := _COLUMNS.search(assembly):

@@ -48,11 +48,7 @@ def _check_problem(problem: Problem, target: Target, folder: Path) -> Support:
 
 
 def check_config(config: Config, problem: Problem, target: Target) -> Support:
-    """Return whether a config can compute a problem.
-
-    Raises:
-        InputError: no template has its name.
-    """
+    """Return whether a config can compute a problem. Raises InputError: no template has its name."""
     template_facts.kernel_template(config.template)
     templates = _templates(target.name, target_files.SPACES)
     found = templates.get(config.template)

@@ -126,11 +126,7 @@ class Client:
             return b"\n".join([line async for line in lines])
 
     async def _lines(self, method: str, path: str, body: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an answer as they come.
-
-        Raises:
-            UnavailableError: the server refuses the request.
-        """
+        """Yield the lines of an answer as they come. Raises UnavailableError: the server refuses the request."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=_LONGEST_LINE)
         try:
             writer.write(

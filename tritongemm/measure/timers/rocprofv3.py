@@ -107,11 +107,7 @@ def folders() -> list[Path]:
 
 
 def tool() -> str:
-    """Return the path of the tool.
-
-    Raises:
-        UnavailableError: it is nowhere; says where it was looked for.
-    """
+    """Return the path of the tool. Raises UnavailableError: it is nowhere; says where it was looked for."""
     places = folders()
     found = shutil.which(TOOL) or next((f for p in places if (f := shutil.which(TOOL, path=str(p)))), None)
     if found is None:

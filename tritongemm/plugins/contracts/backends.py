@@ -133,11 +133,7 @@ class KernelBackend(Backend, abstract=True):
 
     @final
     def has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
-        """Say whether `candidates` has any, or why not.
-
-        Raises:
-            InputError: a file that lists kernels is wrong.
-        """
+        """Say whether `candidates` has any, or why not. Raises InputError: a file that lists kernels is wrong."""
         return self.supports(problem, target) and self._has_candidates(problem, target, inputs)
 
     def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
@@ -237,11 +233,7 @@ class SearchedBackend(KernelBackend, abstract=True):
         """Say whether an interpreter on the CPU can run a config's kernel."""
 
     def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
-        """Return the compile job of a helper kernel.
-
-        Raises:
-            InputError: it can't be compiled.
-        """
+        """Return the compile job of a helper kernel. Raises InputError: it can't be compiled."""
         raise InputError(f"{self.name} compiles products alone")
 
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:

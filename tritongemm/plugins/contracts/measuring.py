@@ -71,11 +71,7 @@ class ExternalTimer(Timer, abstract=True):
 
     @final
     def clock(self, device: Any, stream: int) -> Clock:
-        """Refuse to time single graphs.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse to time single graphs. Raises InputError: always."""
         raise InputError(f"{self.name} times entire races in a process of its own; {self.screens_with} times graphs")
 
     @abstractmethod

@@ -12,12 +12,9 @@ from tritongemm.system.compiled_files import CompiledFiles
 
 
 def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:
-    """Open the first library that is found.
+    """Open the first library that is found of these file names, whose stems up to ``.so`` are the same, best first.
 
-    Args:
-        what: name of the library for people, e.g. ``CUDA driver``.
-        names: file names, best first; the stem up to ``.so`` must be the same in all.
-        folders: where to look before the loader's own search path.
+    The folders are looked through before the loader's own search path.
 
     Raises:
         UnavailableError: none opens; says where it was looked for.
@@ -33,12 +30,7 @@ def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> cty
 
 
 def load_kept(path: str, sha256: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """Open a library that was compiled and kept in the cache of compiled kernels: the very file that was verified.
-
-    Args:
-        path: of the library.
-        sha256: of its content, when it was kept.
-        mode: as of dlopen.
+    """Open a library of this content that was compiled and kept in the cache: the very file that was verified.
 
     Raises:
         UnavailableError: it does not open, is not owned by a trusted user, or has changed.

@@ -24,12 +24,7 @@ class Machine:
 
 
 def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
-    """Return the machine to tune on.
-
-    Args:
-        wanted: architecture or a GPU's name, as `load_target` takes it; None for what is here.
-        gpu_ids: comma-separated ordinals.
-        ngpus: the number of devices to use, the first ones.
+    """Return the machine to tune on: its GPU, or the target of an architecture or a GPU's name, as of `load_target`.
 
     Raises:
         TargetError: unknown architecture, or devices that are not there.

@@ -177,14 +177,10 @@ _DIMENSIONS = 3  # HIP always launches in three
 def append_hidden_args(
     block: bytes, kernel: KernelInfo, grid: tuple[int, int, int], threads: tuple[int, int, int], dynamic_lds: int
 ) -> bytes:
-    """Return a parameter block with its hidden arguments; pointers into the runtime (heap, queue, calls) stay zero.
+    """Return a parameter block with a kernel's hidden arguments; pointers into the runtime (heap, queue …) stay zero.
 
-    Args:
-        block: what the caller passes.
-        kernel: has the offsets of the hidden arguments; without any the block is returned unchanged.
-        grid: workgroups along x, y, z.
-        threads: threads of a workgroup along x, y, z.
-        dynamic_lds: bytes of LDS the launch adds.
+    `grid` counts workgroups, `threads` those of a workgroup, along x, y, z; `dynamic_lds` is the bytes that the launch
+    adds.
     """
     values = {"hidden_grid_dims": _DIMENSIONS, "hidden_dynamic_lds_size": dynamic_lds}
     for axis, count, size in zip("xyz", grid, threads, strict=True):

@@ -107,11 +107,7 @@ _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 def device_code(library: bytes, arch: str) -> bytes:
-    """Return the code object for an architecture.
-
-    Args:
-        library: a shared library with the section ``.hip_fatbin``, or the bundle itself.
-        arch: e.g. ``gfx942``.
+    """Return the code object for an architecture, e.g. ``gfx942``, of a shared library or its ``.hip_fatbin`` bundle.
 
     Raises:
         InputError: no bundle, damaged, compressed, or for other architectures only.

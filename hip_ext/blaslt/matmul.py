@@ -92,9 +92,8 @@ class PreparedMatmul:
     def heuristics(self, workspace: int, reductions: int | None = None) -> list[Algorithm]:
         """Return the algorithms that the library's heuristics choose, its best guess first.
 
-        Args:
-            workspace: most bytes that one may need.
-            reductions: ways to sum up split-K that are allowed, as bits (cuBLASLt); None for all.
+        Each needs at most `workspace` bytes. `reductions` are allowed ways to sum up split-K, as bits (cuBLASLt); None:
+        all.
         """
         preference, count = self._make("MatmulPreference"), c_int()
         numbers = self._table.preference
@@ -167,15 +166,10 @@ class PreparedMatmul:
     def prepare(
         self, algorithm: Algorithm, a: int, b: int, c: int, d: int, add: bool = False
     ) -> Callable[[int, int], None]:
-        """Return a function of the workspace's address and a stream that queues the product.
+        """Return a function of the workspace's address and a stream that queues the product on these addresses.
 
-        Args:
-            algorithm: one of those of this matmul.
-            a: address of A.
-            b: address of B.
-            c: address of C; it may be D's, or 0 where C is not added and cuBLASLt runs.
-            d: address of D.
-            add: D = op(A) op(B) + C instead of D = op(A) op(B).
+        That of C may be D's, or 0 where C is not added and cuBLASLt runs. With `add` D = op(A) op(B) + C, else op(A)
+        op(B).
         """
         call = self.moving(algorithm, add)
         for name, address in zip("abcd", (a, b, c, d), strict=True):

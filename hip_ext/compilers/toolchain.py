@@ -56,11 +56,7 @@ _SECONDS = 60.0  # limit of assembling one file
 
 
 def assemble(source: Path, arch: str) -> bytes:
-    """Return the code object of a source.
-
-    Args:
-        source: AMD assembly (``.s``) or PTX (``.ptx``).
-        arch: ``gfx942``, ``sm90`` …
+    """Return the code object of AMD assembly (``.s``) or PTX (``.ptx``) for an architecture, e.g. ``gfx942``.
 
     Raises:
         UnavailableError: no assembler; says what was looked for.

@@ -86,17 +86,12 @@ class Function:
         offsets: Sequence[int] = (),
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Prepare a launch.
+        """Prepare a launch of thread blocks along x, y, z, of threads along x, y, z, with dynamic shared memory (LDS).
 
-        Args:
-            grid: thread blocks along x, y, z; those of a cluster are counted singly.
-            block: threads along x, y, z.
-            shared_bytes: dynamic shared memory (LDS).
-            params: packed kernel parameters.
-            cluster: neighbours along x that form a cluster; needs Hopper or later.
-            offsets: where each parameter starts in `params`. CUDA needs them where a tensor map is among them: its
-                compiler aligns one in the constant bank, not in the block, so the block can't be taken as it is.
-            overlap: the kernel waits for earlier ones itself, and may start before they end (Hopper or later).
+        `cluster` neighbours along x form a cluster, whose blocks the grid counts singly (Hopper or later). CUDA needs
+        the `offsets` of the packed parameters where a tensor map is among them: its compiler aligns one in the constant
+        bank, not in the block, so the block can't be taken as it is. With `overlap` the kernel waits for earlier ones
+        itself, and may start before they end (Hopper or later).
 
         Raises:
             DriverError: the device can't give a block that much shared memory, or form such a cluster.

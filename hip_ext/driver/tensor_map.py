@@ -48,12 +48,7 @@ class TensorMapLayout:
     swizzle: int
 
     def encode(self, api: Api, address: int) -> bytes:
-        """Return the tensor map of a matrix at an address.
-
-        Args:
-            api: the driver.
-            address: device address of the first element, a multiple of 16.
-        """
+        """Return the tensor map of a matrix whose first element is at a device address, a multiple of 16."""
         if not api.symbol("tensor_map"):
             raise UnavailableError("tensor maps need an NVIDIA driver")
         if address % 16 or self.row_stride * self.elem_size % 16:

@@ -39,16 +39,10 @@ class CapturedKernel:
 def capture_launches(
     device: driver.Device, names: Sequence[str], queue: QueueCall
 ) -> tuple[CapturedKernel, ...] | None:
-    """Return the kernels that a call launches, in their order.
+    """Return the kernels in order that a call launches on the current device.
 
-    Args:
-        device: the current one.
-        names: the call's operands.
-        queue: the call; takes their addresses by name, and the handle of a stream.
-
-    Returns:
-        None where this driver can't, or where the call does more than launch kernels one after another that differ
-        by addresses alone.
+    The call takes the addresses of its operands by name, and the handle of a stream. None where this driver can't, or
+    where it does more than launch kernels one after another that differ by addresses alone.
     """
     if not graph_capture.available(device.api):
         return None

@@ -18,8 +18,7 @@ def as_words(block: bytearray) -> memoryview:
 def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
     """Return a function that writes an address to all its places.
 
-    Args:
-        slots: the words of a block, the offset in bytes there, a multiple of 8, and what is added to the address.
+    Each is the words of a block, the offset in bytes there, a multiple of 8, and what is added to the address.
     """
     indexed = [(block, offset // WORD_BYTES, distance) for block, offset, distance in slots]
 
@@ -87,15 +86,10 @@ def prepare_launch(
     makers: Mapping[int, TensorMapMaker],
     addresses: Mapping[str, int] | None = None,
 ) -> PreparedLaunch:
-    """Return a launch with everything but the stream fixed.
+    """Return a launch, whose `tensor_map_makers` are given, with everything but the stream fixed.
 
-    Args:
-        function: the loaded kernel.
-        launch: its grid, block and parameters.
-        makers: its `tensor_map_makers`.
-        addresses: device address of each buffer by name. None where they are written into the parameters later: until
-            then pointers are null and tensor maps are at `PLACEHOLDER_ADDRESS`, and where there are such maps the
-            driver gets the offset of each parameter.
+    Without `addresses` these are written into the parameters later: until then pointers are null and tensor maps are at
+    `PLACEHOLDER_ADDRESS`, and where there are such maps the driver gets the offset of each parameter.
     """
     if addresses is None:
         packed = launch.pack({}, {index: make(PLACEHOLDER_ADDRESS) for index, make in makers.items()})

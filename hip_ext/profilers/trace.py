@@ -137,11 +137,9 @@ class KernelTrace:
             raise first
 
     def records(self, expected: int | Sequence[str] | None = None, timeout: float = 1.0) -> list[KernelRecord]:
-        """Return the kernels in the order of their launches.
+        """Return the kernels in the order of their launches, those that are still under way within `timeout` seconds.
 
-        Args:
-            expected: how many were launched, or the symbol of each ("" for any).
-            timeout: seconds to wait for records that are still under way.
+        `expected` is how many were launched, or the symbol of each ("" for any).
 
         Raises:
             TraceError: a record is missing, dropped, incomplete, left over from before, or of another kernel.

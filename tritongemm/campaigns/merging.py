@@ -135,13 +135,10 @@ def _remeasuring(races: Path, open_tools: OpenTools | None, say: Callable[[str],
 
 
 def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | None = None) -> MergedResults:
-    """Merge two files of results, with the better row of each problem and kind of device.
+    """Merge two files of results into one of them or a third, with the better row of each problem and kind of device.
 
-    Args:
-        mine: results; their order is kept.
-        theirs: further ones, which follow where they are new.
-        out: what is written, completely or not at all; it may be one of the two.
-        remeasure: races both kernels of each conflict; None to go by the recorded times.
+    The first file's order is kept; what is new in the second follows. `remeasure` races both kernels of each conflict;
+    None to go by the recorded times.
     """
     run_files = RunFiles(out)
     run_files.hold()

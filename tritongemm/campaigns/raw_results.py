@@ -36,14 +36,9 @@ def write_products(
     reasons: Mapping[str, str] | None = None,
     every: Sequence[ComparedProduct] | None = None,
 ) -> None:
-    """Replace a file with a row for each product.
+    """Replace a file with a row for each product; with `reasons`, by key, it has a column of why each was dropped.
 
-    Args:
-        path: the CSV.
-        products: its rows.
-        rest_seconds: time of what was not compared, which counts in percentages of the total.
-        reasons: why each was dropped, by its key; None for a file without that column.
-        every: all products that were compared, where the rows are some of them.
+    Percentages are of the time of `every` product that was compared, and of `rest_seconds` of what was not.
     """
     shown = products if every is None else every
     own = list(dict.fromkeys(name for p in shown for name, _ in p.columns if name not in (*_MEASURED, REASON)))

@@ -28,12 +28,9 @@ class CampaignGemm:
 
 
 def write_summary(products: Iterable[LoggedProduct], configs: Mapping[int, str], threshold: float) -> str:
-    """Return the text of `SUMMARY`.
+    """Return the text of `SUMMARY`: all products that the job called, those that take most first.
 
-    Args:
-        products: all that the job called, those that take most first.
-        configs: name of each that is tuned, by its place among the products.
-        threshold: in percent, below which the others are.
+    `configs` has the name of each that is tuned, by its place; the others are below the threshold, in percent.
     """
     rows = []
     for place, one in enumerate(products):

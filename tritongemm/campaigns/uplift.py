@@ -103,15 +103,11 @@ class CampaignUplift:
 def summarise(
     kept: Sequence[ComparedProduct], every: Sequence[ComparedProduct], rest_seconds: float = 0.0
 ) -> CampaignUplift:
-    """Return the uplift of the kept products.
+    """Return the uplift of those products that are kept, of `every` one that was compared.
 
     The weighted uplift is hipBLASLt's TuningDriver's: the sum over the kept of ``share * (1 - 1 / ratio)``, where the
     share is of calls times the reference's time. It says how much of the time is saved, so that it can't reach 1.
-
-    Args:
-        kept: of those that were compared.
-        every: all that were compared.
-        rest_seconds: calls times time of what was not compared, such as what a threshold cut off.
+    `rest_seconds` is calls times time of what was not compared, such as what a threshold cut off.
     """
     ratios = [product.ratio for product in kept if product.ratio is not None]
     total = rest_seconds + math.fsum(product.total_seconds for product in every)

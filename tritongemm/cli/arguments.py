@@ -168,14 +168,7 @@ def integer(least: int, most: int) -> Callable[[str], int]:
 
 
 def number(least: float, most: float, above: bool = False, below: bool = False) -> Callable[[str], float]:
-    """Return the type of an option that is a number of a range.
-
-    Args:
-        least: the lower end of the range.
-        most: its upper end.
-        above: whether it must be more than the lower end.
-        below: whether it must be less than the upper end.
-    """
+    """Return the type of an option that is a number of a range, without its lower end (`above`) or upper (`below`)."""
 
     def read(text: str) -> float:
         if _NUMBER.fullmatch(text):

@@ -37,13 +37,10 @@ _AGAIN_SECONDS = 0.01  # until a lost Ctrl-C is repeated
 
 
 def run(command: str) -> int:
-    """Run a command as this entire process, and return its exit status.
+    """Run a command, ``module:function`` decorated with `command`, as this entire process; return its exit status.
 
     Nothing is to be undone before the command's modules are imported and after it is over, so a signal to stop ends the
     process at once then: an exception may get lost in the code of packages that are being imported.
-
-    Args:
-        command: ``module:function``; the function is decorated with `command`.
     """
     _open_streams()
     warnings.showwarning = _show_warning

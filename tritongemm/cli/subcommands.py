@@ -26,11 +26,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def parser(parser_class: Any) -> Parser:
-    """Return the parser of the command.
-
-    Args:
-        parser_class: makes the parser of a subcommand from its name in ``prog``.
-    """
+    """Return the parser of the command; `parser_class` makes that of a subcommand from its name in ``prog``."""
     p = Parser("tritongemm", description="A GEMM autotuner for AMD and NVIDIA GPUs.", formatter_class=_Formatter)
     p.epilog = "tritongemm COMMAND --help lists the options of a command."
     commands = p.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=parser_class)

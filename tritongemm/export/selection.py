@@ -50,12 +50,7 @@ def launches(
 ) -> Iterator[Launch | HostLaunch]:
     """Yield the launches of one config, or of several that plans can hold.
 
-    Args:
-        problem: what to compute.
-        facts: where.
-        compiler: builds them.
-        which: the configs.
-        pass_over: called for each template whose launches no plan can hold, where no config is named.
+    Where no config is named, `pass_over` is called for each template whose launches no plan can hold.
     """
     inputs = BuildInputs(manifests=which.manifests)
     if which.config is not None:

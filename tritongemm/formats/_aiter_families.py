@@ -177,16 +177,10 @@ def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tup
 def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str = "") -> CsvFamily:
     """Return the family of a file, by the user's word or its name, of those that its columns can be of.
 
-    A file of sizes may have columns beside its family's, which AITER's tuners pass over too.
-
-    Args:
-        path: of the file.
-        columns: its first line.
-        wanted: AITER's name of a family, or ours; the default family says nothing.
-        dtype: what the user says that A is; with M, N and K alone it is a product without scales.
-
-    Raises:
-        InputError: which one it is is not known, or the user's word or the name is wrong; lists the choices.
+    `wanted` is AITER's name of a family, or ours; the default family says nothing. `dtype` is what the user says that A
+    is; with M, N and K alone it is a product without scales. A file of sizes may have columns beside its family's,
+    which AITER's tuners pass over too. An InputError lists the choices where it is not known, or a word or the name is
+    wrong.
     """
     found, wider = fitting(columns), _containing(columns)
     says, named = wanted not in ("", Defaults.family), _named_in(path, FAMILIES)

@@ -108,11 +108,7 @@ def with_members(
 ) -> str:
     """Return a text whose object has these values too; its other members stay as they are.
 
-    Args:
-        text: one JSON object, or "".
-        members: those of the text.
-        values: by the names of the members to replace or to add.
-        rank: a new member stands before the first one of a higher rank.
+    A new member is before the first one of a higher rank.
     """
     if not members:
         return json.dumps(dict(sorted(values.items(), key=lambda item: rank(item[0]))), indent=_INDENT) + "\n"

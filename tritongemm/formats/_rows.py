@@ -22,15 +22,8 @@ EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
 def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
     """Return the problem with these sizes; missing values are the defaults, then the family's.
 
-    Args:
-        defaults: what holds for a row that does not say.
-        m: rows of A and C.
-        n: columns of B and C.
-        k: columns of A, rows of B.
-        given: other fields of `Problem` that the row has, by their names.
-
-    Raises:
-        InputError: a size, dtype, bias, family, order or granularity of scales is wrong.
+    `given` has other fields of `Problem` that the row has, by their names in JSON. Any wrong value raises an
+    InputError.
     """
     row = dict(given or {})
     family, typical = registry.family_of(row.get("family") or defaults.family)

@@ -91,12 +91,10 @@ def decided(samples: Mapping[str, Sequence[float]]) -> bool:
 
 
 def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libraries: Collection[str] = ()) -> Choice:
-    """Return the winner of a race of at least one candidate.
+    """Return the winner of a race of at least one candidate, whose samples are by config name or `BASELINE_ENTRY`.
 
-    Args:
-        samples: seconds by config name, the baseline's under `BASELINE_ENTRY`.
-        margin: relative gain below which a library is kept.
-        libraries: names of the entries that are a library's algorithms; the others are generated kernels.
+    `margin` is the relative gain below which a library is kept; `libraries` are the names of its algorithms, all others
+    being generated kernels.
     """
     name = _standing(samples, margin, libraries)
     if BASELINE_ENTRY not in samples:

@@ -20,11 +20,8 @@ def align(
 ) -> list[str]:
     """Return the lines of a table's head and rows, with one blank between columns, broken where the width requires it.
 
-    Args:
-        columns: their names.
-        rows: texts, one for each column.
-        words: names of columns that are aligned on the left; the others hold numbers.
-        width: of a line, in cells; only a column that is wider by itself makes a longer one.
+    Columns in `words` are aligned on the left; the others hold numbers. Only a column that is wider by itself makes a
+    line longer than `width` cells.
     """
     cells = zip(columns, *rows, strict=True)
     padded = [list(_pad(column, is_left=column[0] in words)) for column in cells]

@@ -48,11 +48,8 @@ def print_gain(
 ) -> None:
     """Print what the calls of a workload take by the library and by what serves them, weighted by their number.
 
-    Args:
-        reporter: where to print.
-        rows: the workload's sizes and counts.
-        records: what was measured; sizes without a record, or whose library did not race, are left out.
-        joining_saves: seconds that the calls take less where layers that read one input are one product.
+    Sizes without a record, or whose library did not race, are left out. `joining_saves` is the seconds that the calls
+    take less where layers that read one input are one product.
     """
     known = {record.problem: record for record in records if record.library_seconds is not None}
     theirs, ours = 0.0, -joining_saves

@@ -40,11 +40,9 @@ class History:
 
 
 def read(path: Path, problems: Collection[Problem] | None = None) -> History:
-    """Return the course of the runs of a journal.
+    """Return the course of the runs of a journal; the line that is being written now is passed over.
 
-    Args:
-        path: the journal; the line that is being written now is passed over.
-        problems: only these, and the seconds of runs that tried any of them; None: all.
+    With `problems` it is of these only, and the seconds are of runs that tried any of them.
     """
     data = reading.read_bytes(path)
     if not data or not journal.is_journal(data):

@@ -92,17 +92,12 @@ class Store:
         problems: Collection[Problem] | None = None,
         compute_units: int = 0,
     ) -> Store:
-        """Open an output file.
+        """Open an output file, there or not, for a run of a target, a toolchain and a protocol.
 
-        Args:
-            path: the results file, there or not.
-            target: architecture of this run.
-            toolchain: versions of this run; ``device`` names the GPU that it measures on.
-            protocol: how it measures; trials taken otherwise are not continued.
-            resume: go on from what is there; otherwise set the journal aside and measure anew. Rows of the results file
-                stay until they are replaced.
-            problems: rows of others may have been made by another toolchain; None: none may.
-            compute_units: of the device of this run; 0 where that is not said.
+        With `resume` the run goes on from trials that were taken likewise; otherwise the journal is set aside and all
+        is measured anew, while rows of the results file stay until they are replaced. Rows of other than the `problems`
+        may have been made by another toolchain; None: none may. `compute_units` are of the run's device; 0 where that
+        is not said.
 
         Raises:
             OutputError: not writable, held by another run, made for another target, GPU, toolchain or protocol, its

@@ -61,15 +61,10 @@ def write(
     rows: Sequence[FormatRow] = (),
     family: str = "",
 ) -> Translation:
-    """Write results to a file or folder, each file replaced at once.
+    """Write results to a file, or to the folder of a format that keeps one; each file is replaced at once.
 
-    Args:
-        path: the file, or the folder of a format that keeps one.
-        format_: how.
-        records: the results, as `Format.translate` takes them.
-        base: what stands in the file; None for what does now.
-        rows: those that asked for the results.
-        family: what files compute that do not say it, as the user says; "" where nothing is said.
+    `base` is what stands in the file; None for what does now. `rows` asked for the results. `family` is what files
+    compute that do not say it, as the user says, or "".
     """
     before = dict(_texts(path, format_)) if base is None else {"": base}
     asked, others = list(records), []
@@ -140,14 +135,10 @@ class TunedFile:
     def wanted(
         self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool, family: str = ""
     ) -> tuple[list[FormatRow], Sequence[DamagedRow]]:
-        """Return the rows to tune, and the rows of the file that can't be used.
+        """Return which of the rows that the user asks for are to be tuned, and the rows of the file that can't be used.
 
-        Args:
-            rows: what the user asks for.
-            source: the file that they are from. Of rows of this file itself those of the run's device count alone.
-            target: the run's device.
-            again: tune also what the file has already.
-            family: of the file, where it does not say; "" where the user does not either.
+        Of rows from this file itself (`source`) those of the run's device count alone. `again` tunes also what the file
+        has already. `family` is that of the file, where it does not say, or "".
         """
         if source is not None and files.are_one(source, self.path):
             here = (target.name, target.compute_units)

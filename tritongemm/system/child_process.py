@@ -80,9 +80,8 @@ class WorkerProcess:
     def start(self, opening: object = None) -> None:
         """Begin to start the process, if there is none; the next request waits until it is ready.
 
-        Args:
-            opening: a request that a new process works off before any other; what it answers is dropped, and what it
-                raises as well. None for no such request.
+        A new process works off the request `opening`, if there is one, before any other; what it answers or raises is
+        dropped.
 
         Raises:
             UnavailableError: the system gives no more processes, memory or open files.
@@ -138,11 +137,7 @@ class WorkerProcess:
         return process is not None and process.poll() is None
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
-        """Yield the answers to one request, as they come.
-
-        Args:
-            request: anything that pickles.
-            timeout: seconds to wait for each answer.
+        """Yield the answers to a request, which can be pickled, as they come; each within `timeout` seconds.
 
         Raises:
             UnavailableError: no process can be started.

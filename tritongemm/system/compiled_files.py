@@ -147,16 +147,10 @@ class CompiledFiles:
         facts: dict[str, Any],
         usable: Callable[[CompiledEntry], object] = lambda entry: entry,
     ) -> CompiledEntry:
-        """Store files under a key; readers see all of them or none.
+        """Store files, by plain name, and JSON values under a key; readers see all of them or none.
 
-        Args:
-            key: of the entry; a damaged or unusable one is replaced, any other stays.
-            files: content by plain name.
-            facts: JSON values to store with them.
-            usable: whether an existing entry can be used, if it is complete.
-
-        Returns:
-            The stored entry, which may be another process's.
+        An existing entry stays, another process's too, and is returned, unless it is damaged or `usable` says that it
+        is of no use.
         """
         try:
             _make(self.folder, self._folder_mode)

@@ -84,11 +84,8 @@ def read_regular(path: Path, size: int = -1) -> bytes:
 def check_place(path: Path, is_kind: Callable[[bytes], bool], what: str, advice: str) -> None:
     """Refuse a path that can't be written, or that holds something else, before work starts.
 
-    Args:
-        path: the file, which need not exist; its folder is created if it is missing.
-        is_kind: whether a file with this beginning is of the kind to be written.
-        what: that kind in words, e.g. ``a journal of tritongemm``.
-        advice: the advice in an error's message.
+    The file need not exist; its folder is created. `is_kind` says whether a file with this beginning is of the kind to
+    be written, which `what` names, e.g. ``a journal of tritongemm``; `advice` ends the error's message.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +160,7 @@ def keep_edited(path: Path, text: bytes) -> Path:
 def sweep(folder: Path, name: str | None = None) -> None:
     """Delete unfinished texts that processes left in a folder when they were killed while replacing a file.
 
-    Args:
-        folder: that contains them; the caller holds the lock of the files, so that no other process writes them now.
-        name: of the file that was replaced; None for every file of the folder.
+    The caller holds the lock of the file of that name, or of all files, so that no other process writes them now.
     """
     unfinished = re.compile((r"\..+" if name is None else rf"\.{re.escape(name)}") + _UNFINISHED)
     with suppress(OSError):

@@ -36,11 +36,7 @@ def held(path: Path, advice: str) -> AbstractContextManager[None]:
 def locked(lock: Path, refusal: str, advice: str, seconds: float = 0.0) -> Iterator[None]:
     """Hold a lock file, which is made where it is missing; its text is not touched.
 
-    Args:
-        lock: the file.
-        refusal: the message of the error if another process holds it.
-        advice: the advice in the message of any other error.
-        seconds: time that another process may take to give it back.
+    If another process holds it for longer than `seconds`, the error is `refusal`; any other error ends with `advice`.
     """
     try:
         file = os.fdopen(open_regular(lock, os.O_RDWR | os.O_CREAT), "rb")

@@ -186,13 +186,10 @@ class RayHosts:
         return int(self._ray.available_resources().get("GPU", 0))
 
     def begin(self, role: str, node: RayNode | None = None, count: int = 1, gpus: int = 0) -> RemoteHost:
-        """Begin to start an actor with processes of a role.
+        """Begin to start an actor with `count` processes of a role of `WorkerProcess`, anywhere or on a node.
 
-        Args:
-            role: as of `WorkerProcess`.
-            node: where; None for wherever there is room.
-            count: number of processes; an actor without a GPU holds a core for each.
-            gpus: 1 for an actor that is pinned to a GPU, which its processes see as their only one.
+        With `gpus` 1 it is pinned to a GPU, which its processes see as their only one; else it holds a core for each
+        process.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -57,16 +57,11 @@ def work_when_free(
     work: Callable[[Evaluator, T], R],
     say: Callable[[str], None],
 ) -> Generator[tuple[T, R | Support], None, None]:
-    """Yield each item with a device's result, or with the reason why no device could produce one.
+    """Yield each item with the result of one device's `work`, in a thread, or why no device could produce one.
 
     Items are yielded as soon as they are done, so that a caller that stores them loses only the work in progress. Items
-    on which a device failed are tried once more after all others, and come last.
-
-    Args:
-        evaluators: one for each device.
-        things: the items.
-        work: processes one item on a device, in a thread; it fails with a TritonGemmError.
-        say: called with a line about each device that is given up.
+    on which a device failed, with a TritonGemmError, are tried once more after all others, and come last. `say` is
+    called with a line about each device that is given up.
     """
     devices = _FreeDevices(evaluators, say)
 

@@ -26,8 +26,7 @@ class LayerTuning:
     def tune(self, rows: Sequence[FormatRow]) -> None:
         """Race at each product of a layer the configs that were fastest at one of them, and the server's own.
 
-        Args:
-            rows: the products, those of a layer adjacent and with the same number.
+        The products of a layer are adjacent rows with the same number.
         """
         layers = [[row.problem for row in layer] for _, layer in groupby(rows, key=lambda row: row.number)]
         self._run.watcher.stage("layers", len(layers))

@@ -52,10 +52,8 @@ def _searched_up_to(high: int) -> list[int]:
 def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:
     """Return the rows of products that take a share of a workload's time worth tuning, and the shares of the others.
 
-    The least time of a product is estimated from its bytes and operations, whatever the device.
-
-    Returns:
-        The rows that are kept, and by product, with an M of 1, the share that each other takes.
+    The shares are by product, with an M of 1. The least time of a product is estimated from its bytes and operations,
+    whatever the device.
     """
     work: dict[Problem, float] = {}
     for row in rows:
@@ -70,9 +68,7 @@ def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem
 def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:
     """Return the spans of M of a workload's products, in the order of their first rows.
 
-    Args:
-        rows: sizes, with how often each is called.
-        m_range: least and largest M of every span; None for 1 to the largest M of the product's rows.
+    `m_range` is the least and largest M of every span; None for 1 to the largest M of the product's rows.
     """
     work: dict[Problem, dict[int, float]] = {}
     captured: dict[Problem, dict[int, Problem]] = {}

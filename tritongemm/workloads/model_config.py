@@ -171,10 +171,7 @@ class ModelConfig:
 
 
 def read_config(place: Path) -> ModelConfig:
-    """Return the values of a model's config.json.
-
-    Args:
-        place: the model's folder, the file itself, or the name of a model that Hugging Face's client has downloaded.
+    """Return the values of a model's config.json, of its folder, the file, or a name that Hugging Face's client has.
 
     Raises:
         InputError: there is no such file, or it is no JSON with a map of keys, each of which it has once.

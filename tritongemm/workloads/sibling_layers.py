@@ -98,10 +98,7 @@ def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = No
 def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> float:
     """Return what one product for all saves over a product for each layer; 0 where it is hardly faster or slower.
 
-    Args:
-        product: the joined one. Where it has more than one row, its parts are columns, which are slower to read.
-        joined: its seconds.
-        parts: seconds of each layer's own.
+    Where the joined product has more than one row, its parts are columns, which are slower to read.
     """
     apart, result_bytes = sum(parts), product.m * product.n * product.c.type.bytes
     reading = _COLUMNS_SECONDS + _COLUMNS_SECONDS_A_BYTE * result_bytes if product.m > 1 else 0.0

@@ -32,16 +32,9 @@ class Misfit(Exception):
 
 
 def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int, threads: int) -> dict[str, Any]:
-    """Return how threads copy a block of A or B into LDS.
+    """Return how threads copy a block of A or B into LDS, `block` rows (A) or columns (B) by `k`.
 
-    Args:
-        name: for the message.
-        block: its rows (A) or columns (B).
-        k: block along K.
-        along_k: whether memory is contiguous along K.
-        size: of the contiguous dimension, in elements.
-        width: bytes of an element.
-        threads: of the workgroup.
+    Memory is contiguous along K or not, `size` elements of `width` bytes in that dimension; the name is for messages.
     """
     if along_k:
         k1 = _VECTOR // width

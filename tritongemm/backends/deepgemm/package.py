@@ -79,16 +79,11 @@ def group_alignment() -> int:
 
 
 def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> Callable[[], None]:
-    """Return a call that computes C on PyTorch's current stream.
+    """Return a call that computes C on PyTorch's current stream; a problem for which `function` has one.
 
-    Args:
-        problem: `function` has one for it.
-        tensors: ``a`` [M, K], ``b`` as [N, K], ``c`` [M, N]; with factors ``scale_a`` [M, K / 128], padded as
-            `padded_rows` says, and ``scale_b`` [N / 128, K / 128].
-        overlap: a kernel may start before the one before it has ended.
-
-    Raises:
-        UnavailableError: as `load`.
+    The tensors are ``a`` [M, K], ``b`` as [N, K], ``c`` [M, N]; with factors ``scale_a`` [M, K / 128], padded as
+    `padded_rows` says, and ``scale_b`` [N / 128, K / 128]. With `overlap` a kernel may start before the one before it
+    has ended. Raises as `load`.
     """
     compute, switched = find(function(problem)), overlapping(overlap)
     a, b, c = tensors["a"], tensors["b"], tensors["c"]

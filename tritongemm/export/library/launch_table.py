@@ -49,12 +49,7 @@ class LaunchTable:
         return _with_numbers(self.launch, numbers) if numbers else self.launch
 
     def most_bytes(self, buffer: str, most: int = 0) -> int:
-        """Return the most bytes that a buffer takes, e.g. ``workspace``.
-
-        Args:
-            buffer: its name.
-            most: up to this M; 0 for any M.
-        """
+        """Return the most bytes that a buffer such as ``workspace`` takes, up to some M; 0 for any M."""
         runs = self.runs.get(f"buffers.{buffer}")
         if runs is None:
             return sum(b.bytes for b in self.launch.buffers if b.name == buffer)

@@ -72,12 +72,7 @@ class Client:
         return self.model
 
     async def stream(self, prompt: Sequence[int], answer: int) -> Arrivals:
-        """Return when the tokens of an answer came.
-
-        Args:
-            prompt: token ids.
-            answer: number of tokens.
-        """
+        """Return when the tokens of an answer to a prompt of token ids came, `answer` of them."""
         return await self._limited(self._stream(prompt, answer))
 
     async def _stream(self, prompt: Sequence[int], answer: int) -> Arrivals:

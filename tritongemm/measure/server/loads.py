@@ -39,10 +39,7 @@ def prefilling(prompt: int) -> Load:
 async def send(client: Client, load: Load, seed: int) -> dict[str, float]:
     """Send a load's requests, and return the medians of one pass, by the names of quantities.
 
-    Args:
-        client: of the server.
-        load: what is sent.
-        seed: of the prompts; those of other seeds and loads have nothing in common, which a cache would serve.
+    Prompts of other seeds and loads have nothing in common, which a cache would serve.
     """
     waiting = _prompts(load.requests, load.prompt, f"{load.name} {seed}")
     arrived: list[Arrivals] = []

@@ -43,11 +43,7 @@ class Backend(Plugin, abstract=True):
         return self.name
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
-        """Return the name of a kernel in files of other tools; None if no other tool can run it.
-
-        Args:
-            config: one of this backend's; None for the backend's own choice.
-        """
+        """Return a config's (None: the backend's own) kernel as other tools' files name it; None if none can run it."""
         return None
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
@@ -65,19 +61,11 @@ class Backend(Plugin, abstract=True):
 
     @final
     def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
-        """Say whether a config, wherever it comes from, can compute a problem on a target.
+        """Say whether a config of this backend, wherever it comes from, can compute a problem on a target.
 
         Every config is checked before anything is compiled or launched. Whatever numbers it contains, the answer is a
-        reason rather than an exception.
-
-        Args:
-            config: one of this backend's.
-            problem: the problem to compute.
-            target: the GPU to run on.
-            inputs: files that list kernels.
-
-        Raises:
-            InputError: the config is another backend's.
+        reason rather than an exception; only the config of another backend raises an InputError. `inputs` are files
+        that list kernels.
         """
         _own(self, [config])
         try:
@@ -111,14 +99,8 @@ class KernelBackend(Backend, abstract=True):
     ) -> list[Config]:
         """List configs to try, the most promising first; empty if it has none for the problem.
 
-        Args:
-            problem: sizes, dtypes and layouts.
-            target: the GPU's architecture.
-            inputs: files to look into.
-            everything: list all configs, not only those that a tuning run tries by default.
-
-        Raises:
-            InputError: a file that lists kernels is wrong.
+        With `everything` it is all configs, not only those that a tuning run tries by default. A file of `inputs` that
+        is wrong raises an InputError.
         """
         if not self.supports(problem, target):
             return []
@@ -198,12 +180,7 @@ class KernelBackend(Backend, abstract=True):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
     def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
-        """Return which launch parameters are operand strides, or why the kernels need contiguous operands.
-
-        Args:
-            config: the launched config.
-            problem: the problem it computes.
-        """
+        """Return which launch parameters are operand strides, or why the kernels need contiguous operands."""
         return Support(f"kernels of {self.name} read dense operands alone")
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
@@ -252,12 +229,9 @@ class LibraryBackend(Backend, abstract=True):
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:
-        """List the library's algorithms for a problem as configs, in the order of its heuristic.
+        """List the library's algorithms as configs, in the order of its heuristic, at most `limit` unless that is 0.
 
-        Args:
-            problem: dtypes, layouts and bias.
-            operands: A [M, K], B [K, N], C [M, N] and the problem's others, on the device.
-            limit: the maximum number; 0 for all.
+        The operands are on the device: A [M, K], B [K, N], C [M, N] and the problem's others.
         """
         found = list(self._list_algorithms(problem, operands, limit))
         _own(self, found)
@@ -270,10 +244,7 @@ class LibraryBackend(Backend, abstract=True):
     def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a capturable call that computes C on the current stream; None if the library can't compute it.
 
-        Args:
-            problem: as for `list_algorithms`.
-            operands: as for `list_algorithms`.
-            config: one of the listed algorithms; None for the library's own choice.
+        The config is one of `list_algorithms`, or None for the library's own choice.
         """
 
     def version(self) -> str:
@@ -285,28 +256,19 @@ class LibraryBackend(Backend, abstract=True):
         return ""
 
     def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
-        """Load a record's algorithm on a device, or say why it can't be called.
+        """Load the algorithm of a record that this backend won, or say why it can't be called.
 
-        Args:
-            record: a result that this backend won.
-            device_index: PyTorch's index of the device.
-            device: the driver's device (`hip_ext.driver.driver.Device`), the current one.
+        The device is the current one, by PyTorch's index and as the driver's (`hip_ext.driver.driver.Device`).
         """
         return Support(f"its winner {self.name} can't be called from here")
 
     def default_kernel(
         self, problem: Problem, precision: str, device_index: int, device: Any
     ) -> tuple[LoadedKernel, int] | None:
-        """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
+        """Return the kernel that PyTorch itself would launch, and its bytes of workspace; None if that is not known.
 
-        Args:
-            problem: x [M, K], w [N, K], a bias along N or none.
-            precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-            device_index: as for `load`.
-            device: as for `load`.
-
-        Returns:
-            None if it is not known.
+        The problem is of x [M, K] and w [N, K], with a bias along N or none; float32 is multiplied as `precision` says,
+        ``fp32`` or ``tf32``.
         """
         return None
 

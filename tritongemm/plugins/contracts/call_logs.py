@@ -95,8 +95,6 @@ class CallLog(Plugin, abstract=True):
     def read(self, text: str) -> LogContents:
         """Return the calls in the lines of this kind, in order; nothing if a text has none.
 
-        A truncated line is a fault, never a call that the library did not get.
-
-        Args:
-            text: full lines of a log, also of other kinds, of several processes and of other programs.
+        The text is full lines of a log, also of other kinds, of several processes and of other programs. A truncated
+        line is a fault, never a call that the library did not get.
         """

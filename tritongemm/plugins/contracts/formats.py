@@ -27,16 +27,7 @@ class Format(Plugin, abstract=True):
 
     @abstractmethod
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """Return the rows of a file, in its order, the damaged ones apart.
-
-        Args:
-            path: for messages.
-            text: contents.
-            defaults: values for keys that a row omits.
-
-        Raises:
-            InputError: the file can't be read at all.
-        """
+        """Return the rows of a file's text, the damaged ones apart; raise an InputError if it can't be read at all."""
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """Return the rows of a file as `read_usable` does, none of which may be damaged.
@@ -54,38 +45,23 @@ class WritableFormat(Format, abstract=True):
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Convert records to this format, merged with the existing contents of its files.
 
-        Rows of `before` for other problems or devices are kept byte for byte.
-
-        Args:
-            records: the results. Several of one problem on one device are the best and the kernels that may replace it
-                if the format can't express it, the best first.
-            before: text of each existing file, by its name; "" is the output itself.
-
-        Raises:
-            InputError: an existing file is in another format.
+        Several records of one problem on one device are the best and the kernels that may replace it if the format
+        can't express it, the best first. `before` has the text of each existing file by its name, "" being the output
+        itself; its rows for other problems or devices are kept byte for byte. A file in another format raises an
+        InputError.
         """
 
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
-        """Convert records to this format as `translate` does, given the rows that requested them.
-
-        Args:
-            rows: sizes that were tuned.
-            records: the results.
-            before: text of each existing file.
-        """
+        """Convert records to this format as `translate` does, given the rows that requested them."""
         return self.translate(records, before)
 
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Merge files of this format, with rows that can't be interpreted here; None if the format has no such rows.
 
-        Args:
-            sources: path and text of each; of rows for the same problem the fastest is kept, on ties the first.
-            family: the family, if the files do not name it.
-
-        Raises:
-            InputError: a file can't be read, or they do not belong together.
+        Of rows for the same problem the fastest is kept, on ties the first. `family` is that of files that do not name
+        it. Files that can't be read, or do not belong together, raise an InputError.
         """
         return None
 
@@ -99,22 +75,13 @@ class TunerFormat(WritableFormat, abstract=True):
 
     @abstractmethod
     def why_unrecognised(self, path: Path, text: str) -> str:
-        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise.
-
-        Args:
-            path: for the message, which names it and the line.
-            text: contents.
-        """
+        """Say what to change in a file that no format recognises but that seems meant for this one; "" otherwise."""
 
     @abstractmethod
     def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
-        """Say why a file, by its name and contents, can't hold a result; "" if it can.
+        """Say why a file, by its name and contents ("" of a new one), can't hold a result; "" if it can.
 
-        Args:
-            path: of the file.
-            text: its contents, "" if it does not exist yet.
-            family: the user's statement of what files compute.
-            record: the result.
+        `family` is the user's statement of what files compute.
         """
 
     @abstractmethod
@@ -144,15 +111,9 @@ class ServerFormat(WritableFormat, abstract=True):
     ) -> list[FormatRow]:
         """List the sizes that the server looks up for a weight with N result columns and depth K.
 
-        Args:
-            n: columns; for experts the inner size of one.
-            k: depth; for experts the hidden size.
-            defaults: the user's other options.
-            chosen: experts per token.
-            tokens: every M to list; if empty, those of the server's own tables.
-
-        Raises:
-            InputError: the server has no such table for the family and dtype.
+        For experts these are the inner size of one and the hidden size, and `chosen` is the number of experts per
+        token. `tokens` is every M to list; if empty, those of the server's own tables. A family and dtype without such
+        a table raises an InputError.
         """
 
     @abstractmethod
@@ -182,24 +143,14 @@ class ResultsFormat(WritableFormat, abstract=True):
 
     @abstractmethod
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """Return the rows of a file, none of which is damaged, without remarks on them.
+        """Return the rows of a file, without remarks on them.
 
-        Args:
-            path: for messages.
-            text: contents.
-            defaults: values for keys that a row omits.
-
-        Raises:
-            InputError: a row is wrong; names file, row, line and field.
+        A damaged row raises an InputError, which names file, row, line and field.
         """
 
     @abstractmethod
     def write_sizes(self, rows: Iterable[FormatRow]) -> str:
         """Return the text of a file of sizes with their call counts; `read` returns equal problems.
 
-        Args:
-            rows: in the order of their lines.
-
-        Raises:
-            InputError: a row can't express a problem.
+        A problem that a row can't express raises an InputError.
         """

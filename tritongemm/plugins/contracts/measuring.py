@@ -21,12 +21,9 @@ class Clock(Protocol):
     """A timer prepared on a device."""
 
     def time(self, graph: Any, launches: int, symbol: str = "") -> float:
-        """Return seconds of one launch, from a replay of a captured graph of several.
+        """Return seconds of one launch, from a replay of a captured graph of `launches` of them.
 
-        Args:
-            graph: the captured launches.
-            launches: their number.
-            symbol: the kernel that each launches; "" for any.
+        `symbol` is the kernel that each launches; "" for any.
         """
 
 

@@ -106,12 +106,9 @@ class Strategy(Plugin, abstract=True):
     independent: ClassVar[bool] = False
 
     def most_configs(self, kept: int, budget: int, population: int) -> int:
-        """Return how many of `kept` configs a search tries at most, beside those whose kernels are built already.
+        """Return how many of the `kept` configs that pruning left a search tries at most, beside kernels built already.
 
-        Args:
-            kept: configs left after pruning.
-            budget: as of `search`.
-            population: as of `SearchPlan`.
+        `budget` and `population` are as of `search`.
         """
         return min(kept, budget or kept)
 
@@ -119,11 +116,8 @@ class Strategy(Plugin, abstract=True):
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Return a generator that yields batches of configs and is sent their trials; it ends when it wants no more.
 
-        The same plan and trials give the same batches, if the kernels built meanwhile are the same.
-
-        Args:
-            plan: the configs to choose from.
-            budget: maximum number of configs to try; 0 for the strategy's own.
+        It tries at most `budget` configs; 0 for the strategy's own number. The same plan and trials give the same
+        batches, if the kernels built meanwhile are the same.
         """
 
 

@@ -39,13 +39,8 @@ class Counter(Protocol):
         """Return the number of calls that a count has."""
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
-        """Count calls from now on.
-
-        Args:
-            weight: identity of the weight, which lives until it is forgotten.
-            elements: of x.
-            has_bias: whether a bias is given.
-            slot: the count.
+        """Count calls in a slot from now on, by the weight's identity (it lives until forgotten), x's elements and a
+        bias.
         """
 
     def forget(self, weight: int) -> None:

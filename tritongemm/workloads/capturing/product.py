@@ -55,14 +55,9 @@ class Product:
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
-    """Return the product of a linear layer; None where an operand is empty.
+    """Return the product of a linear layer, x [..., K] and w [N, K]; None where an operand is empty.
 
-    Args:
-        operation: the function that was called.
-        x: [..., K].
-        w: [N, K], the weight.
-        bias: [N] or None.
-        result: [..., N]; under autocast its dtype is also that of the operands.
+    Under autocast the dtype of the result [..., N] is also that of the operands.
     """
     if x.dim() == 0 or w.dim() != 2:
         return of_nothing(operation, f"a layer of {x.dim()} and {w.dim()} dimensions")

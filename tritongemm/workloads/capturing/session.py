@@ -62,13 +62,10 @@ capture = Capture  # its name for programs: `with tritongemm.capture(path):`
 
 
 def start_if_asked() -> bool:
-    """Start a capture until the process ends, if TRITONGEMM_CAPTURE or AITER_TUNE_GEMM ask for one.
+    """Start a capture until the process ends, if TRITONGEMM_CAPTURE or AITER_TUNE_GEMM ask for one; say if one runs.
 
     It does nothing where one is under way. A server's plug-in calls it in every process; it takes no GPU. Where the
     file can't be written a warning says so, and the program goes on.
-
-    Returns:
-        Whether a capture is under way.
     """
     paths = tuple(path.absolute() for path in settings.capture_files())
     if paths and not _captures.running:
@@ -167,8 +164,7 @@ class OpenCapture:
     def flush(self, last: bool = False) -> None:
         """Write what was counted since the last time.
 
-        Args:
-            last: what can't be written is lost, and a warning says so; else it is kept, which a warning says once.
+        What can't be written is kept, which a warning says once; the `last` time it is lost, and a warning says so.
         """
         with self._writing:
             tallies = list(self._recorder)

@@ -59,12 +59,7 @@ class WorkloadFile:
             sweep(path.parent, path.name)
 
     def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
-        """Add calls to the file's rows, and rows that it lacks.
-
-        Args:
-            counted: what was called.
-            with_gradient: whether the program made products in backward passes too.
-        """
+        """Add calls to the file's rows, and rows that it lacks; say in it whether there were backward passes too."""
         with held(self.path, ADVICE):
             lines = read_lines(self.path) or [_HEAD]
             if with_gradient and _GRADIENT not in lines:

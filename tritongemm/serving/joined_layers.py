@@ -235,12 +235,13 @@ def _pays_anywhere(layers: Sequence[nn.Linear]) -> bool:
 
 
 def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool:
+    """Return whether the joined product, the first one, is faster at an M by its row and those of the layers.
+
+    Where rows must be invariant, all must also add up in one order, as other M may be computed apart.
+    """
     at_m = [replace(problem, m=m) for problem in problems]
-    seconds = [known for problem in at_m if (known := _served_seconds(device, problem)) is not None]
-    return len(seconds) == len(at_m) and saved_seconds(at_m[0], seconds[0], seconds[1:]) > 0
-
-
-def _served_seconds(device: DeviceKernels, problem: Problem) -> float | None:
-    """Return what a product takes by what serves it; None where no row has its time."""
-    record = device.find_record(problem)
-    return None if isinstance(record, Support) else device.served_seconds(record)
+    rows = [row for row in map(device.find_record, at_m) if not isinstance(row, Support)]
+    seconds = [known for row in rows if (known := device.served_seconds(row)) is not None]
+    if len(seconds) < len(at_m) or (default_dispatcher().wants_invariant_rows and len({r.order for r in rows}) > 1):
+        return False
+    return saved_seconds(at_m[0], seconds[0], seconds[1:]) > 0

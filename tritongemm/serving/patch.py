@@ -59,15 +59,17 @@ class Patch:
         self,
         layers: Mapping[str, tuple[nn.Module, type[nn.Module]]],
         left: Mapping[str, str],
-        groups: Mapping[tuple[str, ...], JoinedLayers],
+        joined_in: nn.Module | None = None,
         invariant: bool = False,
     ) -> None:
-        self._layers, self.left, self._groups = dict(layers), dict(left), dict(groups)
-        mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
-        self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
-        self.patched, self.joined = tuple(layers), tuple(groups)
         if invariant:
             default_dispatcher().want_invariant_rows(self)
+        linear = {name: module for name, (module, _) in layers.items() if isinstance(module, ServedLinear)}
+        self._layers, self.left = dict(layers), dict(left)
+        self._groups = {} if joined_in is None else _join_layers(joined_in, linear)
+        mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
+        self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
+        self.patched, self.joined = tuple(layers), tuple(self._groups)
 
     def undo(self) -> None:
         """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
@@ -180,8 +182,7 @@ def patch(
             module.__class__ = made
         if keep_unquantized and type(module).__name__ == served_fp8.SERVED:
             served_fp8.keep_unquantized(module)
-    linear = {name: module for name, (module, _) in served.items() if isinstance(module, ServedLinear)}
-    return Patch(served, left, _join_layers(model, linear) if join else {}, invariant)
+    return Patch(served, left, model if join else None, invariant)
 
 
 def _find_kind(

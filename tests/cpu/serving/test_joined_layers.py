@@ -259,3 +259,19 @@ def test_a_compiled_model_is_served_layer_by_layer() -> None:
     with torch.no_grad():
         assert_equal(torch.compile(model, fullgraph=True, backend=keep)(x), wanted)
     assert found.count(torch.ops.tritongemm.mm) == 3
+
+
+def test_invariant_rows_are_joined_only_if_all_add_up_in_one_order(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At other M the layers are computed apart, so a row would depend on M otherwise."""
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    for orders, joined in (((f"1x{K}", f"1x{K}"), True), ((f"1x{K}", "2x32"), False)):
+        model = make()
+        records = [replace(r, order=orders[r.problem.n == KV]) for r in make_records()]
+        patched = patch(model, records)
+        assert bool(patched.joined) == joined
+        for _ in range(2):
+            calls.clear()
+            model(inputs(16))
+        assert calls == ([HEADS + 2 * KV] if joined else [HEADS, KV, KV])

@@ -103,3 +103,26 @@ def test_a_patched_model_gives_a_sequence_the_same_bits_alone_and_in_a_batch(emp
         graph.replay()
         assert torch.equal(captured, every[:m])
     patch.undo()
+
+
+def test_fp8_blocks_have_the_same_bits_by_rows_and_by_untuned_kernels(
+    empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations are quantised row by row; at some M a row of the table serves, at others an untuned kernel."""
+    plain, n = TuneRequest(), 1024
+    defaults = replace(plain.sizes.defaults, family="a8w8_blockscale", row_major_b=False)
+    source = SizeSource(n=n, k=K, m_range=(1, 128), defaults=defaults)
+    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "fp8.yaml"))
+    table = list(tritongemm.autotune(replace(request, invariant=True)))
+    assert {r.order for r in table} == {f"1x{K} blocks of 128 by wgmma"} and len({r.row_bits for r in table}) == 1
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    empty.load(table)
+    x, _ = operands()
+    weight = torch.randn(n, K, device="cuda").mul(64).clamp(-440, 440).to(torch.float8_e4m3fn)
+    scale = torch.rand(n // 128, K // 128, device="cuda") / 64 + 0.001
+    every = tritongemm.linear_fp8(x, weight, scale)
+    for m in SOME:
+        assert torch.equal(tritongemm.linear_fp8(x[:m], weight, scale), every[:m]), m
+        assert torch.equal(tritongemm.linear_fp8(x[-m:].contiguous(), weight, scale), every[-m:]), f"the last {m}"
+    exact = x.double() @ (weight.double() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1).double()).t()
+    assert float((every.double() - exact).abs().max()) < 0.1 * float(exact.abs().max())

@@ -91,9 +91,11 @@ def plain(value: Any) -> Any:
         return value.as_subclass(Tensor)
 
 
-def serves_scales() -> bool:
-    """Return whether products with scales are looked at: by rows, or by a capture."""
-    return captures() or bool(default_dispatcher().scaled_weights)
+def serves_scales(invariant: bool = False) -> bool:
+    """Return whether products with scales are looked at: by rows, of stated order if invariant, or by a capture."""
+    dispatcher = default_dispatcher()
+    rows = any(scaled for *_, scaled in dispatcher.invariant_weights) if invariant else dispatcher.scaled_weights
+    return bool(rows) or (captures() and not invariant)
 
 
 def serves_experts() -> bool:
@@ -114,17 +116,25 @@ def serves_invariantly(w: Tensor, wanted: bool) -> bool:
         wanted: whether a row of the result must have the same bits at every M.
     """
     default_dispatcher().want_invariant_rows(LOG, wanted)
-    return not wanted or (w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().invariant_weights)
+    return not wanted or (w.dim() == 2 and (w.shape[0], w.shape[1], False) in default_dispatcher().invariant_weights)
 
 
-def serves_scaled(n: int, k: int) -> bool:
-    """Return whether a record with scales has a weight's N and K, or a capture counts the products of every weight."""
+def serves_scaled(n: int, k: int, invariant: bool = False) -> bool:
+    """Return whether a record with scales has a weight's N and K, or a capture counts the products of every weight.
+
+    Args:
+        n: rows of the weight.
+        k: its columns.
+        invariant: whether a row must have the same bits at every M: the record must state its order then.
+    """
+    if invariant:
+        return (n, k, True) in default_dispatcher().invariant_weights
     return captures() or (n, k) in default_dispatcher().scaled_weights
 
 
-def serves_blocks(w: Tensor, scale: Tensor) -> bool:
+def serves_blocks(w: Tensor, scale: Tensor, invariant: bool = False) -> bool:
     """Return the same of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
-    return w.dim() == 2 and serves_scaled(w.shape[0], w.shape[1]) and is_in_blocks(w, scale)
+    return w.dim() == 2 and serves_scaled(w.shape[0], w.shape[1], invariant) and is_in_blocks(w, scale)
 
 
 def is_in_blocks(w: Tensor, scale: Tensor) -> bool:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.integrations import process
 from tritongemm.integrations.process import plain, serves_blocks
 from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands
 
 TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
@@ -19,7 +21,8 @@ def make_hook() -> Callable[..., Tensor]:
     """Return the function that SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
 
     A layer that no row holds for is given to the method itself; so are activations that SGLang quantised before, with a
-    layer before them, everything that torch.compile traces, and all while results must not depend on the batch.
+    layer before them, everything that torch.compile traces, and while results must not depend on the batch each layer
+    without a row that states its order.
     """
     from sglang.srt import batch_invariant_ops
 
@@ -30,7 +33,9 @@ def make_hook() -> Callable[..., Tensor]:
         if torch.compiler.is_compiling() or not known:
             return original(method, layer, x, bias)
         weight, scale = plain(layer.weight), plain(layer.weight_scale_inv)
-        if not x.is_cuda or not serves_blocks(weight, scale) or batch_invariant_ops.is_batch_invariant_mode_enabled():
+        invariant = batch_invariant_ops.is_batch_invariant_mode_enabled()
+        default_dispatcher().want_invariant_rows(process.LOG, invariant)
+        if not x.is_cuda or not serves_blocks(weight, scale, invariant):
             return original(method, layer, x, bias)
         operands = BlockOperands(x, weight, scale, None, bias, x.dtype)
         return server_calls.product_or(operands, lambda: original(method, layer, x, bias))

@@ -29,7 +29,7 @@ def register() -> None:
 
     Without TRITONGEMM_CONFIG and TRITONGEMM_CAPTURE nothing is imported or changed. A layer whose N and K no row has,
     and one with another ``--linear-backend``, is computed as without us; so are, under VLLM_BATCH_INVARIANT, all but
-    plain linear layers with a row that states its order of additions.
+    linear layers, plain or fp8, with a row that states its order of additions.
     """
     digest = process.start_serving()
     if not (digest or process.captures()):
@@ -47,6 +47,8 @@ def register() -> None:
         hooks = {
             "layer": (partial(_name_graphs, digest), True),
             "plain linear layer": (_hook_invariant, bool(digest)),
+            "fp8 layer in blocks": (partial(_hook_blocks, True), process.serves_scales(True)),
+            "fp8 layer with a factor per row or tensor": (partial(_hook_rows, True), process.serves_scales(True)),
             "compiled layer": (_hook_loading, bool(digest)),
         }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
@@ -108,22 +110,22 @@ def _make_invariant(
     return served_linear
 
 
-def _hook_rows() -> None:
+def _hook_rows(invariant: bool = False) -> None:
     """Serve vLLM's fp8 layers with a factor per row or tensor by tuned kernels."""
     from vllm.model_executor.kernels.linear.scaled_mm import cutlass
 
     from tritongemm.integrations import vllm_fp8_rows
 
-    vllm_fp8_rows.hook(cutlass)
+    vllm_fp8_rows.hook(cutlass, invariant)
 
 
-def _hook_blocks() -> None:
+def _hook_blocks(invariant: bool = False) -> None:
     """Serve vLLM's fp8 layers in blocks by tuned kernels."""
     from vllm.model_executor.kernels import linear
 
     from tritongemm.integrations import vllm_fp8
 
-    vllm_fp8.hook(linear)
+    vllm_fp8.hook(linear, invariant)
 
 
 def _hook_mixtures() -> None:

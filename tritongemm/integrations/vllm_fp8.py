@@ -29,9 +29,13 @@ class BlockKernels:
 
     A number selects the kernel that computes what no row holds for. Kernels of one class and type of
     result are alike.
+
+    Args:
+        invariant: whether a row must have the same bits at every M.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, invariant: bool) -> None:
+        self._invariant = invariant
         self._kernels: list[tuple[Any, ServerMethod]] = []
         self._numbers: dict[tuple[type, ServerMethod, torch.dtype], int] = {}
         self.operation = define_opaque("vllm_fp8_block", _SCHEMA, self._compute, self._infer)
@@ -52,7 +56,7 @@ class BlockKernels:
         @wraps(original)
         def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
             B, Bs = plain(B), plain(Bs)
-            if not serves_blocks(B, Bs):
+            if not serves_blocks(B, Bs, self._invariant):
                 return original(kernel, A, B, As, Bs)
             if torch.compiler.is_compiling():
                 number = kernel.tritongemm_numbers[kind.__qualname__]
@@ -87,11 +91,12 @@ def _serve(kernel: Any, original: ServerMethod, a: Tensor, b: Tensor, scale_a: T
     return server_calls.product_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
 
 
-def hook(linear: Any) -> None:
+def hook(linear: Any, invariant: bool = False) -> None:
     """Serve vLLM's kernels by tuned ones. A second call does nothing.
 
     Args:
         linear: the module ``vllm.model_executor.kernels.linear``.
+        invariant: whether a row must have the same bits at every M.
 
     Raises:
         AttributeError: vLLM has no such kernels.
@@ -102,6 +107,6 @@ def hook(linear: Any) -> None:
         raise AttributeError(f"no kernel of fp8 in blocks has {_METHOD}")
     if any(vars(kind)[_METHOD].__module__ == __name__ for kind in own):
         return
-    kernels = BlockKernels()
+    kernels = BlockKernels(invariant)
     for kind in own:
         kernels.hook(kind)

@@ -16,11 +16,12 @@ KERNEL = "CutlassFP8ScaledMMLinearKernel"
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor"
 
 
-def hook(cutlass: Any) -> None:
+def hook(cutlass: Any, invariant: bool = False) -> None:
     """Serve the kernel that vLLM chooses for such layers. A second call does nothing.
 
     Args:
         cutlass: the module ``vllm.model_executor.kernels.linear.scaled_mm.cutlass``.
+        invariant: whether a row must have the same bits at every M.
 
     Raises:
         AttributeError: vLLM has not what is wrapped.
@@ -49,7 +50,7 @@ def hook(cutlass: Any) -> None:
         a, b, scale_b = given["A"], plain(given["B"]), plain(given["Bs"])
         k, n = b.shape
         is_padded = kernel.logical_output_size != n or a.shape[1] != k
-        if is_padded or b.stride(0) != 1 or not serves_scaled(n, k):
+        if is_padded or b.stride(0) != 1 or not serves_scaled(n, k, invariant):
             result: Tensor = original(kernel, **given)
             return result
         call = operation if torch.compiler.is_compiling() else multiply

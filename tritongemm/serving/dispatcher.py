@@ -110,7 +110,7 @@ class Dispatcher:
         scaled_weights: (N, K) of the weights with scales that have a record.
         packed_weights: N, K and B of the weights that alone have scales, with the number of their records.
         expert_weights: the weights of grouped products that have a record.
-        invariant_weights: those of `layer_weights` that have a record which states its order of additions.
+        invariant_weights: (N, K) and whether they have scales, of layers with a record that states its order.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Dispatcher:
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
         self.packed_weights: Counter[tuple[int, int, Operand]] = Counter()
         self.expert_weights: frozenset[served_problems.ExpertWeights] = frozenset()
-        self.invariant_weights: frozenset[tuple[int, int]] = frozenset()
+        self.invariant_weights: frozenset[tuple[int, int, bool]] = frozenset()
         self._records = RecordTable()
         self._records_read, self._times_added = False, 0
         self._choices, self._tables = ChoiceLog(), tuple[LoadedTable, ...]()
@@ -197,8 +197,8 @@ class Dispatcher:
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
         self.packed_weights += Counter((p.n, p.k, p.b) for p in problems if served_problems.has_scaled_weight(p))
-        stated = (row.record.problem for row in rows if row.record.order)
-        self.invariant_weights |= {(p.n, p.k) for p in stated if products.get(p)}
+        stated = {p: served_problems.is_scaled(p) for p in (row.record.problem for row in rows if row.record.order)}
+        self.invariant_weights |= {(p.n, p.k, scaled) for p, scaled in stated.items() if scaled or products.get(p)}
         self.expert_weights |= set(filter(None, map(served_problems.expert_weights, problems)))
         self._records, self._records_read = self._records.extend(rows), True
         self._former, self._devices = self._former | self._devices, {}

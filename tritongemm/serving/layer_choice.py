@@ -9,7 +9,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.served_call import INVARIANT
+from tritongemm.core.served_call import INVARIANT, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations.quantisation import empty_factors
 from tritongemm.operations.scaled import SCALED
@@ -43,7 +43,8 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
     Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`. With `near` a row
-    of another M holds too, where `serves_other_m` says so and none has this M.
+    of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be invariant, it is at
+    every M the first layout of a product that has rows, whatever their M.
     """
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     dispatcher = default_dispatcher()
@@ -66,7 +67,9 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
         except InputError:  # A server's operands may be of another kind altogether.
             continue
         lasting = lasting and resolution.lasting
-        if resolution.kind in (_NEAR, INVARIANT):
+        if resolution.kind == INVARIANT and not _has_rows(resolution, x.get_device()):
+            continue
+        if resolution.kind in (_NEAR, INVARIANT) and not dispatcher.wants_invariant_rows:
             nearest = nearest or layout
         elif resolution.kind not in NOT_TUNED:
             chosen = layout
@@ -76,6 +79,14 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     if lasting:
         keep(found, key, chosen)
     return chosen
+
+
+def _has_rows(resolution: Resolution, index: int) -> bool:
+    """Return whether a product for which an untuned kernel was found has rows at some M."""
+    device, record = default_dispatcher().device_kernels(index), resolution.record
+    if device is None or record is None:
+        return False
+    return bool(device.records.near_rows(record.problem, device.device.arch, device.device.compute_units))
 
 
 def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -39,7 +40,10 @@ _NOT_AT_THIS_M: Final = (*NOT_TUNED, "near")
 
 
 def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M or that is faster."""
+    """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M or that is faster.
+
+    Where rows must be invariant, a kernel of the rows' order serves at every M, and nothing is timed.
+    """
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     dispatcher, ready_key = default_dispatcher(), None
     if x_scale is not None:  # what is multiplied as it is has one launch, found by one look
@@ -52,13 +56,17 @@ def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tens
         if ready is not None:
             product: Tensor = ready(x, weight, x_scale, weight_scale, bias, out_dtype, PLAIN, "")
             return product
-    layout = find_layout(operands, near=False)
+    invariant = dispatcher.wants_invariant_rows
+    layout = find_layout(operands, near=invariant)
     if layout is None:
+        if invariant:  # as may be while a graph is captured
+            size = f"{tuple(x.shape)} by {tuple(weight.shape)}"
+            warnings.warn(f"{size}: no kernel of the rows' order serves, so the server computes it", stacklevel=2)
         return otherwise()
     rows = x.numel() // x.shape[-1]
     key = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, layout, x.get_device())
     ours = partial(compute, operands, layout)
-    if not pays(key, lambda: (ours, otherwise)):
+    if not invariant and not pays(key, lambda: (ours, otherwise)):
         return otherwise()
     if ready_key is not None and x_scale is not None:
         given = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)

@@ -16,6 +16,7 @@ from tests.support.fakes.servers import (
     install_vllm_mixtures,
 )
 from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
+from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
@@ -35,12 +36,17 @@ def problem() -> Problem:
     )
 
 
+def write_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+    """Name a table of one weight with scales."""
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([record(problem(), **facts)]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+
+
 @pytest.fixture
 def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A process whose table has one weight with scales."""
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([record(problem())]), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    write_table(tmp_path, monkeypatch)
     return unloaded
 
 
@@ -91,6 +97,37 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
             a, _, of_a, _ = operands(rows, quantised=quantised)
             assert bool((compiled(a, of_a) == wanted).all())
         calls.clear()
+
+
+@pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])
+def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_not_matter(
+    unloaded: Dispatcher,
+    tuned: Iterator[list[BlockOperands]],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    order: str,
+) -> None:
+    write_table(tmp_path, monkeypatch, order=order, row_bits="aa" if order else "")
+    calls, wanted = next(tuned), 3.0 if order else 5.0
+    hooks, places, mode = install_sglang(monkeypatch)
+    sglang.register()
+    hooks.apply_hooks()
+    layer = SimpleNamespace(weight=operands(1)[1], weight_scale_inv=operands(1)[3])
+    x, method = torch.ones(M, K, dtype=torch.bfloat16), places.Fp8LinearMethod(block_quant=True)
+    mode.is_batch_invariant_mode_enabled = lambda: True
+    assert bool((method.apply(layer, x) == (3 if order else 7)).all()) and unloaded.wants_invariant_rows
+    mode.is_batch_invariant_mode_enabled = lambda: False
+    assert bool((method.apply(layer, x) == 3).all()) and not unloaded.wants_invariant_rows
+    calls.clear()
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    install_vllm(monkeypatch)
+    kind, _ = install_vllm_blocks(monkeypatch)
+    vllm.register()
+    assert ("no row states its order" in caplog.text) == (not order)
+    kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
+    assert bool((kernel.apply_block_scaled_mm(*operands(M)) == wanted).all()) and len(calls) == bool(order)
+    assert bool((kernel.apply_block_scaled_mm(*operands(M, 128)) == 5).all()) and len(calls) == bool(order)
 
 
 class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
@@ -237,6 +274,38 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
     names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
+
+
+def test_an_invariant_product_is_served_at_every_m_without_a_race(
+    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an M without a row by an untuned kernel of the rows' order, and never by a layout that has no rows."""
+    capturing = False
+    run_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    monkeypatch.setattr(server_calls, "pays", lambda key, prepare: pytest.fail("timed"))
+    config = Config("tile", 64, 64, 128, num_warps=4)
+    row = record(problem(), config=config, order=f"1x{K} blocks of 128 by wgmma", row_bits="aa")
+    unloaded.load([row])
+    kernels = stand_in_kernels(unloaded._records, {problem(): StandInKernel()})
+    kernels.load_record = lambda untuned: StandInKernel()
+    kernels.row_bits = lambda kernel, problem: "aa"  # type: ignore[method-assign]
+    unloaded._devices[-1] = unloaded._devices[0] = kernels
+    unloaded.want_invariant_rows(unloaded)
+    server = torch.empty(1)
+    with torch.no_grad():
+        for m in (M, 5, 300):
+            a, b, of_a, of_b = operands(m)
+            assert server_calls.product_or(BlockOperands(a, b, of_b, of_a), lambda: server).shape == (m, N)
+            by_rows = BlockOperands(a, b, of_b, of_a.contiguous())
+            with pytest.warns(UserWarning, match="no kernel of the rows' order serves, so the server computes it"):
+                assert server_calls.product_or(by_rows, lambda: server) is server
+        capturing = True
+        a, b, of_a, of_b = operands(7)
+        with pytest.warns(UserWarning, match=r"\(7, 512\) by \(256, 512\): no kernel"):
+            assert server_calls.product_or(BlockOperands(a, b, of_b, of_a), lambda: server) is server
 
 
 def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:

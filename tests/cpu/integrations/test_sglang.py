@@ -36,7 +36,7 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
         mode.is_batch_invariant_mode_enabled = lambda: True
         assert method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and len(served.shapes) == 1
         assert unloaded.wants_invariant_rows
-        unloaded.invariant_weights = frozenset([(32, 64)])  # as if its row stated an order
+        unloaded.invariant_weights = frozenset([(32, 64, False)])  # as if its row stated an order
         monkeypatch.setattr(InvariantKernel, "review", lambda self, answer, call, device: answer)
         assert method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and len(served.shapes) == 2
         mode.is_batch_invariant_mode_enabled = lambda: False

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, log
 from pathlib import Path
 
 from tritongemm.core.problem import Problem
@@ -13,7 +13,8 @@ from tritongemm.results.store import Store
 from tritongemm.system.temporary_folder import TemporaryFolder
 from tritongemm.tune.run import TuningRun
 
-BUDGET, FINALISTS = 32, 4  # configs tried of each order at each M that is compared, and those that race
+COMPARED = 5  # M of a product at which its orders are compared, from the least to the largest
+BUDGET, FINALISTS = 24, 4  # configs tried of each order at each of them, and those that race
 _SHARE_OF_TIME = 0.05  # of a run of limited time, which the races of each order may take
 _ALIKE = 0.98  # share of the best order's figure from which the first order is taken
 
@@ -23,8 +24,8 @@ def choose(
 ) -> None:
     """Decide on the order of each product of a run that may have several: that of its stored results, or by races.
 
-    Compared are the least, the middle and the largest M of a product; the order that loses least at any of them is
-    taken.
+    At some M of a product, from the least to the largest, its orders are compared; the one that loses least at any of
+    them is taken.
 
     Args:
         run: its options have the orders of each product.
@@ -71,9 +72,11 @@ def least_shares(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _compared(problems: Sequence[Problem], product: Problem) -> list[Problem]:
+    """Return the sizes at which a product's orders are compared, evenly over the powers of two."""
     every = sorted((p for p in problems if p.at(1) == product), key=lambda p: p.m)
-    middle = min(every, key=lambda p: abs(p.m**2 - every[0].m * every[-1].m))
-    return list(dict.fromkeys((every[0], middle, every[-1])))
+    low, high = every[0].m, every[-1].m
+    wanted = (low * (high / low) ** (i / (COMPARED - 1)) for i in range(COMPARED))
+    return list(dict.fromkeys(min(every, key=lambda p: abs(log(p.m / m))) for m in wanted))
 
 
 def _race(

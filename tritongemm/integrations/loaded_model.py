@@ -29,10 +29,11 @@ def prepare(model: nn.Module, compiled: bool) -> None:
         model: the server's.
         compiled: whether the code that Inductor writes of it is served too.
     """
-    dispatcher, weight = default_dispatcher(), next((w for w in model.parameters() if w.is_cuda), None)
-    if weight is None:
-        return
+    dispatcher = default_dispatcher()
     try:
+        weight = next((w for w in model.parameters() if w.is_cuda), None)
+        if weight is None:
+            return
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()

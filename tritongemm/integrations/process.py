@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from inspect import signature
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from tritongemm.serving.tuned_calls import TunedCalls
 from tritongemm.system import settings
 
 LOG = logging.getLogger("tritongemm")
+Found = TypeVar("Found")
 
+_MOVED: Final = "this %s is not as the plug-in knows it (%s); tuned kernels serve no %s"
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
@@ -27,16 +30,22 @@ class _Asked:
     captures = False
 
 
-def start_serving() -> str:
+def start_serving(server: str) -> str:
     """Read the tables that TRITONGEMM_CONFIG names, without starting the GPU, which this process may never use.
 
     Kernels are loaded when the model is there; a line that says what they serve is logged then. A file that can't
     be read is logged as an error, and the server computes as it did without us.
 
+    Args:
+        server: the name of its logger, to which our lines go, as it may set up no other.
+
     Returns:
         What distinguishes the tables from others; "" where nothing is to be served.
     """
     _Asked.captures = bool(settings.capture_files())
+    if settings.tuned_configs() or _Asked.captures:
+        LOG.parent = logging.getLogger(server)
+        LOG.setLevel(logging.NOTSET)  # Messages have the server's level.
     try:
         return default_dispatcher().add_configured() if settings.tuned_configs() else ""
     except TritonGemmError as error:
@@ -63,9 +72,48 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
             LOG.warning("%s; nothing is served by tuned kernels", reason)
             return
         except (AttributeError, ImportError, LookupError) as error:
-            LOG.error("this %s is not as the plug-in knows it (%s); tuned kernels serve no %s", server, error, served)
+            LOG.error(_MOVED, server, error, served)
             if served == first:
                 return
+
+
+def require_parameters(function: Callable[..., Any], hook: Callable[..., Any], before: int = 0) -> None:
+    """Refuse a server's function whose parameters, but for the first, have other names than those of its hook.
+
+    Args:
+        function: the server's.
+        hook: stands before it. One that takes any parameters looks at them itself.
+        before: parameters of the hook that the function does not have.
+
+    Raises:
+        AttributeError: names them.
+    """
+    theirs, ours = ([*signature(one).parameters.values()] for one in (function, hook))
+    if any(one.kind is one.VAR_POSITIONAL for one in ours):
+        return
+    found, known = ([one.name for one in all_of_them[1:]] for all_of_them in (theirs, ours[before:]))
+    if found != known:
+        raise AttributeError(f"{function.__qualname__} takes {', '.join(found)}, not {', '.join(known)}")
+
+
+def guarded(server: str, served: str, read: Callable[..., Found | None]) -> Callable[..., Found | None]:
+    """Return a function that reads a server's call; from the first call on that is not as `read` knows it, None.
+
+    An error says then what is not served, and why.
+    """
+    moved: list[Exception] = []
+
+    def read_known(*given: Any, **named: Any) -> Found | None:
+        if moved:
+            return None
+        try:
+            return read(*given, **named)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            moved.append(error)
+            LOG.error(_MOVED, server, error, served)
+            return None
+
+    return read_known
 
 
 def attribute(owner: Any, name: str, default: Any = None) -> Any:
@@ -180,13 +228,3 @@ def define_linear(name: str, calls: TunedCalls) -> Any:
         return x.new_empty((*x.shape[:-1], w.shape[0]))
 
     return define_opaque(name, "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor", compute, infer)
-
-
-def speak_through(server: str) -> None:
-    """Send our log lines to a server's logger, as a server may set up no other.
-
-    Args:
-        server: the name of its logger.
-    """
-    LOG.parent = logging.getLogger(server)
-    LOG.setLevel(logging.NOTSET)  # Messages have the server's level.

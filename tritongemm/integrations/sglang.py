@@ -34,12 +34,11 @@ def register() -> None:
     SGLang applies the hooks when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG and TRITONGEMM_CAPTURE
     nothing is imported or changed. A second call does nothing.
     """
-    serves = bool(process.start_serving())
+    serves = bool(process.start_serving("sglang"))
     if not (serves or process.captures()):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    process.speak_through("sglang")
     hooks: tuple[tuple[str, str, Callable[[], Hook], bool], ...] = (
         ("plain linear layers", f"{_PLAIN}.apply", make_hook, serves),
         ("plain linear layers with an addend", f"{_PLAIN}.apply_with_addend", make_hook_of_addend, serves),
@@ -54,8 +53,9 @@ def register() -> None:
         if not any(hook.__module__.startswith(_OWN) for _, hook, *_ in HookRegistry._hooks.get(target, ())):
             owner, _, name = target.rpartition(".")
             if hasattr(pkgutil.resolve_name(owner), name) or name not in _OPTIONAL:
-                pkgutil.resolve_name(target)
-                HookRegistry.register(target, make(), HookType.AROUND)
+                hook = make()
+                process.require_parameters(pkgutil.resolve_name(target), hook, before=1)
+                HookRegistry.register(target, hook, HookType.AROUND)
 
     process.install("SGLang", {name: partial(install, target, make) for name, target, make, wanted in hooks if wanted})
 
@@ -115,19 +115,21 @@ def make_hook_into() -> Hook:
 
 
 def make_hook_of_output() -> Hook:
-    """Return the hook of the output layer: ``hook(original, processor, hidden_states, lm_head, bias)``."""
+    """Return the hook of the output layer: ``hook(original, processor, hidden_states, lm_head, …)``."""
     from sglang.srt.layers import logits_processor
 
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
-    def serve_output(original: Hook, processor: Any, x: Tensor, lm_head: Any, *others: Any, **named: Any) -> Any:
-        weight, out = plain(attribute(lm_head, "weight")), named.get("out")
+    def read(
+        processor: Any, hidden_states: Tensor, lm_head: Any, _: Any = None, *, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        weight = plain(attribute(lm_head, "weight"))
         if (
             not isinstance(weight, Tensor)
             or not serves_weight(weight)
-            or not x.is_cuda
-            or x.dtype != weight.dtype
-            or torch.compiler.is_compiling()
+            or not hidden_states.is_cuda
+            or hidden_states.dtype != weight.dtype
+            or (out is not None and out.shape != (hidden_states.shape[0], weight.shape[0]))
             or attribute(lm_head, "set_lora") is not None
             or processor.use_fp32_lm_head
             or attribute(processor, "use_fp32_lm_head_output")
@@ -135,12 +137,20 @@ def make_hook_of_output() -> Hook:
             or logits_processor.should_apply_lm_head_quant_method(lm_head, attribute(lm_head, "quant_method"))
             or not _serves_now(weight)
         ):
-            return original(processor, x, lm_head, *others, **named)
-        if out is not None and out.shape == (x.shape[0], weight.shape[0]):
-            written = calls.write(x, weight.t(), None, out)
-            return out if written else original(processor, x, lm_head, *others, **named)
+            return None
+        return hidden_states, weight, out
+
+    known = process.guarded("SGLang", "output layer", read)
+
+    def serve_output(original: Hook, *given: Any, **named: Any) -> Any:
+        found = None if torch.compiler.is_compiling() else known(*given, **named)
+        if found is None:
+            return original(*given, **named)
+        x, weight, out = found
+        if out is not None:
+            return out if calls.write(x, weight.t(), None, out) else original(*given, **named)
         call = calls.find(x, weight, None)
-        return original(processor, x, lm_head, *others, **named) if call is None else call(x, weight, None, None)
+        return original(*given, **named) if call is None else call(x, weight, None, None)
 
     return serve_output
 
@@ -154,7 +164,7 @@ def _serves_now(weight: Tensor) -> bool:
 
 def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
     result = original(runner, *arguments, **named)
-    loaded_model.prepare(runner.model, compiled=False)  # its layers have operations
+    loaded_model.prepare(attribute(runner, "model"), compiled=False)  # its layers have operations
     return result
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations import process
-from tritongemm.integrations.process import plain, serves_blocks
+from tritongemm.integrations.process import LOG, guarded, plain, serves_blocks
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands
@@ -26,18 +25,22 @@ def make_hook() -> Callable[..., Tensor]:
     """
     from sglang.srt import batch_invariant_ops
 
-    def serve_apply(
-        original: Callable[..., Tensor], method: Any, layer: Any, x: Any, bias: Tensor | None = None
-    ) -> Tensor:
-        known = isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin
-        if torch.compiler.is_compiling() or not known:
-            return original(method, layer, x, bias)
+    def read(method: Any, layer: Any, x: Any, bias: Tensor | None = None) -> BlockOperands | None:
+        if not (isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin):
+            return None
         weight, scale = plain(layer.weight), plain(layer.weight_scale_inv)
         invariant = batch_invariant_ops.is_batch_invariant_mode_enabled()
-        default_dispatcher().want_invariant_rows(process.LOG, invariant)
+        default_dispatcher().want_invariant_rows(LOG, invariant)
         if not x.is_cuda or not serves_blocks(weight, scale, invariant):
-            return original(method, layer, x, bias)
-        operands = BlockOperands(x, weight, scale, None, bias, x.dtype)
-        return server_calls.product_or(operands, lambda: original(method, layer, x, bias))
+            return None
+        return BlockOperands(x, weight, scale, None, bias, x.dtype)
+
+    known = guarded("SGLang", "fp8 layers", read)
+
+    def serve_apply(original: Callable[..., Tensor], *given: Any, **named: Any) -> Tensor:
+        operands = None if torch.compiler.is_compiling() else known(*given, **named)
+        if operands is None:
+            return original(*given, **named)
+        return server_calls.product_or(operands, lambda: original(*given, **named))
 
     return serve_apply

@@ -8,11 +8,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, is_in_blocks, plain
+from tritongemm.integrations.process import attribute, guarded, is_in_blocks, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
 TARGET: Final = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts"
+_FIRST: Final = ("hidden_states", "w1", "w2", "topk_output", "moe_runner_config")  # parameters of the function
 _OTHER_MIXTURES: Final = (
     "no_combine",
     "apply_router_weight_on_input",
@@ -31,33 +32,33 @@ def make_hook() -> Callable[..., Any]:
     """
     from sglang.srt import batch_invariant_ops
 
-    def serve_experts(
-        original: Callable[..., Any],
-        hidden_states: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        topk_output: Any,
-        moe_runner_config: Any,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        def compute(given: MixtureOperands) -> Any:
-            routed = topk_output._replace(topk_ids=given.topk_ids)
-            return original(given.x, w1, w2, routed, moe_runner_config, **named)
-
+    def read(
+        hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_output: Any, moe_runner_config: Any, **named: Any
+    ) -> MixtureOperands | None:
         w1, w2 = plain(w1), plain(w2)
         scales = _scales(w1, w2, hidden_states.dtype, named)
         if (
-            others
-            or scales is None
+            scales is None
             or not _is_plain(moe_runner_config)
             or not (w1.is_contiguous() and w2.is_contiguous())
-            or torch.compiler.is_compiling()
             or batch_invariant_ops.is_batch_invariant_mode_enabled()
         ):
-            return original(hidden_states, w1, w2, topk_output, moe_runner_config, *others, **named)
+            return None
         weights, ids, *_ = topk_output
-        return server_calls.mixture_or(MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales), compute)
+        return MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales)
+
+    known = guarded("SGLang", "mixtures of experts", read)
+
+    def serve_experts(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        asked = {**dict(zip(_FIRST, given, strict=False)), **named}
+        passed_by = len(given) > len(_FIRST) or torch.compiler.is_compiling()
+        operands = None if passed_by else known(**asked)
+
+        def compute(changed: MixtureOperands) -> Any:
+            routed = asked["topk_output"]._replace(topk_ids=changed.topk_ids)
+            return original(**{**asked, "hidden_states": changed.x, "topk_output": routed})
+
+        return original(*given, **named) if operands is None else server_calls.mixture_or(operands, compute)
 
     return serve_experts
 

@@ -31,10 +31,9 @@ def register() -> None:
     and one with another ``--linear-backend``, is computed as without us; so are, under VLLM_BATCH_INVARIANT, all but
     linear layers, plain or fp8, with a row that states its order of additions.
     """
-    digest = process.start_serving()
+    digest = process.start_serving("vllm")
     if not (digest or process.captures()):
         return
-    process.speak_through("vllm")
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
         "layer": (partial(_name_graphs, digest), True),
         "plain linear layer": (_hook_layers, bool(digest)),
@@ -107,6 +106,7 @@ def _make_invariant(
             return original(x, weight, bias)
         return operation(x, weight, bias) if torch.compiler.is_compiling() else calls(x, weight, bias)
 
+    process.require_parameters(original, served_linear)
     return served_linear
 
 
@@ -174,4 +174,5 @@ def _make_gemm(original: ServerGemm, calls: TunedCalls, operation: Callable[...,
         call = calls.find(x, weight, bias)
         return original(layer, x, weight, bias) if call is None else call(x, weight, bias, None)
 
+    process.require_parameters(original, served_gemm)
     return served_gemm

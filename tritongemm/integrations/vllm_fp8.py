@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import define_opaque, plain, serves_blocks
+from tritongemm.integrations.process import define_opaque, guarded, plain, require_parameters, serves_blocks
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -46,24 +46,25 @@ class BlockKernels:
         A tracer sees what was known before it began, so that they can't be enlisted by their first call.
         """
         original, make = vars(kind)[_METHOD], kind.__init__
+        enlist = guarded("vLLM", "fp8 layer in blocks", self._enlist)
 
         @wraps(make)
         def enlisted(kernel: Any, *arguments: Any, **named: Any) -> None:
             make(kernel, *arguments, **named)
             numbers = vars(kernel).setdefault(_NUMBERS, {})
-            numbers[kind.__qualname__] = self._enlist(kernel, original)
+            numbers[kind.__qualname__] = enlist(kernel, original)
 
         @wraps(original)
         def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
-            B, Bs = plain(B), plain(Bs)
-            if not serves_blocks(B, Bs, self._invariant):
+            B, Bs, number = plain(B), plain(Bs), kernel.tritongemm_numbers[kind.__qualname__]
+            if number is None or not serves_blocks(B, Bs, self._invariant):
                 return original(kernel, A, B, As, Bs)
             if torch.compiler.is_compiling():
-                number = kernel.tritongemm_numbers[kind.__qualname__]
                 result: Tensor = self.operation(A, B, As, Bs, number)
                 return result
             return _serve(kernel, original, A, B, As, Bs)
 
+        require_parameters(original, served)
         served.__module__ = __name__
         kind.__init__ = enlisted
         setattr(kind, _METHOD, served)

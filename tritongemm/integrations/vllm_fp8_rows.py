@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import define_opaque, plain, serves_scaled
+from tritongemm.integrations.process import attribute, define_opaque, plain, require_parameters, serves_scaled
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -46,16 +46,28 @@ def hook(cutlass: Any, invariant: bool = False) -> None:
     operation = define_opaque("vllm_fp8_rows", _SCHEMA, multiply, infer)
 
     @wraps(original)
-    def served(kernel: Any, **given: Any) -> Tensor:
-        a, b, scale_b = given["A"], plain(given["B"]), plain(given["Bs"])
-        k, n = b.shape
-        is_padded = kernel.logical_output_size != n or a.shape[1] != k
+    def served(
+        kernel: Any,
+        *,
+        A: Tensor,
+        B: Tensor,
+        out_dtype: torch.dtype,
+        As: Tensor,
+        Bs: Tensor,
+        bias: Tensor | None,
+        output_shape: list[int],
+    ) -> Tensor:
+        b, scale_b, (k, n) = plain(B), plain(Bs), B.shape
+        is_padded = attribute(kernel, "logical_output_size") != n or A.shape[1] != k
         if is_padded or b.stride(0) != 1 or not serves_scaled(n, k, invariant):
-            result: Tensor = original(kernel, **given)
+            result: Tensor = original(
+                kernel, A=A, B=B, out_dtype=out_dtype, As=As, Bs=Bs, bias=bias, output_shape=output_shape
+            )
             return result
         call = operation if torch.compiler.is_compiling() else multiply
-        product: Tensor = call(a, b.t(), given["As"], scale_b, plain(given["bias"]), given["out_dtype"])
-        return product.view(*given["output_shape"])
+        product: Tensor = call(A, b.t(), As, scale_b, plain(bias), out_dtype)
+        return product.view(*output_shape)
 
+    require_parameters(original, served)
     served.__module__ = __name__
     kind.apply_scaled_mm = served

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, is_in_blocks, plain
+from tritongemm.integrations.process import attribute, guarded, is_in_blocks, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -31,13 +31,15 @@ def hook(modular_kernel: Any) -> None:
     if original.__module__ == __name__:
         return
 
+    known = guarded("vLLM", "mixture of experts", _operands)
+
     @wraps(original)
     def served(kernel: Any, *arguments: Any, **named: Any) -> Any:
         def compute(given: MixtureOperands) -> Tensor:
             result: Tensor = original(kernel, **{**named, "hidden_states": given.x, "topk_ids": given.topk_ids})
             return result
 
-        operands = None if arguments else _operands(kernel, named)
+        operands = None if arguments else known(kernel, named)
         if operands is None:
             return original(kernel, *arguments, **named)
         return server_calls.mixture_or(operands, compute)

@@ -83,9 +83,10 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     class CutlassFP8ScaledMMLinearKernel:
         logical_output_size = 256
 
-        def apply_scaled_mm(self, **given: Any) -> Tensor:
-            a, b, shape = given["A"], given["B"], given["output_shape"]
-            return cutlass_scaled_mm(a, b, given["out_dtype"])[:, : self.logical_output_size].reshape(shape)
+        def apply_scaled_mm(
+            self, *, A: Tensor, B: Tensor, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: list[int]
+        ) -> Tensor:
+            return cutlass_scaled_mm(A, B, out_dtype)[:, : self.logical_output_size].reshape(output_shape)
 
     def cutlass_scaled_mm(a: Tensor, b: Tensor, out_dtype: torch.dtype, **others: Any) -> Tensor:
         return a.new_full((a.shape[0], b.shape[1]), 4.0, dtype=out_dtype)
@@ -153,15 +154,17 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
     class LogitsProcessor:
         use_fp32_lm_head, rl_on_policy_target = False, None
 
-        def _compute_lm_head(self, x: Tensor, lm_head: Any, bias: Tensor | None = None) -> Tensor:
-            return x @ lm_head.weight.T
+        def _compute_lm_head(self, hidden_states: Tensor, lm_head: Any, embedding_bias: Any = None) -> Tensor:
+            return hidden_states @ lm_head.weight.T
 
     class ModelRunner:
         def load_model(self) -> None:
             self.model = torch.nn.Linear(1, 1)
 
-    def fused_experts(x: Tensor, w1: Tensor, w2: Tensor, topk_output: Any, config: Any, **others: Any) -> Tensor:
-        return x.new_full(x.shape, 8.0)
+    def fused_experts(
+        hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_output: Any, moe_runner_config: Any, **others: Any
+    ) -> Tensor:
+        return hidden_states.new_full(hidden_states.shape, 8.0)
 
     registry, srt = HookRegistry(), "sglang.srt"
     _module(monkeypatch, f"{srt}.plugins.hook_registry", HookRegistry=registry, HookType=HookType)

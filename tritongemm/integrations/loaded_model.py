@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,12 +23,13 @@ _KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method o
 _PLAIN = "Unquantized"  # what the names of methods without quantisation begin with
 
 
-def prepare(model: nn.Module, compiled: bool) -> None:
+def prepare(model: nn.Module, compiled: bool, invariant: bool) -> None:
     """Load the kernels of a model's GPU, and log which layers are served.
 
     Args:
         model: the server's.
         compiled: whether the code that Inductor writes of it is served too.
+        invariant: whether results must not depend on the batch.
     """
     dispatcher = default_dispatcher()
     try:
@@ -37,22 +39,23 @@ def prepare(model: nn.Module, compiled: bool) -> None:
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()
-        LOG.info("%s", describe(model))
+        LOG.info("%s", describe(model, invariant))
     except Exception as error:  # The server runs without us, whatever goes wrong here.
         dispatcher.withdraw()
         LOG.error("%s: %s; nothing is served by tuned kernels", type(error).__name__, error)
 
 
-def describe(model: nn.Module) -> str:
+def describe(model: nn.Module, invariant: bool = False) -> str:
     """Return how many linear layers and mixtures of experts have tuned kernels, and what computes the others."""
+    why_not = partial(_why_not, invariant)
     found: dict[str, Counter[str]] = {"linear layers": Counter(), "mixtures of experts": Counter()}
     for module in model.modules():
         if attribute(module, "quant_method") is None:
             continue
         if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
-            found["linear layers"][_why_not(module, "weight", is_layer, _is_in_blocks)] += 1
+            found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks)] += 1
         elif isinstance(attribute(module, "w13_weight"), Tensor):
-            reasons = [_why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
+            reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             found["mixtures of experts"][max(reasons)] += 1
     parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
     left = sum(found.values(), Counter[str]())
@@ -75,11 +78,16 @@ def _is_grouped(problem: Problem) -> bool:
 
 
 def _why_not(
-    layer: Any, name: str, is_plain: Callable[[Problem], bool], is_quantised: Callable[[Problem], bool]
+    invariant: bool,
+    layer: Any,
+    name: str,
+    is_plain: Callable[[Problem], bool],
+    is_quantised: Callable[[Problem], bool],
 ) -> str:
     """Return why a layer's weight is not served, behind the number of such layers; "" where it is.
 
     Args:
+        invariant: whether results must not depend on the batch.
         layer: the layer.
         name: of its weight.
         is_plain: whether a problem is such a layer's without quantisation.
@@ -89,6 +97,8 @@ def _why_not(
     is_in_rows = _computed_by(layer) == vllm_fp8_rows.KERNEL
     if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_blocks(layer, name)):
         return f"of {_computed_by(layer)}"
+    if invariant and not (plain and tuple(weight.shape) in default_dispatcher().invariant_weights):
+        return "without a row that states its order of additions"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
     if is_in_rows:  # vLLM holds these weights transposed.
         shape, is_of = shape[::-1], _is_in_rows

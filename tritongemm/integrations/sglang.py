@@ -164,7 +164,8 @@ def _serves_now(weight: Tensor) -> bool:
 
 def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
     result = original(runner, *arguments, **named)
-    loaded_model.prepare(attribute(runner, "model"), compiled=False)  # its layers have operations
+    invariant = bool(attribute(attribute(runner, "server_args"), "enable_deterministic_inference"))
+    loaded_model.prepare(attribute(runner, "model"), False, invariant)  # its layers have operations
     return result
 
 

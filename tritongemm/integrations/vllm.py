@@ -148,7 +148,8 @@ def _hook_loading() -> None:
     @wraps(original)
     def load(*arguments: Any, **named: Any) -> nn.Module:
         model: nn.Module = original(*arguments, **named)
-        loaded_model.prepare(model, compiled=not settings.server_invariant())  # those have an operation
+        invariant = settings.server_invariant()  # its layers have an operation
+        loaded_model.prepare(model, not invariant, invariant)
         return model
 
     load.__module__ = __name__

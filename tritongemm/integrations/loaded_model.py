@@ -97,11 +97,11 @@ def _why_not(
     is_in_rows = _computed_by(layer) == vllm_fp8_rows.KERNEL
     if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_blocks(layer, name)):
         return f"of {_computed_by(layer)}"
-    if invariant and not (plain and tuple(weight.shape) in default_dispatcher().invariant_weights):
-        return "without a row that states its order of additions"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
     if is_in_rows:  # vLLM holds these weights transposed.
         shape, is_of = shape[::-1], _is_in_rows
+    if invariant and (*shape, not plain) not in default_dispatcher().invariant_weights:
+        return "without a row that states its order of additions"
 
     def holds(record: Record) -> bool:
         p = record.problem

@@ -17,6 +17,7 @@ from tritongemm.codegen.template_facts import (
     stored_block,
 )
 from tritongemm.core.config import Config
+from tritongemm.core.epilogues import RUN
 from tritongemm.core.problem import Problem
 
 Need = Callable[[Config, Problem, int], "str | None"]
@@ -68,7 +69,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         workspace_bytes=4 * products * value(template.workspace),
         semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
-            k: stored_block((value(r), value(c)), row_major[operand_of(k)], packed[operand_of(k)])
+            k: stored_block((value(r), value(c) // (problem.fold if operand_of(k) == "c" else 1)), row_major[operand_of(k)], packed[operand_of(k)])
             for k, (r, c) in template.descriptors.items()
         },
     )
@@ -98,6 +99,7 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "INTEGERS": lambda config, problem: problem.a.type.is_integer,
     "SCALED_N": lambda config, problem: problem.b.scaling.rows if problem.b.scaling and problem.scale_depth else 1,
     "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
+    "FOLD": lambda config, problem: problem.fold,
     "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > LONG_FP8_SUM,
 }
 
@@ -147,6 +149,7 @@ def list_needs(template: str) -> tuple[Need, ...]:
     """
     return (
         distant_rows,
+        _complete_runs,
         _complete_pieces,
         _complete_scales,
         *(_expression_need(words, holds) for words, holds in kernel_template(template).needs.items()),
@@ -196,6 +199,17 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
     if matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     return None
+
+
+def _complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
+    """Require that each part of a tile has as many columns of gate as of up, and stores complete runs."""
+    constants = kernel_template(config.template).constants(config, in_halves(problem))
+    along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")
+    parts = (config.split_k if constants.get("EXCHANGE") else constants.get("EPILOGUE_PARTS", 1)) if along_n else 1
+    width = RUN * problem.fold * parts
+    if problem.fold == 1 or config.block_n % width == 0:
+        return None
+    return f"block_n must be a multiple of {width} columns, {RUN} of gate and of up a part, not {config.block_n}"
 
 
 def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.epilogues import EPILOGUES, GATED, RUN
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
@@ -77,6 +78,8 @@ class Problem:
         groups: the products of different M that share one call (a mixture of experts), whose rows add up to M and of
             which B is [groups, K, N]; None of one product.
         family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
+        epilogue: what is done with a complete sum, after scales and bias, of `core.epilogues.EPILOGUES`. A gated one
+            stores a column for two of B.
     """
 
     m: int
@@ -89,6 +92,7 @@ class Problem:
     batch: int = 1
     groups: Groups | None = None
     family: str = DEFAULT_FAMILY
+    epilogue: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -105,8 +109,22 @@ class Problem:
             raise InputError("shared must be a or b, the operand that a batch has once, not both")
         if self.shared and self.batch == 1:
             raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
+        if self.epilogue not in EPILOGUES:
+            raise InputError(f"epilogue must be one of {', '.join(EPILOGUES)}, not {self.epilogue!r}")
+        if self.n % (RUN * self.fold) and self.fold > 1:
+            raise InputError(f"N is {self.n}: with {self.epilogue} B has {RUN} columns of gate, then {RUN} of up")
         if self.groups:
             self.groups.require_rows(self.m)
+
+    @property
+    def fold(self) -> int:
+        """Columns of B that become one of C: two with a gated epilogue."""
+        return 2 if self.epilogue in GATED else 1
+
+    @property
+    def columns(self) -> int:
+        """Columns of C."""
+        return self.n // self.fold
 
     @property
     def kind(self) -> str:
@@ -143,7 +161,7 @@ class Problem:
         specs = [
             OperandSpec(name, one.type, shape, _order(one), batch=batch[name])
             for name, one, shape in (
-                ("a", self.a, (*within, k)), ("b", self.b, (*each, k, n)), ("c", self.c, (*within, n))
+                ("a", self.a, (*within, k)), ("b", self.b, (*each, k, n)), ("c", self.c, (*within, self.columns))
             )
         ]  # fmt: skip
         for name, scaling, rows in (("scale_a", self.a.scaling, m), ("scale_b", self.b.scaling, n)):
@@ -171,7 +189,7 @@ class Problem:
     @property
     def leads(self) -> tuple[int, int, int]:
         """Elements between the stored rows or columns of A, of B and of C, if these are contiguous."""
-        return self.k if self.a.row_major else self.m, self.n if self.b.row_major else self.k, self.n
+        return self.k if self.a.row_major else self.m, self.n if self.b.row_major else self.k, self.columns
 
     @property
     def rows(self) -> int:
@@ -259,7 +277,7 @@ class Problem:
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         of_a, of_b = self.a.type, self.b.type
         a, b = self.m * self.k * of_a.bytes // of_a.packed, self.k * self.n * of_b.bytes // of_b.packed
-        c = self.m * self.n * self.c.type.bytes
+        c = self.m * self.columns * self.c.type.bytes
         b *= sum(rows > 0 for rows in self.row_counts) if self.groups else 1
         once = {"": 0, "a": a, "b": b}[self.shared]
         scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
@@ -289,7 +307,8 @@ class Problem:
         bias = "" if self.bias == "none" else f", bias {self.bias}"
         batch = "" if self.batch == 1 else f", batch {self.batch}"
         shared = f" that share {self.shared.upper()}" if self.shared else ""
-        return f"N {self.n}, K {self.k}, {self.dtypes} {self.layout}{bias}{batch}{shared}"
+        after = "" if self.epilogue == "none" else f", {self.epilogue}"
+        return f"N {self.n}, K {self.k}, {self.dtypes} {self.layout}{bias}{batch}{shared}{after}"
 
     @property
     def key(self) -> str:
@@ -305,6 +324,7 @@ class Problem:
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
         parts += [scales] if (scales := self.scales) else []
         parts += [self.b.order] if self.b.order != PLAIN else []
+        parts += [self.epilogue] if self.epilogue != "none" else []
         return "_".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -319,6 +339,7 @@ class Problem:
         more |= {f"scale_{name}": one.scaling.to_json() for name, one in (("a", a), ("b", b)) if one.scaling}
         more |= groups.to_json() if groups else {}
         more |= {"scales": self.scales, "shared": self.shared}
+        more |= {"epilogue": self.epilogue} if self.epilogue != "none" else {}
         return data | {key: value for key, value in more.items() if value}
 
     @classmethod
@@ -330,7 +351,7 @@ class Problem:
             KeyError, TypeError: a field is missing or of another type.
         """
         require(data, _KINDS)
-        own = {name: data[name] for name in ("bias", "batch", "family") if name in data}
+        own = {name: data[name] for name in ("bias", "batch", "family", "epilogue") if name in data}
         of_a, of_b = (Scaling.from_json(data[key]) if data.get(key) else None for key in ("scale_a", "scale_b"))
         types, shared = (data.get(f"dtype_{name}", "fp16") for name in "abc"), data.get("shared")
         type_a, type_b, type_c = types
@@ -353,9 +374,10 @@ def _digest(counts: tuple[int, ...]) -> str:
 JSON_KEYS = (
     "m", "n", "k", "dtype_a", "dtype_b", "dtype_c", "row_major_a", "row_major_b", "bias", "batch", "family", "order_b",
     "scale_a", "scale_b", "groups", "group_form", "spread", "counts", "room", "scales", "shared",
+    "epilogue",
 )  # fmt: skip
 # What `Problem` itself does not check: it checks the range of a size and the names of dtypes and biases.
-_TEXTS = ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales", "group_form", "spread")
+_TEXTS = ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "epilogue", "order_b", "scales", "group_form", "spread")
 _KINDS = dict.fromkeys(("row_major_a", "row_major_b"), FLAG) | dict.fromkeys(_TEXTS, TEXT)
 _KINDS |= dict.fromkeys(("scale_a", "scale_b"), FieldKind("a map or null", lambda v: v is None or MAP.holds(v)))
 _KINDS |= {"shared": one_of("", "a", "b"), "room": NATURAL}

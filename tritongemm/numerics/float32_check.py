@@ -6,6 +6,7 @@ from math import sqrt
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Operand, Problem
+from tritongemm.numerics import epilogues
 from tritongemm.plugins.contracts import Family
 
 # Four times the rounding of one addition; the error of K additions grows with the square root of K.
@@ -32,7 +33,8 @@ def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
 def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
     """Return the sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
     positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
-    return family.reference(replace(problem, c=Operand("fp32")), positive)
+    sums = family.reference(replace(problem, c=Operand("fp32"), epilogue="none"), positive)
+    return epilogues.bound(problem.epilogue, sums)
 
 
 def enlarge(problem: Problem, operands: Operands) -> None:

@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 
 from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
+from tritongemm.numerics import epilogues
 from tritongemm.numerics.grouped import written
 from tritongemm.plugins.contracts import Family
 
 
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
-    """Return C in float64 [M, N] or [batch, M, N]: the sum over K with scales and bias, saturated as kernels do."""
+    """Return C in float64 [M, N] or [batch, M, N]: the sum over K with scales, bias and epilogue, saturated as kernels do.
+    """
     exact = operands["a"].double() @ operands["b"].double()
     for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()
         if vector.dim() == len(extra.lead) + 1:
             vector = vector.unsqueeze(-1 if extra.along == "m" else -2)
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
+    exact = epilogues.apply(problem.epilogue, exact)
     if problem.c.type.is_fp8 or problem.c.dtype == "int8":
         exact = exact.clamp(-problem.c.type.maximum - (problem.c.dtype == "int8"), problem.c.type.maximum)
     return exact

@@ -198,7 +198,7 @@ def _dense_lead(problem: Problem, name: str) -> int:
         return problem.k // problem.a.type.packed if problem.a.row_major else problem.m
     if name == "b":
         return problem.n if problem.b.row_major else problem.k // problem.b.type.packed
-    return problem.n if name == "c" else 0
+    return problem.columns if name == "c" else 0
 
 
 def _dense_apart(problem: Problem, name: str) -> int:

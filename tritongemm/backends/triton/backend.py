@@ -11,6 +11,7 @@ from tritongemm.codegen import modules, reduction_orders, render, template_facts
 from tritongemm.codegen.geometry import LARGEST_INDEX
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
+from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param, StridePlaces
 from tritongemm.core.problem import PLAIN, Problem
@@ -71,6 +72,7 @@ class TritonBackend(SearchedBackend):
         orders_b=(PLAIN, "shuffled_16x16", "halves_32", "halves_128"),
         scales=("epilogue", "mainloop"),
         tensor_scales=True,
+        epilogues=EPILOGUES,
     )
 
     def available(self) -> Support:
@@ -275,7 +277,7 @@ def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
     """
     m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.type.packed, problem.group_count
     b = (groups * k, n) if problem.b.row_major else (k, groups * n)
-    return {"a": (m, k), "b": b, "c": (m, n)}
+    return {"a": (m, k), "b": b, "c": (m, problem.columns)}
 
 
 def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:

@@ -18,6 +18,7 @@ class Capabilities:
         orders_b: memory layouts of B.
         scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
         tensor_scales: whether their epilogue accepts one factor for all of A, and for all of B.
+        epilogues: what they can do with a complete sum, of `core.epilogues.EPILOGUES`.
     """
 
     archs: tuple[str, ...] = ()
@@ -25,6 +26,7 @@ class Capabilities:
     orders_b: tuple[str, ...] = (PLAIN,)
     scales: tuple[str, ...] = ()
     tensor_scales: bool = False
+    epilogues: tuple[str, ...] = ("none",)
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Say whether these kernels compute problems of this kind."""
@@ -35,6 +37,8 @@ class Capabilities:
             return Support(f"it computes {kinds} products, not {problem.kind} ones")
         if problem.b.order not in self.orders_b:
             return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.b.order}")
+        if problem.epilogue not in self.epilogues:
+            return Support(f"its kernels store a product as it is, without {problem.epilogue}")
         for spec in problem.extras:
             if spec.scaling is not None and spec.applied not in self.scales:
                 return Support(f"its kernels can't apply {spec.name} in the {spec.applied}")

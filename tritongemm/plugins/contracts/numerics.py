@@ -72,6 +72,10 @@ class Family(Plugin, abstract=True):
             return Support(f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones are not computed yet")
         if problem.scalings not in self.scalings(problem.a.dtype, problem.b.dtype):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
+        if problem.epilogue != "none" and (problem.kind != "one" or problem.c.type.is_integer):
+            return Support(f"{problem.epilogue} is computed of one product of floats, not {problem.key}")
+        if problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
+            return Support(f"columns of gate and of up alternate with {problem.epilogue}, and can't share scales")
         return self._computes(problem)
 
     @final

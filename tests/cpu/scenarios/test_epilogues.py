@@ -1,0 +1,52 @@
+"""Products that are stored after an activation, or gate and up as one, against float64 at odd sizes."""
+
+import pytest
+
+from tests.support.interpreted import Interpreted
+from tests.support.kernel_cases import GFX942, SM90
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+POINTERS = [
+    Config("tile", 16, 32, 16, 2, 2),
+    Config("tile", 16, 16, 32, options=(("swap_ab", 1), ("poll", 1)), split_k=2),
+    Config("gemv", 1, 16, 128, num_warps=2),
+    Config("gemv", 2, 16, 128, split_k=2, num_warps=2),
+]
+STREAMED = Config("stream_k", 16, 32, 16, options=(("num_sms", 3),))
+DESCRIBED = [
+    Config("tma", 16, 32, 16, 2, 2),
+    Config("persistent", 16, 64, 16, 1, options=(("epilogue_parts", 2),)),
+    Config("persistent", 16, 32, 16, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "bias"), [("silu_mul", "none"), ("gelu_tanh_mul", "n"), ("gelu_mul", "m"), ("relu", "n"), ("gelu", "n")]
+)
+def test_pointer_templates(interpreted: Interpreted, epilogue: str, bias: str) -> None:
+    problem = Problem(19, 48, 37, *matrices(layout="TN"), bias=bias, epilogue=epilogue)
+    interpreted.check(problem, [*POINTERS, STREAMED], GFX942)
+
+
+@pytest.mark.parametrize("epilogue", ["silu_mul", "silu"])
+def test_descriptor_templates(interpreted: Interpreted, epilogue: str) -> None:
+    problem = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue=epilogue)
+    interpreted.check(problem, DESCRIBED, SM90)
+
+
+def test_scaled_products(interpreted: Interpreted) -> None:
+    plain = Problem(18, 48, 48, *matrices("int8", c="bf16", layout="TN"), bias="n", epilogue="silu_mul")
+    interpreted.check(registry.get(Family, "a8w8").problem(plain), POINTERS, GFX942)
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="8 columns of gate, then 8 of up"):
+        Problem(4, 24, 32, epilogue="silu_mul")
+    with pytest.raises(InputError, match="epilogue must be one of none, silu"):
+        Problem(4, 32, 32, epilogue="swish")
+    integers = Problem(4, 32, 32, *matrices("int8", c="int32"), epilogue="relu")
+    assert "one product of floats" in str(registry.get(Family, "dense").supports(integers, SM90))

@@ -206,10 +206,10 @@ def _complete_runs(config: Config, problem: Problem, compute_units: int) -> str 
     constants = kernel_template(config.template).constants(config, in_halves(problem))
     along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")
     parts = (config.split_k if constants.get("EXCHANGE") else constants.get("EPILOGUE_PARTS", 1)) if along_n else 1
-    width = RUN * problem.fold * parts
-    if problem.fold == 1 or config.block_n % width == 0:
+    least, body = RUN * problem.fold, config.block_n - (constants.get("TAIL", 0) if along_n else 0)
+    if problem.fold == 1 or (config.block_n % least == 0 and body % (least * parts) == 0):
         return None
-    return f"block_n must be a multiple of {width} columns, {RUN} of gate and of up a part, not {config.block_n}"
+    return f"each of {parts} parts of {body} columns must have {RUN} of gate, as many of up, and so on"
 
 
 def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:

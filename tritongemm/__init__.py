@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tritongemm.operations.four_bit_weights import pack_compressed_tensors as pack_compressed_tensors
     from tritongemm.operations.four_bit_weights import pack_gptq as pack_gptq
     from tritongemm.operations.four_bit_weights import pack_mxfp4 as pack_mxfp4
+    from tritongemm.operations.linear_act import interleave_gate_up as interleave_gate_up
     from tritongemm.serving.api import load as load
     from tritongemm.serving.api import mm as mm
     from tritongemm.serving.explaining import explain as explain
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.layouts import pack_weight as pack_weight
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
+    from tritongemm.serving.linear_act import linear_act as linear_act
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
     from tritongemm.serving.linear_w4 import linear_w4 as linear_w4
     from tritongemm.serving.mixtures import fused_moe as fused_moe
@@ -50,10 +52,12 @@ _NAMES = {
     "serving.api": "load mm",
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
+    "serving.linear_act": "linear_act",
     "serving.linear_fp8": "linear_fp8",
     "serving.linear_w4": "linear_w4",
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
+    "operations.linear_act": "interleave_gate_up",
     "operations.four_bit_weights": "pack_awq pack_compressed_tensors pack_gptq pack_mxfp4",
     "serving.patch": "patch",
     "serving.quantize": "quantize",

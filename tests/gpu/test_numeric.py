@@ -161,6 +161,21 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: i
     verify_all(gpu, compiler, tmp_path, [odd, even], chosen)
 
 
+def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+    """An activation, and gate and up as one, at an odd size and where every template applies; after scales too."""
+    problems = [
+        Problem(33, 96, 99, *matrices(layout="TN"), bias="n", epilogue="silu_mul"),
+        Problem(200, 656, 264, *matrices("bf16", layout="TN"), bias="m", epilogue="gelu_tanh_mul"),
+        Problem(200, 1328, 520, *matrices("bf16", layout="TN"), epilogue="silu_mul"),
+        Problem(72, 304, 136, *matrices("bf16", layout="TN"), bias="n", epilogue="gelu"),
+    ]
+    fp8 = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
+    scaled = Problem(72, 304, 256, *matrices(fp8, c="bf16", layout="TN"), epilogue="silu_mul")
+    family = registry.get(Family, "a8w8")
+    problems += [family.problem(scaled)] if family.supports(family.problem(scaled), gpu.target) else []
+    verify_all(gpu, compiler, tmp_path, problems)
+
+
 def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]

@@ -121,7 +121,7 @@ class Call:
 
 mm, scaled_mm, bmm, scaled_bmm = tritongemm.mm, tritongemm.scaled_mm, tritongemm.bmm, tritongemm.scaled_bmm
 grouped_mm, fused_moe, linear_fp8 = tritongemm.grouped_mm, tritongemm.fused_moe, tritongemm.linear_fp8
-linear_w4, quantize = tritongemm.linear_w4, tritongemm.quantize
+linear_act, linear_w4, quantize = tritongemm.linear_act, tritongemm.linear_w4, tritongemm.quantize
 Make = Callable[[Rows], Call]
 
 PLAIN: dict[str, Make] = {
@@ -129,6 +129,8 @@ PLAIN: dict[str, Make] = {
     "mm of rows of rows": lambda r: Call(mm, r.x(2, r.m, K), r.x(N, K)),
     "mm fp8": lambda r: Call(mm, r.q(r.m, K), r.q(N, K)),
     "mm int8": lambda r: Call(mm, r.i(r.m, K), r.i(N, K)),
+    "linear_act": lambda r: Call(linear_act, r.x(r.m, K), r.x(N, K), "gelu", r.x(N)),
+    "linear_act of gate and up": lambda r: Call(linear_act, r.x(2, r.m, K), r.x(N, K), "silu_mul"),
     "bmm": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), r.x(B, 1, N)),
     "bmm out": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), out=r.x(B, r.m, N)),
     "grouped_mm": lambda r: Call(grouped_mm, r.x(r.m, K), r.x(GROUPS, K, N), r.ends()),

@@ -34,6 +34,8 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     if its_a is None or its_b is None:
         if of.groups:
             return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], out_dtype=result), made, exact
+        if of.epilogue != "none":
+            return Call(tritongemm.linear_act, a, b.T, of.epilogue, bias, result), made, exact
         function, w = (tritongemm.bmm, b) if of.batch > 1 else (tritongemm.mm, b.T)
         return Call(function, a, w, bias, result), made, exact
     of_a, of_b = scales

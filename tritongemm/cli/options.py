@@ -12,6 +12,7 @@ from pathlib import Path
 from tritongemm.cli import arguments, group_options, model_options, search_options
 from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
+from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.scaling import GRANULARITIES
@@ -108,6 +109,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         help="add a bias: m is one value per row of C (the default without a value), n is one per column (default: no "
         "bias)",
     )
+    g.add_argument("--epilogue", choices=EPILOGUES, default="none", metavar="NAME",
+                   help="what is done with a product before it is stored: silu, gelu, gelu_tanh or relu, or of gate and "
+                   "up, whose columns alternate by 8, silu_mul, gelu_mul or gelu_tanh_mul (default: nothing)")  # fmt: skip
     g.add_argument(
         "--family",
         type=family,
@@ -175,6 +179,7 @@ def given_defaults(args: argparse.Namespace) -> Defaults:
         row_major_a=not args.col_a,
         row_major_b=not args.col_b,
         bias=args.bias_vector or "none",
+        epilogue=args.epilogue,
         family=args.family,
         scales=args.scales,
         batch=args.batch,

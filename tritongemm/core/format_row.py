@@ -125,6 +125,7 @@ class Defaults:
     row_major_a: bool = True
     row_major_b: bool = True
     bias: str = "none"  # `none`, `m` or `n`
+    epilogue: str = "none"
     family: str = DEFAULT_FAMILY  # plug-in of numerics/families
     order_b: str = PLAIN  # order of B in memory, `plain` or a plug-in of numerics/weight_layouts
     scales: str = ""  # granularity of the scale factors, of `core.scaling`; "" for the family's usual one

@@ -249,6 +249,8 @@ def _is_nameable(config: Config) -> bool:
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Return whether a family of AITER's computes a problem."""
+    if problem.epilogue != "none":
+        return False
     if not family.ours or problem.groups or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
     if family.scaled and _has_one_scale(problem):

@@ -66,7 +66,7 @@ class ColumnMajor:
 
 def column_major(problem: Problem) -> ColumnMajor | Support:
     """Return a problem as hipBLASLt's files have it, or why they have no such product."""
-    if problem.groups or problem.b.order != PLAIN or problem.shared:
+    if problem.epilogue != "none" or problem.groups or problem.b.order != PLAIN or problem.shared:
         return Support("a row holds single products and batches of dense operands alone")
     return ColumnMajor.of(problem)
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.config import DEFAULT_BACKEND, Config
+from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.errors import InputError, NewerFileError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import BIASES, PLAIN, Problem
@@ -52,7 +53,7 @@ _OPTIONS = {"NUM_SMS": "num_sms"} | {k: k for k in ("waves_per_eu", "matrix_inst
 _TIMES = ("TFLOPS", "time(us)")
 _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
-_TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
+_TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias", "epilogue")
 _OUR_PROBLEM = (*_TYPED, "batch", "groups", *GROUP_KEYS, "shared", "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a capture writes them
 _OUR_RESULT = (
@@ -126,6 +127,8 @@ class RowReader:
         given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry.values}
         if "bias" in given:
             entry.text("bias", choices=BIASES)
+        if "epilogue" in given:
+            entry.text("epilogue", choices=EPILOGUES)
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
@@ -307,6 +310,7 @@ def _kind_row(problem: Problem) -> dict[str, Any]:
     """Return the keys of a row for a problem beside its sizes and layouts."""
     row: dict[str, Any] = {f"dtype_{name}": getattr(problem, name).dtype for name in "abc"}
     row |= {"bias": problem.bias, "batch": problem.batch, "family": problem.family}
+    row |= {"epilogue": problem.epilogue} if problem.epilogue != "none" else {}
     row |= {"order_b": problem.b.order} if problem.b.order != PLAIN else {}
     row |= {"scales": scales} if (scales := _scales(problem)) else {}
     row |= {"groups": problem.group_count} if problem.groups else {}

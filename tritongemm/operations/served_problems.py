@@ -64,6 +64,11 @@ def _is_plain_layer(problem: Problem) -> bool:
     return is_layer(replace(p, family=DEFAULT_FAMILY, b=p.b._replace(order=PLAIN)).scaled(NO_SCALES))
 
 
+def is_activated(problem: Problem) -> bool:
+    """Return whether `linear_act` can ask for a problem."""
+    return problem.epilogue != "none" and is_layer(replace(problem, epilogue="none"))
+
+
 class ExpertWeights(NamedTuple):
     """The weights of a mixture of experts, by which records of its products are found.
 
@@ -94,7 +99,7 @@ def is_served(problem: Problem) -> bool:
         return granularity(problem.scalings) in _OF_GROUPS
     if problem.kind == "batched":
         return problem.b.scaling is None or problem.a.scaling is not None
-    return is_product(problem) or is_scaled(problem) or has_scaled_weight(problem)
+    return any(asks(problem) for asks in (is_product, is_scaled, has_scaled_weight, is_activated))
 
 
 def why_unserved(problem: Problem) -> str:
@@ -116,6 +121,9 @@ def describe_calls(problem: Problem) -> str:
     """Return which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
     if reason := why_unserved(problem):
         return f"no call: they are {reason}"
+    if problem.epilogue != "none":
+        rows = " whose rows of gate and of up alternate (interleave_gate_up)" if problem.fold > 1 else ""
+        return f'linear_act(x, w, "{problem.epilogue}") with w [N, K]{rows}'
     if problem.kind == "grouped":
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":

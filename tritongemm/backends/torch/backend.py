@@ -12,6 +12,7 @@ from typing import Any
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import scaled
 from tritongemm.core.config import Config
+from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -35,7 +36,7 @@ class TorchBackend(LibraryBackend):
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
     capabilities = Capabilities(
-        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True, epilogues=EPILOGUES
     )
 
     def available(self) -> Support:
@@ -67,6 +68,8 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        if problem.epilogue != "none":
+            return two_steps(problem, operands, lambda p, own: self.operation(p, own, CHOICE))
         if problem.kind == "batched":
             if batched_function(problem):
                 return batched_product(problem, operands)
@@ -102,11 +105,41 @@ class TorchBackend(LibraryBackend):
         """Return `function` where it reads the operands in place, so that a generated module can call it; else ""."""
         if problem.kind == "grouped" or (problem.kind == "batched" and not batched_function(problem)):
             return ""  # a generated module has no call of it
-        name = function(problem)
+        name = function(problem) if problem.epilogue == "none" else ""
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
             return ""
         as_they_are = name != "_scaled_mm" or (problem.a.row_major and not problem.b.row_major)
         return name if as_they_are else ""
+
+
+def two_steps(
+    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]
+) -> Call | None:
+    """Return a call that computes the product, then its epilogue by one kernel that ``torch.compile`` makes."""
+    import torch
+
+    from tritongemm.operations.linear_act import apply_epilogue
+
+    plain, c = replace(problem, epilogue="none"), operands["c"]
+    product = c.new_empty((problem.m, problem.n))
+    call = call_of(plain, operands | {"c": product})
+    if call is None:
+        return None
+
+    def finish(epilogue: str, made: Any, c: Any) -> Any:
+        return c.copy_(apply_epilogue(epilogue, made.float()))
+
+    one_kernel = torch.compile(finish, options={"compile_threads": 1})
+    try:
+        one_kernel(problem.epilogue, product, c)  # compiled here, as a graph may be captured next
+    except RuntimeError:  # the machine has no compiler for it
+        one_kernel = finish
+
+    def compute() -> object:
+        made = call()
+        return one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, c)
+
+    return compute
 
 
 def function(problem: Problem) -> str:

@@ -46,11 +46,12 @@ class Product:
     scales: str = ""  # granularity of the scale factors, where it is not the family's usual one
     groups: int = 1  # products of different M that share the call; M is that of all
     order_b: str = ""  # order of a weight in memory, where it is not plain
+    epilogue: str = "none"  # what is done with the product, as in `core.problem.Problem`
 
     @property
     def is_layer(self) -> bool:
         """Whether it has the layouts of a linear layer."""
-        is_dense_or_turned = self.row_major_a and not self.row_major_b and not self.order_b
+        is_dense_or_turned = self.row_major_a and not self.row_major_b and not self.order_b and self.epilogue == "none"
         return is_dense_or_turned and self.batch == self.groups == 1
 
 
@@ -120,7 +121,7 @@ def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
     return Product(
         call, p.m, p.n, p.k, p.a.dtype, p.b.dtype, p.c.dtype, p.a.row_major, p.b.row_major, p.bias, p.batch, p.family,
         reading.why_none, bool(factors) and all(one.numel() == 1 for one in factors), p.shared, p.scales, p.group_count,
-        "" if p.b.order == PLAIN else p.b.order,
+        "" if p.b.order == PLAIN else p.b.order, p.epilogue,
     )  # fmt: skip
 
 

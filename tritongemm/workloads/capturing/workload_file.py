@@ -145,6 +145,7 @@ def _start(product: Product) -> str:
         values |= {"family": p.family}
         values |= {"scales": p.scales} if p.scales else {}
         values |= {"order_b": p.order_b} if p.order_b else {}
+        values |= {"epilogue": p.epilogue} if p.epilogue != "none" else {}
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

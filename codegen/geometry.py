@@ -69,7 +69,11 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         workspace_bytes=4 * products * value(template.workspace),
         semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
-            k: stored_block((value(r), value(c) // (problem.fold if operand_of(k) == "c" else 1)), row_major[operand_of(k)], packed[operand_of(k)])
+            k: stored_block(
+                (value(r), value(c) // (problem.fold if operand_of(k) == "c" else 1)),
+                row_major[operand_of(k)],
+                packed[operand_of(k)],
+            )
             for k, (r, c) in template.descriptors.items()
         },
     )

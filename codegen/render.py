@@ -70,6 +70,7 @@ class KernelFacts:
         apart: where a weight of four bits is multiplied by a wider A: elements along K from the number in the low half
             of a byte to the one in its high half; 0 elsewhere.
         pieces: how the columns of B are interleaved in memory; None if B is row-major or column-major.
+        epilogue: what is done with the complete sum at last, of `core.epilogues.EPILOGUES`.
     """
 
     acc: str
@@ -90,6 +91,7 @@ class KernelFacts:
     pieces: Pieces | None
     narrows: bool
     unpacks: bool
+    epilogue: str
 
     @property
     def along_k(self) -> tuple[OperandSpec, ...]:
@@ -102,7 +104,8 @@ class KernelFacts:
         shapes = {"m": "[M, 1]", "n": "[N]"}
         a, b = (f" * {name}" if name in {e.name for e in self.along_k} else "" for name in ("scale_a", "scale_b"))
         after = (f" {e.operator} {e.name}{'' if e.single else shapes[e.along]}" for e in self.extras if e.operator)
-        return f"{f'(a{a})' if a else 'a'}[M, K] @ {f'(b{b})' if b else 'b'}[K, N]" + "".join(after)
+        product = f"{f'(a{a})' if a else 'a'}[M, K] @ {f'(b{b})' if b else 'b'}[K, N]" + "".join(after)
+        return product if self.epilogue == "none" else f"{self.epilogue}({product})"
 
 
 def accumulator(problem: Problem) -> DType:
@@ -157,6 +160,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         pieces=pieces_of_b(problem),
         narrows=problem.c.type.is_fp8 and target.supports(problem.c.type) and target.has("narrow_fp8"),
         unpacks=((unpacked and problem.a.dtype == "fp4e2m1") or apart > 0) and target.has("unpack_four_bits"),
+        epilogue=problem.epilogue,
     )
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tritongemm.serving.layouts import pack_weight as pack_weight
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
-    from tritongemm.serving.linear_act import linear_act as linear_act
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
     from tritongemm.serving.linear_w4 import linear_w4 as linear_w4
     from tritongemm.serving.mixtures import fused_moe as fused_moe
@@ -52,7 +51,6 @@ _NAMES = {
     "serving.api": "load mm",
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
-    "serving.linear_act": "linear_act",
     "serving.linear_fp8": "linear_fp8",
     "serving.linear_w4": "linear_w4",
     "serving.mixtures": "fused_moe",

@@ -72,6 +72,9 @@ CASES = {
     "fp16 column-major A, bias along M": ModuleCase(
         _problem("dense", "fp16", layout="NT", bias="m"), (SPLIT, TMA, GLUON[1]), True
     ),
+    "bf16, gate and up": ModuleCase(
+        _problem("dense", "bf16", epilogue="silu_mul"), (SPLIT, POINTERS[3], *_DEEP[1:], *GLUON, _WARP_ROLES[3]), True
+    ),
     "int8": ModuleCase(_problem("a8w8", "int8"), (*_DEEP, POINTERS[4], *GLUON[1:]), True),
     "fp8, scales of rows": ModuleCase(_problem("a8w8", "fp8e4m3fn", bias="n"), (*_DEEP, *GLUON, _WARP_ROLES[4])),
     "fp8, one scale a matrix": ModuleCase(_problem("a8w8", "fp8e4m3fn", scales="tensor"), (*_DEEP[:1], GLUON[1])),

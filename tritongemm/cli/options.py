@@ -110,8 +110,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         "bias)",
     )
     g.add_argument("--epilogue", choices=EPILOGUES, default="none", metavar="NAME",
-                   help="what is done with a product before it is stored: silu, gelu, gelu_tanh or relu, or of gate and "
-                   "up, whose columns alternate by 8, silu_mul, gelu_mul or gelu_tanh_mul (default: nothing)")  # fmt: skip
+                   help="what is done with a product before it is stored: silu, gelu, gelu_tanh or relu, or of gate "
+                   "and up, whose columns alternate by 8, silu_mul, gelu_mul or gelu_tanh_mul "
+                   "(default: nothing)")  # fmt: skip
     g.add_argument(
         "--family",
         type=family,

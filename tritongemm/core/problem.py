@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tritongemm.core.dtypes import DTYPES, DType
-from tritongemm.core.epilogues import EPILOGUES, GATED, RUN
+from tritongemm.core.epilogues import EPILOGUES, GATED
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
@@ -111,8 +111,6 @@ class Problem:
             raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
         if self.epilogue not in EPILOGUES:
             raise InputError(f"epilogue must be one of {', '.join(EPILOGUES)}, not {self.epilogue!r}")
-        if self.n % (RUN * self.fold) and self.fold > 1:
-            raise InputError(f"N is {self.n}: with {self.epilogue} B has {RUN} columns of gate, then {RUN} of up")
         if self.groups:
             self.groups.require_rows(self.m)
 

@@ -53,6 +53,7 @@ _OPTIONS = {"NUM_SMS": "num_sms"} | {k: k for k in ("waves_per_eu", "matrix_inst
 _TIMES = ("TFLOPS", "time(us)")
 _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
+_CHOICES = {"bias": BIASES, "epilogue": EPILOGUES}
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias", "epilogue")
 _OUR_PROBLEM = (*_TYPED, "batch", "groups", *GROUP_KEYS, "shared", "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a capture writes them
@@ -124,11 +125,7 @@ class RowReader:
         if missing:
             entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
         m, n, k = (entry.integer(key, 1, 0) for key in _SIZES)
-        given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry.values}
-        if "bias" in given:
-            entry.text("bias", choices=BIASES)
-        if "epilogue" in given:
-            entry.text("epilogue", choices=EPILOGUES)
+        given: dict[str, Any] = {k: entry.text(k, choices=_CHOICES.get(k, ())) for k in _TYPED if k in entry.values}
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"

@@ -29,7 +29,9 @@ def bound(epilogue: str, y: Tensor) -> Tensor:
     """Return what an epilogue's rounding errors are relative to, of a product's sums of absolute values."""
     if epilogue in GATED:
         gate, up = _separated(y)
-        return (3.0 * gate * up.clamp_min(1.0)).flatten(-2)  # activations are at most 1.13 times as steep as their argument
+        return (3.0 * gate * up.clamp_min(1.0)).flatten(
+            -2
+        )  # activations are at most 1.13 times as steep as their argument
     return y if epilogue == "none" else 2.0 * y
 
 

@@ -15,8 +15,7 @@ from tritongemm.plugins.contracts import Family
 
 
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
-    """Return C in float64 [M, N] or [batch, M, N]: the sum over K with scales, bias and epilogue, saturated as kernels do.
-    """
+    """Return C in float64 [M, N] or [batch, M, N]: the epilogue of the sum over K, saturated as kernels do."""
     exact = operands["a"].double() @ operands["b"].double()
     for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()

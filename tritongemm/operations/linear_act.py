@@ -34,7 +34,12 @@ class ActivatedOperands(NamedTuple):
 
 
 class ActivatedLayer(ProductOperation):
-    """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up."""
+    """Computes act(x @ w.T + bias) with the tuned kernel for this size, else with PyTorch in two steps.
+
+    With ``silu_mul``, ``gelu_mul`` and ``gelu_tanh_mul`` w holds gate and up, whose rows alternate by 8 as
+    `interleave_gate_up` writes them, and the result is act(gate) * up, without the round trip of the product through
+    memory. Tune such sizes with ``--epilogue``. For tuned kernels x [..., K] and w [N, K] are contiguous.
+    """
 
     schema = "linear_act(Tensor x, Tensor w, str act, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"
     operands = ActivatedOperands
@@ -48,7 +53,9 @@ class ActivatedLayer(ProductOperation):
             raise InputError(f"act is {act!r}; it may be {', '.join(EPILOGUES[1:])}")
         check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
         if act in GATED and w.shape[0] % (2 * RUN):
-            raise InputError(f"w is {tuple(w.shape)}; with {act} it has {RUN} rows of gate, then {RUN} of up, and so on")
+            raise InputError(
+                f"w is {tuple(w.shape)}; with {act} it has {RUN} rows of gate, then {RUN} of up, and so on"
+            )
         if not output_dtype(x, out_dtype).is_floating_point:
             raise InputError(f"the result is {output_dtype(x, out_dtype)}; activations are of floats")
         return given
@@ -95,5 +102,7 @@ def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
         >>> tritongemm.interleave_gate_up(torch.zeros(8, 4), torch.ones(8, 4)).shape
         torch.Size([16, 4])
     """
-    check_fit(gate.shape == up.shape and len(gate) % RUN == 0, f"of one shape, rows a multiple of {RUN}", gate=gate, up=up)
+    check_fit(
+        gate.shape == up.shape and len(gate) % RUN == 0, f"of one shape, rows a multiple of {RUN}", gate=gate, up=up
+    )
     return epilogues.interleaved(gate, up)

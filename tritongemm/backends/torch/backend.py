@@ -112,9 +112,7 @@ class TorchBackend(LibraryBackend):
         return name if as_they_are else ""
 
 
-def two_steps(
-    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]
-) -> Call | None:
+def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]) -> Call | None:
     """Return a call that computes the product, then its epilogue by one kernel that ``torch.compile`` makes."""
     import torch
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from tritongemm.core.dtypes import DType
+from tritongemm.core.epilogues import RUN
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair
@@ -74,6 +75,8 @@ class Family(Plugin, abstract=True):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
         if problem.epilogue != "none" and (problem.kind != "one" or problem.c.type.is_integer):
             return Support(f"{problem.epilogue} is computed of one product of floats, not {problem.key}")
+        if problem.fold > 1 and problem.n % (2 * RUN):
+            return Support(f"N is {problem.n}: with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up")
         if problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
             return Support(f"columns of gate and of up alternate with {problem.epilogue}, and can't share scales")
         return self._computes(problem)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
+    from tritongemm.serving.linear_w4 import linear_act as linear_act
     from tritongemm.serving.linear_w4 import linear_w4 as linear_w4
     from tritongemm.serving.mixtures import fused_moe as fused_moe
     from tritongemm.serving.patch import patch as patch
@@ -52,7 +53,7 @@ _NAMES = {
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
     "serving.linear_fp8": "linear_fp8",
-    "serving.linear_w4": "linear_w4",
+    "serving.linear_w4": "linear_act linear_w4",
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
     "operations.linear_act": "interleave_gate_up",

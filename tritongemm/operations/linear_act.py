@@ -34,12 +34,7 @@ class ActivatedOperands(NamedTuple):
 
 
 class ActivatedLayer(ProductOperation):
-    """Computes act(x @ w.T + bias) with the tuned kernel for this size, else with PyTorch in two steps.
-
-    With ``silu_mul``, ``gelu_mul`` and ``gelu_tanh_mul`` w holds gate and up, whose rows alternate by 8 as
-    `interleave_gate_up` writes them, and the result is act(gate) * up, without the round trip of the product through
-    memory. Tune such sizes with ``--epilogue``. For tuned kernels x [..., K] and w [N, K] are contiguous.
-    """
+    """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up."""
 
     schema = "linear_act(Tensor x, Tensor w, str act, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"
     operands = ActivatedOperands

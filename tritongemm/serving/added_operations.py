@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from inspect import signature
 from typing import Any
 
 import torch
@@ -60,7 +59,6 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
 
     call.__name__ = call.__qualname__ = operation.name
     call.__doc__ = type(operation).__doc__
-    vars(call)["__signature__"] = signature(operands)
     return call
 
 

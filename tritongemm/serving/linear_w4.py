@@ -1,9 +1,10 @@
-"""The public call `linear_w4`: a linear layer whose weight has four bits a number and scale factors along K."""
+"""The public calls of single layers: `linear_w4`, with a weight of four bits, and `linear_act`, with an activation."""
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
+from tritongemm.operations.linear_act import LINEAR_ACT
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.serving.added_operations import make_function
 
@@ -48,4 +49,37 @@ def linear_w4(
     return _call(x, weight, scale, order, bias, out_dtype)
 
 
+def linear_act(
+    x: Tensor, w: Tensor, act: str, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Compute act(x @ w.T + bias) with the tuned kernel for this size, else with PyTorch in two steps.
+
+    With ``silu_mul``, ``gelu_mul`` and ``gelu_tanh_mul`` w holds gate and up, whose rows alternate by 8 as
+    `interleave_gate_up` writes them, and the result is act(gate) * up: SwiGLU and GeGLU without the round trip of the
+    product through memory. Tune such sizes with ``--epilogue``.
+
+    Args:
+        x: [..., K], contiguous for tuned kernels.
+        w: [N, K], contiguous for tuned kernels.
+        act: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, or one of gate and up.
+        bias: [N] or None.
+        out_dtype: x's by default; a type of floats.
+
+    Returns:
+        [..., N], or of gate and up [..., N / 2], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, dtypes or devices that do not fit together, or no such activation.
+        DriverError: the driver refused a launch.
+
+    Examples:
+        >>> w = tritongemm.interleave_gate_up(torch.randn(32, 64), torch.randn(32, 64))
+        >>> tritongemm.linear_act(torch.randn(4, 64), w, "silu_mul").shape
+        torch.Size([4, 32])
+    """
+    return _call_act(x, w, act, bias, out_dtype)
+
+
 _call = make_function(FOUR_BIT_LAYER)
+_call_act = make_function(LINEAR_ACT)

@@ -10,6 +10,7 @@ from tritongemm.codegen.template_facts import (
     LONG_FP8_SUM,
     _code,
     apart_in_bytes,
+    has_four_bit_weight,
     in_halves,
     kernel_template,
     operand_of,
@@ -81,7 +82,8 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
 def _depth_of_scales(config: Config, problem: Problem) -> int:
     """Return the number of elements along K that share a scale; a block of K where no scale changes along K."""
-    depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
+    in_blocks = problem.microscaled or has_four_bit_weight(problem)
+    depths = [] if in_blocks else [e.scaling.depth for e in problem.extras if e.scaling]
     return gcd(*depths) or config.block_k
 
 
@@ -195,6 +197,9 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
     if config.block_k % max(1, span := 2 * apart_in_bytes(problem)):
         return f"block_k must be a multiple of the {span} elements in whose bytes B's are, not {config.block_k}"
+    of_a = problem.a.scaling
+    if span and of_a and of_a.dtype == "fp32" and of_a.depth % config.block_k:
+        return f"block_k must divide the {of_a.depth} elements along K of one scale of A, not {config.block_k}"
     complete = span and config.block_k % problem.scale_depth == 0
     if span and not complete and problem.b.scaling and problem.b.scaling.dtype == "e8m0":
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"

@@ -119,6 +119,8 @@ def common_type(a: DType, b: DType) -> DType:
     if a == b or (a.is_fp8 and b.is_fp8):
         return a
     names = {a.name, b.name}
+    if names & {"int4", "fp4e2m1"} and "fp16" not in names:
+        return DTYPES["bf16"]
     if "fp32" in names or names == {"fp16", "bf16"}:
         return DTYPES["fp32"]
     wide = [d for d in (a, b) if d.name in ("fp16", "bf16")]

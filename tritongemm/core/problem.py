@@ -255,8 +255,9 @@ class Problem:
 
     @property
     def microscaled(self) -> bool:
-        """Whether the factors of A and of B are powers of two along K (OCP MX), which matrix units may apply."""
-        return all(s is not None and s.dtype == "e8m0" and s.depth for s in self.scalings)
+        """Whether A and B are of one width and have powers of two along K (OCP MX), which matrix units may apply."""
+        powers = all(s is not None and s.dtype == "e8m0" and s.depth for s in self.scalings)
+        return powers and self.a.type.packed == self.b.type.packed
 
     @property
     def bias_dtype(self) -> DType:

@@ -95,7 +95,7 @@ _OF_WEIGHTS: dict[str, ScalePair] = {
     f"weight_{depth}{'_zeros' * zeros}{suffix}": (None, Scaling(dtype, depth=depth, layout="groups", zeros=zeros))
     for dtype, suffix in (("bf16", ""), ("fp16", "_fp16"))
     for zeros in (False, True)
-    for depth in WEIGHT_DEPTHS
+    for depth in reversed(WEIGHT_DEPTHS)
 }
 # What a command line and a file call a pair; of those along K the first name is for factors that are stored
 # [groups, rows], the one in _tma for such of A with its rows padded. Those of a weight alone say how many share one.
@@ -113,6 +113,17 @@ GRANULARITIES: dict[str, ScalePair] = {
     "weight_mx": (None, _MX),
     **_OF_WEIGHTS,
 }
+# Of a weight of four bits beside an A of eight: factors of A as of the first word, of the weight as of the others.
+EIGHT_BY_FOUR = tuple(
+    f"{of_a}_{of_b}"
+    for of_a in ("row", "block", "block_rows")
+    for of_b in ("weight_mx", *(name for name in _OF_WEIGHTS if "fp16" not in name))
+    if of_a == "row" or of_b in ("weight_mx", "weight_128")
+)
+for _name in EIGHT_BY_FOUR:
+    _of_a, _of_b = _name.split("_weight")
+    GRANULARITIES[_name] = GRANULARITIES[_of_a][0], GRANULARITIES["weight" + _of_b][1]
+
 _NAMES = {pair: name for name, pair in GRANULARITIES.items()}
 
 

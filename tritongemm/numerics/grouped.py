@@ -23,7 +23,7 @@ def supports(problem: Problem) -> Support:
         "a batch" if problem.batch > 1 else "",
         "a column-major A" if not problem.a.row_major else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
-        f"B in the order {problem.b.order}" if problem.b.order != PLAIN else "",
+        f"B in the order {problem.b.order}" if problem.b.order != PLAIN and problem.b.type.packed == 1 else "",
         "scales of an entire operand" if any(s.rows == 0 for s in scales) else "",
         "scales with padded rows" if any(s.layout == "groups" and s.pad != (1, 1) for s in scales) else "",
     )
@@ -83,7 +83,7 @@ def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, O
     arranged = operands | {
         e.name: in_rows(e.scaling, operands[e.name])
         for e in problem.extras
-        if e.scaling is not None and e.scaling.depth and e.name in operands
+        if e.scaling is not None and e.scaling.depth and not e.scaling.zeros and e.name in operands
     }
     plain = problem.scaled((_rows(problem.a.scaling), _rows(problem.b.scaling)))
     for group, first, rows in groups_of(problem, operands):
@@ -105,8 +105,8 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
 
 
 def _rows(scaling: Scaling | None) -> Scaling | None:
-    """Return the scaling of factors for the same elements, stored as [rows, groups along K]."""
-    return None if scaling is None else scaling._replace(layout="rows", pad=(1, 1))
+    """Return the scaling of factors for the same elements, stored as [rows, groups along K], or with zero points."""
+    return scaling if scaling is None or scaling.zeros else scaling._replace(layout="rows", pad=(1, 1))
 
 
 def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows: int) -> Operands:

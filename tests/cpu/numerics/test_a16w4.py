@@ -13,6 +13,7 @@ from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.measure.interpreting import InterpreterJob
@@ -26,12 +27,23 @@ PLAIN = Problem(19, 40, 384, *matrices("bf16", "int4", "bf16", layout="TN"))
 INT4 = FAMILY.problem(PLAIN)
 ZEROS = FAMILY.problem(PLAIN, "weight_128_zeros")
 FP4 = FAMILY.problem(replace(PLAIN, b=PLAIN.b._replace(dtype="fp4e2m1")))
+GROUPS = Groups(4, 0, "captured", (5, 0, 11, 3))
+IN_GROUPS = replace(ZEROS, groups=GROUPS)
+FP8 = registry.get(Family, "a8w4")
+MX = replace(PLAIN, a=Operand("fp8e4m3fn"), b=PLAIN.b._replace(dtype="fp4e2m1"))
+BY_INT4 = replace(PLAIN, a=Operand("int8"))
+MASKED = replace(FP8.problem(MX, "block_weight_mx"), groups=replace(GROUPS, room=11))
 FP16 = replace(PLAIN, a=Operand("fp16"), c=Operand("fp16"))
 # A block of K smaller than a scale's, as long, and of several; splits, swapped operands, sums that are polled for.
 CONFIGS = (
     Config("tile", 16, 16, 64, split_k=2),
     Config("tile", 32, 16, 128, options=(("swap_ab", 1),)),
     Config("tile", 16, 32, 256, 2, 2, options=(("poll", 1), ("swap_ab", 1))),
+)
+OF_GROUPS = (
+    Config("grouped", 16, 16, 64, options=(("swap_ab", 1),)),
+    Config("grouped", 16, 32, 128),
+    Config("grouped_tile", 16, 32, 256),
 )
 
 
@@ -48,13 +60,21 @@ def in_order(problem: Problem, order: str) -> Problem:
         (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
         (in_order(ZEROS, "halves_128"), SM90),
         (FP4, SM90),
+        (FP8.problem(MX), GFX942),
+        (FP8.problem(BY_INT4, "row_weight_64_zeros"), SM90),
+        (in_order(IN_GROUPS, "halves_128"), GFX942),
+        (MASKED, GFX942),
+        pytest.param(replace(FP8.problem(MX, "mx"), groups=GROUPS), SM90, marks=pytest.mark.heavy),
+        pytest.param(FP8.problem(MX, "block_rows_weight_mx"), SM90, marks=pytest.mark.heavy),
+        pytest.param(replace(FP4, groups=GROUPS), SM90, marks=pytest.mark.heavy),
         pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
         pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),
     ],
     ids=lambda case: case.key if isinstance(case, Problem) else case.name,
 )
 def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: Target) -> None:
-    fitting = [config for config in CONFIGS if unmet_need(config, problem, 132) is None]
+    configs = OF_GROUPS if problem.groups else CONFIGS
+    fitting = [config for config in configs if unmet_need(config, problem, 132) is None]
     found = interpreted.errors(problem, fitting, target)
     assert len(found) >= 2 and max(found.values()) <= 1, found
 
@@ -64,9 +84,9 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
     [
         ("b_low, b_high = b.to", "b_high, b_low = b.to", 0, INT4),
         ("- 136.0", "- 135.0", 0, INT4),
-        ("(k + 1) * BLOCK_K // 128", "k * BLOCK_K // 128", 1, INT4),
+        ("tl.minimum(k + 1, blocks - 1)", "tl.minimum(k, blocks - 1)", 1, INT4),
         ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
-        ("zero_b = tl.load(scale_b_next + N)", "zero_b = tl.load(scale_b_at + N)", 1, ZEROS),
+        ("(tl.minimum(k + 1, blocks - 1) * BLOCK_K // 128).to(tl.int64) * N * 2 + N", "N", 1, ZEROS),
         ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
     ],
     ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",

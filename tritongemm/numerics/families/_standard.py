@@ -39,7 +39,8 @@ class StandardFamily(Family, abstract=True):
         """Return random operands; see `random_inputs`."""
         if problem.kind == "grouped":
             sizes = self.input_deviation(problem), self.typical_scale(problem)
-            return grouped.make_inputs(problem, *sizes, device, distribution, seed)
+            made = grouped.make_inputs(problem, *sizes, device, distribution, seed)
+            return made | {"b": packed_groups(problem, made["b"])}
         operands = random_inputs(
             problem, self.input_deviation(problem), self.typical_scale(problem), device, distribution, seed
         )
@@ -77,6 +78,15 @@ def order_of_b(problem: Problem) -> Support:
 def packed(problem: Problem, b: Tensor) -> Tensor:
     """Return B [K, N] in the problem's order."""
     return b if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).pack(b)
+
+
+def packed_groups(problem: Problem, b: Tensor) -> Tensor:
+    """Return the B of each group [groups, K, N] in the problem's order."""
+    if problem.b.order == PLAIN:
+        return b
+    import torch
+
+    return torch.stack([packed(problem, each).mT for each in b]).mT
 
 
 def unpacked(problem: Problem, b: Tensor) -> Tensor:

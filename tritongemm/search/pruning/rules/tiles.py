@@ -48,7 +48,9 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
     if without_matrix_units(config) or not config.is_generated or problem.microscaled:
         return None
     if problem.b.type.packed > problem.a.type.packed:  # a weight of four bits is multiplied by its scales in registers
-        return f"BK {block} splits the {depth} elements along K of a scale" if block % depth else None
+        of_a = problem.a.scaling  # in float32 they multiply the sums of blocks
+        split = block % depth or (of_a is not None and of_a.dtype == "fp32" and of_a.depth % block)
+        return f"BK {block} splits the {depth} elements along K of a scale" if split else None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
 

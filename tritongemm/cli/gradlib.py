@@ -132,9 +132,8 @@ def _add_files(p: argparse.ArgumentParser) -> None:
         type=arguments.output_file,
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
-    g.add_argument(
-        "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="a CSV of every candidate, as of tune"
-    )
+    g.add_argument("-o2", "--profile_file", type=arguments.path, metavar="CSV",
+        help="a CSV of every candidate, as of tune")  # fmt: skip
     g.add_argument("--all", action="store_true", help="tune sizes again that the output already has")
     g.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
         help="sort the entire output by device, N, M and K (default: an output that is sorted stays so, in others "
@@ -158,26 +157,15 @@ def _add_sizes(p: argparse.ArgumentParser) -> None:
 def _add_search(p: argparse.ArgumentParser) -> None:
     """Add the options of the search and its devices."""
     g = p.add_argument_group("search")
-    g.add_argument(
-        "--libtype",
-        metavar="B,…",
-        help="backends that race, as of tune; all (the default) means those that compile quickly",
-    )
+    g.add_argument("--libtype", metavar="B,…",
+        help="backends that race, as of tune; all (the default) means those that compile quickly")  # fmt: skip
     g.add_argument("-k", "--splitK", action="store_true",
         help="try split-K; without --family, and for bf16, it is always tried")  # fmt: skip
-    g.add_argument(
-        "--budget",
-        type=arguments.budget,
-        metavar="N",
-        help="most configs tried for each size, or seconds of the run, as of tune",
-    )
+    g.add_argument("--budget", type=arguments.budget, metavar="N",
+        help="most configs tried for each size, or seconds of the run, as of tune")  # fmt: skip
     g.add_argument("--mp", type=arguments.integer(1, 1024), metavar="N", help="GPUs to use (default: all)")
-    g.add_argument(
-        "--target",
-        type=options.architecture,
-        metavar="ARCH",
-        help="another architecture, as of tune: nothing is timed, and the CSV stays",
-    )
+    g.add_argument("--target", type=options.architecture, metavar="ARCH",
+        help="another architecture, as of tune: nothing is timed, and the CSV stays")  # fmt: skip
 
 
 def _add_measuring(p: argparse.ArgumentParser) -> None:
@@ -185,19 +173,12 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("measuring")
     g.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
         help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
-    g.add_argument(
-        "--warmup", type=arguments.integer(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
-    )
-    g.add_argument(
-        "--iters", type=arguments.integer(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
-    )
-    g.add_argument(
-        "--timeout",
-        type=arguments.seconds,
-        default=TuneRequest.timeout_s,
-        metavar="S",
-        help="time limit of a compile or a candidate in seconds, as of tune",
-    )
+    g.add_argument("--warmup", type=arguments.integer(0, 1_000_000), default=5, metavar="N",
+        help="untimed launches (%(default)s)")  # fmt: skip
+    g.add_argument("--iters", type=arguments.integer(1, 1_000_000), default=101, metavar="N",
+        help="timed launches (%(default)s)")  # fmt: skip
+    g.add_argument("--timeout", type=arguments.seconds, default=TuneRequest.timeout_s, metavar="S",
+        help="time limit of a compile or a candidate in seconds, as of tune")  # fmt: skip
     g.add_argument("--run_config", type=arguments.path, nargs="?", const=True, metavar="CSV",
         help="tune nothing: time what the rows of CSV name beside PyTorch; without CSV what PyTorch runs at the sizes "
         "of -i")  # fmt: skip

@@ -60,25 +60,13 @@ def parser() -> arguments.Parser:
                    "a plan can hold")  # fmt: skip
     g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
                    help="backend of the kernels, without --config (default %(default)s)")  # fmt: skip
-    g.add_argument(
-        "--manifest",
-        type=arguments.path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="manifest of assembly kernels; may be repeated (default: TRITONGEMM_ASM_MANIFESTS)",
-    )
+    g.add_argument("--manifest", type=arguments.path, action="append", default=[], metavar="FILE",
+        help="manifest of assembly kernels; may be repeated (default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
     g.add_argument("--all", type=arguments.integer(0, arguments.LARGEST_SIZE), default=0, metavar="N",
                    help="write the N configs predicted fastest, and the best of each template")  # fmt: skip
     g = p.add_argument_group("result")
-    g.add_argument(
-        "-o",
-        "--output",
-        type=arguments.output_folder,
-        required=True,
-        metavar="DIR",
-        help="folder for the files; created if it is missing",
-    )
+    g.add_argument("-o", "--output", type=arguments.output_folder, required=True, metavar="DIR",
+        help="folder for the files; created if it is missing")  # fmt: skip
     arguments.add_compiling(g)
     return p
 

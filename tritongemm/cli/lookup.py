@@ -63,9 +63,8 @@ def parser() -> arguments.Parser:
     p.set_defaults(col_b=True)
     g = p.add_argument_group("the device")
     options.add_target(g, default=options.DEFAULT_OF_ROWS)
-    g.add_argument(
-        "--compute-units", type=arguments.size, metavar="N", help="compute units of the device (default: the target's)"
-    )
+    g.add_argument("--compute-units", type=arguments.size, metavar="N",
+        help="compute units of the device (default: the target's)")  # fmt: skip
     return p
 
 

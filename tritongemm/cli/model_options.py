@@ -13,21 +13,12 @@ _MOST_VALUES = 10_000  # of M
 
 def add_model_options(g: argparse._ArgumentGroup) -> None:
     """Add the options that name a model and its deployment."""
-    g.add_argument(
-        "--model-dir",
-        type=arguments.path,
-        metavar="DIR",
+    g.add_argument("--model-dir", type=arguments.path, metavar="DIR",
         help="tune the linear layers of the model whose config.json is in DIR, as one of --tp GPUs runs them; or of a "
-        "downloaded model by its name at Hugging Face, as meta-llama/Llama-3.1-8B",
-    )
+        "downloaded model by its name at Hugging Face, as meta-llama/Llama-3.1-8B")  # fmt: skip
     g.add_argument("--tp", type=arguments.integer(1, 1024), metavar="N", help="GPUs that share each layer (default 1)")
-    g.add_argument(
-        "--nsets",
-        type=numbers,
-        nargs="+",
-        metavar="M",
-        help=f"numbers of tokens, used as M (default {','.join(map(str, DEFAULT_TOKENS))})",
-    )
+    g.add_argument("--nsets", type=numbers, nargs="+", metavar="M",
+        help=f"numbers of tokens, used as M (default {','.join(map(str, DEFAULT_TOKENS))})")  # fmt: skip
     g.add_argument("--all-bias", action="store_true", help="tune each size with and without a bias")
 
 

@@ -96,12 +96,8 @@ def parser() -> arguments.Parser:
     p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="search strategy (default %(default)s)")
     p.add_argument("--population", type=arguments.integer(1, 1_000_000), metavar="N",
                    help="configs per generation, if the strategy has generations (default: its own)")  # fmt: skip
-    p.add_argument(
-        "--generations",
-        type=arguments.integer(1, 1_000_000),
-        metavar="N",
-        help="maximum number of generations (default: the strategy's own)",
-    )
+    p.add_argument("--generations", type=arguments.integer(1, 1_000_000), metavar="N",
+        help="maximum number of generations (default: the strategy's own)")  # fmt: skip
     p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm tune")
     p.add_argument("--libtype", metavar="B,…", help="as of tritongemm tune")
     arguments.add_compiling(p, "one compile, or of one candidate on the GPU,")

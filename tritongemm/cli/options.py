@@ -91,35 +91,24 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--shared", choices=("a", "b"), default="",
                    help="the operand that all products of a batch share (default: none)")  # fmt: skip
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
-    g.add_argument(
-        "-col_b", "--col-b", action="store_true", help="B is stored column-major, like the weight of a linear layer"
-    )
+    g.add_argument("-col_b", "--col-b", action="store_true",
+        help="B is stored column-major, like the weight of a linear layer")  # fmt: skip
     g.add_argument("-dtype_a", "--dtype-a", "--dtype", type=dtype, metavar="DTYPE",
                    help="type of A: fp16, bf16, fp32 (computed as tf32), int8, fp8 or bf8 (the target's encoding) "
                    "(default: the family's, which is fp16 for dense)")  # fmt: skip
     g.add_argument("-dtype_b", "--dtype-b", type=dtype, metavar="DTYPE", help="type of B (default: A's)")
     g.add_argument("-dtype_c", "--dtype-c", type=dtype, metavar="DTYPE",
                    help="type of C (default: the family's or A's; of fp8 fp16, of int8 int32)")  # fmt: skip
-    g.add_argument(
-        "--bias-vector",
-        nargs="?",
-        const="m",
-        choices=("m", "n"),
-        default=None,
+    g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
         help="add a bias: m is one value per row of C (the default without a value), n is one per column (default: no "
-        "bias)",
-    )
+        "bias)")  # fmt: skip
     g.add_argument("--epilogue", choices=EPILOGUES, default="none", metavar="NAME",
                    help="what is done with a product before it is stored: silu, gelu, gelu_tanh or relu, or of gate "
                    "and up, whose columns alternate by 8, silu_mul, gelu_mul or gelu_tanh_mul "
                    "(default: nothing)")  # fmt: skip
-    g.add_argument(
-        "--family",
-        type=family,
-        default=DEFAULT_FAMILY,
-        metavar="NAME",
-        help="types and scales of the GEMM and layout of B: one of the families listed below (default %(default)s)",
-    )
+    g.add_argument("--family", type=family, default=DEFAULT_FAMILY, metavar="NAME",
+        help="types and scales of the GEMM and layout of B: one of the families listed below (default "
+        "%(default)s)")  # fmt: skip
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="", metavar="NAME",
                    help="granularity of the scale factors: per operand (tensor), per row of A and column of B (row), "
                    "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
@@ -195,24 +184,13 @@ def parser() -> arguments.Parser:
     p.description = textwrap.fill(p.description or "", 78)
     g = p.add_argument_group("what to tune")
     problem_options(g)
-    g.add_argument(
-        "--gemm-size-file",
-        type=arguments.path,
-        metavar="FILE",
-        help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}",
-    )
-    g.add_argument(
-        "--workload",
-        type=arguments.path,
-        metavar="FILE",
-        help="a file of sizes with call counts: tune a table over M for each N and K, up to its largest M",
-    )
-    g.add_argument(
-        "--m-range",
-        type=arguments.m_range,
-        metavar="LOW-HIGH",
-        help="tune a table over these M, such as 1-8192, for -n and -k, or for each N and K in the file of sizes",
-    )
+    g.add_argument("--gemm-size-file", type=arguments.path, metavar="FILE",
+        help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}")  # fmt: skip
+    g.add_argument("--workload", type=arguments.path, metavar="FILE",
+        help="a file of sizes with call counts: tune a table over M for each N and K, up to its largest M")  # fmt: skip
+    g.add_argument("--m-range", type=arguments.m_range, metavar="LOW-HIGH",
+        help="tune a table over these M, such as 1-8192, for -n and -k, or for each N and K in the file "
+        "of sizes")  # fmt: skip
     help_text = "with --workload: no tables for layers with one input joined to one GEMM (q_proj, k_proj, v_proj)"
     g.add_argument("--no-join", action="store_true", help=help_text)
     model_options.add_model_options(p.add_argument_group("sizes of a model, instead of the above"))
@@ -229,11 +207,8 @@ def parser() -> arguments.Parser:
 def _add_actions(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("what to do (default: tune)").add_mutually_exclusive_group()
     g.add_argument("--compare", action="store_true", help="tune, and print the library's time beside ours")
-    g.add_argument(
-        "--compare-wo-tuning",
-        action="store_true",
-        help="only verify the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
-    )
+    g.add_argument("--compare-wo-tuning", action="store_true",
+        help="only verify the results stored in --gemm_size_file; the exit status is 1 if one is wrong")  # fmt: skip
     g.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
     g.add_argument("--print-sizes", action="store_true", help="only print the sizes, with their weights and callers")
     g.add_argument("--generate-only", action="store_true", help="stop after writing the modules with the kernels")
@@ -257,36 +232,20 @@ def add_family(p: argparse.ArgumentParser) -> None:
 
 def _add_results(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("results")
-    g.add_argument(
-        "-o",
-        "--o",
-        "--output",
-        "--tuning-results-file",
-        dest="output",
-        type=arguments.output_file,
+    g.add_argument("-o", "--o", "--output", "--tuning-results-file", dest="output", type=arguments.output_file,
         metavar="FILE",
         help="write results to this YAML file (default output/tuning_results_<target>.yaml). A name of another tool's "
-        "format, such as bf16_tuned_gemm.csv, gets the results that the tool can use; all go to a YAML file beside it",
-    )
-    g.add_argument(
-        "--to", default="", metavar="NAME", help="format of -o, such as aiter (default: by its contents or its name)"
-    )
-    g.add_argument(
-        "--profile-file",
-        type=arguments.path,
-        metavar="FILE",
-        help="write a CSV with every candidate of every backend: kernel, status, reason, times, error",
-    )
-    g.add_argument(
-        "--resume",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="resume from existing results (default), or measure these sizes again",
-    )
+        "format, such as bf16_tuned_gemm.csv, gets the results that the tool can use; all go to a YAML "
+        "file beside it")  # fmt: skip
+    g.add_argument("--to", default="", metavar="NAME",
+        help="format of -o, such as aiter (default: by its contents or its name)")  # fmt: skip
+    g.add_argument("--profile-file", type=arguments.path, metavar="FILE",
+        help="write a CSV with every candidate of every backend: kernel, status, reason, times, error")  # fmt: skip
+    g.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True,
+        help="resume from existing results (default), or measure these sizes again")  # fmt: skip
     g.add_argument("--keep", action="store_true", help="keep the generated modules with the configs that were tried")
-    g.add_argument(
-        "--verbose", action="store_true", help="print what each pruning rule removed and the outcome of each candidate"
-    )
+    g.add_argument("--verbose", action="store_true",
+        help="print what each pruning rule removed and the outcome of each candidate")  # fmt: skip
 
 
 def _names_file(args: argparse.Namespace) -> bool:

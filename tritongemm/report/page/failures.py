@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tritongemm.core.trial import STATUSES
-from tritongemm.report.page.figure import Figure, colours, plain
+from tritongemm.report.page.figure import Figure, axis, bars, colours, names_axis, plain
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.system.printable import printable
 
@@ -55,24 +55,14 @@ def draw(data: ReportData) -> Figure:
         return Figure("failures", _TITLE, f"Not drawn: {total}, and none failed.")
     backends = [name for name, _ in Counter(trial.config.backend for trial in trials).most_common()]
     shades = colours(_FAILED)
+    names = [plain(backend) for backend in backends]
     traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": status,
-            "marker": {"color": shades[status]},
-            "y": [plain(backend) for backend in backends],
-            "x": [counts[backend, status] for backend in backends],
-            "hovertemplate": "%{y}: %{x} " + status + "<extra></extra>",
-        }
+        bars(status, {"color": shades[status]}, names, [counts[backend, status] for backend in backends],
+             hovertemplate="%{y}: %{x} " + status + "<extra></extra>")
         for status in _FAILED
         if any(counts[backend, status] for backend in backends)
-    ]
-    layout = {
-        "barmode": "stack",
-        "showlegend": True,
-        "xaxis": {"title": {"text": "candidates without a time"}},
-        "yaxis": {"type": "category", "automargin": True},
-    }
+    ]  # fmt: skip
+    axes = {"xaxis": axis("candidates without a time"), "yaxis": names_axis()}
+    layout = {"barmode": "stack", "showlegend": True, **axes}
     caption = f"{total}; {sum(counts.values())} of them have no time that counts, each for its reason below."
     return Figure("failures", _TITLE, caption, tuple(traces), layout, 180 + 40 * len(backends))

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from tritongemm.report.page.figure import COLOURS, WORSE, Figure, number, plain
+from tritongemm.report.page.figure import COLOURS, WORSE, Figure, axis, bars, marks, names_axis, number, plain
 from tritongemm.results.server_comparison import QUANTITIES, ServerComparison
 from tritongemm.system.printable import printable
 
@@ -17,31 +17,22 @@ def draw(comparison: ServerComparison) -> Figure:
     for (quantity, words), colour in zip(_SHOWN.items(), COLOURS, strict=False):
         found = [next(one for one in load.quantities if one.name == quantity) for load in loads]
         gains = [one.gain for one in found]
+        whiskers = {"array": [number(g.most - g.ratio) for g in gains],
+                    "arrayminus": [number(g.ratio - g.least) for g in gains]}  # fmt: skip
         traces.append(
-            {
-                "type": "bar", "orientation": "h", "name": words, "marker": {"color": colour}, "y": names,
-                "base": [1.0] * len(names), "x": [number(gain.ratio - 1) for gain in gains],
-                "error_x": {"type": "data", "symmetric": False, "array": [number(g.most - g.ratio) for g in gains],
-                            "arrayminus": [number(g.ratio - g.least) for g in gains]},
-                "text": [f"{median(o.without):.4g} to {median(o.served):.4g} {QUANTITIES[quantity]}" for o in found],
-                "textposition": "none",
-                "hovertemplate": "%{y}<br>%{text}<extra>" + words + "</extra>",
-            }
+            bars(words, {"color": colour}, names, [number(gain.ratio - 1) for gain in gains], base=[1.0] * len(names),
+                 error_x={"type": "data", "symmetric": False, **whiskers},
+                 text=[f"{median(o.without):.4g} to {median(o.served):.4g} {QUANTITIES[quantity]}" for o in found],
+                 hovertemplate="%{y}<br>%{text}<extra>" + words + "</extra>")
         )  # fmt: skip
     said = [load for load in loads if load.predicted]
+    marker = {"color": WORSE, "symbol": "line-ns-open", "size": 22, "line": {"width": 3}}
     traces.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "rows predict, products alone",
-            "marker": {"color": WORSE, "symbol": "line-ns-open", "size": 22, "line": {"width": 3}},
-            "x": [number(load.predicted) for load in said], "y": [plain(load.name) for load in said],
-            "hovertemplate": "%{y}: %{x:.3f}<extra>rows predict</extra>",
-        }
+        marks(marker, [number(load.predicted) for load in said], [plain(load.name) for load in said],
+              name="rows predict, products alone", hovertemplate="%{y}: %{x:.3f}<extra>rows predict</extra>")
     )  # fmt: skip
-    layout = {
-        "barmode": "group",
-        "xaxis": {"title": {"text": "times faster with the table"}},
-        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed"},
-    }
+    axes = {"xaxis": axis("times faster with the table"), "yaxis": names_axis(autorange="reversed")}
+    layout = {"barmode": "group", **axes}
     noise = max((one.noise or 0.0) for load in loads for one in load.quantities if one.name == "step_ms")
     starts = max(len(one.without) for load in loads for one in load.quantities)
     caption = (

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tritongemm.core.record import Record
-from tritongemm.report.page.figure import FLOOR, LIBRARY, OURS, Figure, log_axis, number, plain
+from tritongemm.report.page.figure import FLOOR, LIBRARY, OURS, Figure, log_axis, marks, number, plain
 from tritongemm.report.page.report_data import ReportData, device_of
 
 _TITLE = "Sizes under the roofline"
@@ -38,16 +38,14 @@ def draw(data: ReportData) -> Figure:
 def _points(name: str, colour: str, symbol: str, times: Iterable[tuple[Record, float]]) -> dict[str, Any]:
     found = [(r, s, number(_intensity(r)), number(r.problem.flops / s / 1e12)) for r, s in times]
     shown = [point for point in found if point[2] and point[3]]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "marker": {"color": colour, "symbol": symbol, "size": 8, "opacity": 0.85, "line": {"width": 1.5}},
-        "x": [x for _, _, x, _ in shown],
-        "y": [y for _, _, _, y in shown],
-        "text": [f"{plain(r.problem.key)}<br>{s * 1e6:.4g} us" for r, s, _, _ in shown],
-        "hovertemplate": "%{text}<br>%{y:.4g} TFLOPS<extra>" + name + "</extra>",
-    }
+    return marks(
+        {"color": colour, "symbol": symbol, "size": 8, "opacity": 0.85, "line": {"width": 1.5}},
+        [x for _, _, x, _ in shown],
+        [y for _, _, _, y in shown],
+        name=name,
+        text=[f"{plain(r.problem.key)}<br>{s * 1e6:.4g} us" for r, s, _, _ in shown],
+        hovertemplate="%{text}<br>%{y:.4g} TFLOPS<extra>" + name + "</extra>",
+    )
 
 
 def _intensity(record: Record) -> float:

@@ -6,7 +6,7 @@ from math import exp, log
 from typing import Any
 
 from tritongemm.core.problem import Problem
-from tritongemm.report.page.figure import COLOURS, SHARES, Figure, number, plain
+from tritongemm.report.page.figure import COLOURS, SHARES, Figure, axis, number, plain
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.results.history import History
 
@@ -90,8 +90,8 @@ def draw(data: ReportData) -> Figure:
     caption = "Geometric mean over all sizes of the speed of the best candidate so far, before it the library's, "
     caption += "over that of the best at the end. " + "; ".join(f"{n}: {c.describe()}" for n, c in curves.items()) + "."
     layout = {
-        "xaxis": {"title": {"text": "seconds since the run began"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "share of the final speed"}, "tickformat": SHARES},
+        "xaxis": axis("seconds since the run began", rangemode="tozero"),
+        "yaxis": axis("share of the final speed", tickformat=SHARES),
         "showlegend": True,
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GOAL, "y1": GOAL,
                     "line": {"color": "rgba(128,128,128,0.7)", "width": 1, "dash": "dot"}}],

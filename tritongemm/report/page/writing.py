@@ -15,19 +15,7 @@ from typing import Any
 import jinja2
 
 from tritongemm.core.errors import UnavailableError
-from tritongemm.report.page import (
-    failures,
-    held_out,
-    in_server,
-    left_to_floor,
-    m_ranges,
-    ratio_map,
-    roofline,
-    tables,
-    time_to_quality,
-    uplift,
-    winners,
-)
+from tritongemm.report.page import failures, gains, in_server, roofline, tables, time_to_quality, winners
 from tritongemm.report.page.figure import Figure
 from tritongemm.report.page.report_data import ReportData, uplift_of
 from tritongemm.report.page.time_to_quality import GOAL
@@ -39,13 +27,8 @@ START = "<!doctype html>\n<!-- a report of tritongemm -->\n"  # how every page b
 _HERE = Path(__file__).parent
 _TITLE_CHARACTERS = 200
 _OF_A_DEVICE: tuple[Callable[[ReportData], Figure], ...] = (
-    roofline.draw,
-    ratio_map.draw,
-    uplift.draw,
-    left_to_floor.draw,
-    winners.draw,
-    m_ranges.draw,
-    held_out.draw,
+    *(roofline.draw, gains.draw_ratios, gains.draw_uplift, gains.draw_left),
+    *(winners.draw_won, winners.draw_ranges, winners.draw_regret),
 )
 
 

@@ -28,6 +28,7 @@ from tritongemm.cli import convert, report
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import matrices
 from tritongemm.core.record import Record
 from tritongemm.export.library.code_object import sealed
 from tritongemm.export.library.storage import MANIFEST, open_library
@@ -158,7 +159,7 @@ class DamagedCaptures(Campaign):
     def prepare(self, folder: Path) -> None:
         """A file of three products, of which one can't be tuned, and a person's own row."""
         self._counted = [
-            Counted(Product("linear", m, n, k, "bf16", "bf16", "bf16", row_major_b=False, left_out=why), self._CALLS,
+            Counted(Product("linear", m, n, k, *matrices("bf16", layout="TN"), left_out=why), self._CALLS,
                     frozenset({"model.up"}))
             for (m, n, k), why in zip(_SIZES, ("", "", "no such dtype"), strict=False)
         ]  # fmt: skip

@@ -45,8 +45,8 @@ class AiterUntuned:
 def _row(product: Product) -> str:
     """Return a product's row; "" where AITER has no word for it."""
     p = product
-    is_tunable = not p.left_out and p.dtype_a in _MULTIPLIED
-    if not p.is_layer or not (is_tunable or p.one_scale) or p.dtype_c not in DTYPES:
+    is_tunable = not p.left_out and p.a.dtype in _MULTIPLIED
+    if not p.is_layer or not (is_tunable or p.one_scale) or p.c.dtype not in DTYPES:
         return ""
-    dtypes = (f"torch.{DTYPES[name].torch}" for name in (p.dtype_a, p.dtype_c))
+    dtypes = (f"torch.{DTYPES[name].torch}" for name in (p.a.dtype, p.c.dtype))
     return ",".join(map(str, (p.m, p.n, p.k, p.bias != "none", *dtypes, p.one_scale, False)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN
+from tritongemm.core.problem import PLAIN, Operand, matrices
 from tritongemm.core.support import Support
 from tritongemm.operations.contract import ProductOperation, bind
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
@@ -30,29 +30,29 @@ class Product:
     m: int
     n: int
     k: int
-    # dtype_a, dtype_b, dtype_c: names of `core.dtypes`, or PyTorch's own where that has none
-    dtype_a: str
-    dtype_b: str
-    dtype_c: str
-    # row_major_a, row_major_b: layouts, as in `core.problem.Problem`
-    row_major_a: bool = True
-    row_major_b: bool = True
+    # a, b, c: operands without scale factors, whose dtypes are PyTorch's own where `core.dtypes` has none
+    a: Operand
+    b: Operand
+    c: Operand
     bias: str = "none"  # `n` for one value per column of C, or `none`
     batch: int = 1  # number of independent products
+    groups: int = 1  # products of different M that share the call; M is that of all
     family: str = "dense"  # what is computed, a name of numerics/families
+    scales: str = ""  # granularity of the scale factors, where it is not the family's usual one
     left_out: str = ""  # why it can't be tuned; "" where it can
     one_scale: bool = False  # whether A and B have one scale factor each, as AITER's `scaleAB` says
-    shared: str = ""  # the operand that all products of a batch share, `a` or `b`, or ""
-    scales: str = ""  # granularity of the scale factors, where it is not the family's usual one
-    groups: int = 1  # products of different M that share the call; M is that of all
-    order_b: str = ""  # order of a weight in memory, where it is not plain
     epilogue: str = "none"  # what is done with the product, as in `core.problem.Problem`
+
+    @property
+    def shared(self) -> str:
+        """The operand that all products of a batch share, ``a`` or ``b``; "" where each has its own."""
+        return "a" if self.a.shared else "b" if self.b.shared else ""
 
     @property
     def is_layer(self) -> bool:
         """Whether it has the layouts of a linear layer."""
-        is_dense_or_turned = self.row_major_a and not self.row_major_b and not self.order_b and self.epilogue == "none"
-        return is_dense_or_turned and self.batch == self.groups == 1
+        turned = self.a.row_major and not self.b.row_major and self.b.order == PLAIN and self.epilogue == "none"
+        return turned and self.batch == self.groups == 1
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
@@ -68,19 +68,11 @@ def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: 
     cast = torch.is_autocast_enabled(x.device.type)
     a, b = (result.dtype, result.dtype) if cast else (x.dtype, w.dtype)
     rows = x.reshape(-1, k) if x.dim() > 2 and x.is_contiguous() else x
+    is_row_major = w.shape[1] > 1 and w.stride(1) != 1 and w.stride(0) == 1
+    operands = Operand(_name(a), x.dim() == 1 or _is_row_major(rows)), Operand(_name(b), is_row_major)
+    sizes = x.numel() // k, w.shape[0], k
     return _checked(
-        Product(
-            operation,
-            x.numel() // k,
-            w.shape[0],
-            k,
-            _name(a),
-            _name(b),
-            _name(result.dtype),
-            row_major_a=x.dim() == 1 or _is_row_major(rows),
-            row_major_b=w.shape[1] > 1 and w.stride(1) != 1 and w.stride(0) == 1,
-            bias="none" if bias is None else "n",
-        )
+        Product(operation, *sizes, *operands, Operand(_name(result.dtype)), "none" if bias is None else "n")
     )
 
 
@@ -118,16 +110,16 @@ def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
     if p.masked:
         return of_nothing(call, f"groups with room for {p.group_m} rows each")
     factors = [reading.tensors[name] for name in ("scale_a", "scale_b") if name in reading.tensors]
+    one_scale = bool(factors) and all(one.numel() == 1 for one in factors)
     return Product(
-        call, p.m, p.n, p.k, p.a.dtype, p.b.dtype, p.c.dtype, p.a.row_major, p.b.row_major, p.bias, p.batch, p.family,
-        reading.why_none, bool(factors) and all(one.numel() == 1 for one in factors), p.shared, p.scales, p.group_count,
-        "" if p.b.order == PLAIN else p.b.order, p.epilogue,
+        call, p.m, p.n, p.k, p.a._replace(scaling=None), p.b._replace(scaling=None), p.c, p.bias, p.batch,
+        p.group_count, p.family, p.scales, reading.why_none, one_scale, p.epilogue,
     )  # fmt: skip
 
 
 def of_nothing(operation: str, reason: str) -> Product:
     """Return a call of which only is known that it can't be tuned, and why."""
-    return Product(operation, 0, 0, 0, "", "", "", left_out=reason)
+    return Product(operation, 0, 0, 0, *matrices(""), left_out=reason)
 
 
 def _of_two(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -250,14 +242,14 @@ def of_matrices(
         return None
     *batch, m, k = a.shape
     of_a, of_b = ("fp4e2m1" if has_factors and t.dtype == torch.uint8 else _name(t.dtype) for t in (a, b))
-    layouts, products = (_is_row_major(a), _is_row_major(b)), math.prod(batch)
-    shared = [name for name, t in (("a", a), ("b", b)) if products > 1 and t.stride(0) == 0]
-    one = shared[0] if len(shared) == 1 else ""
+    products = math.prod(batch)
+    of_one = [products > 1 and t.stride(0) == 0 for t in (a, b)]
+    one = sum(of_one) == 1
+    left = Operand(of_a, _is_row_major(a), shared=one and of_one[0])
+    right = Operand(of_b, _is_row_major(b), shared=one and of_one[1])
     if has_factors and of_a in DTYPES:
         k *= DTYPES[of_a].packed
-    product = Product(
-        operation, m, b.shape[-1], k, of_a, of_b, _name(out or a.dtype), *layouts, bias, products, shared=one
-    )
+    product = Product(operation, m, b.shape[-1], k, left, right, Operand(_name(out or a.dtype)), bias, products)
     return _checked(product, {*_TUNABLE, "fp4e2m1"} if has_factors else _TUNABLE)
 
 
@@ -273,8 +265,8 @@ def _name(dtype: torch.dtype) -> str:
 
 def _checked(product: Product, tunable: Set[str] = _TUNABLE) -> Product:
     """Return the product, with the reason why it can't be tuned."""
-    unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in tunable]
-    unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
+    unknown = [one.dtype for one in (product.a, product.b) if one.dtype not in tunable]
+    unknown += [product.c.dtype] if product.c.dtype not in DTYPES else []
     if not unknown:
         return product
     return replace(product, left_out=f"there are no kernels for {unknown[0]}")

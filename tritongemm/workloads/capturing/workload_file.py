@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import OutputError
+from tritongemm.core.problem import PLAIN
 from tritongemm.system.files import atomic_write, check_place, read_regular, sweep
 from tritongemm.system.locks import held
 
@@ -135,17 +136,14 @@ def _line(start: str, spread: Spread | None, calls: int, callers: Iterable[str])
 def _start(product: Product) -> str:
     """Return what a row begins with: all that does not change."""
     p = product
-    values: dict[str, object] = {"M": p.m, "N": p.n, "K": p.k} if p.m else {}
+    values: dict[str, object] = {}
     if p.m:
-        values |= {"rowMajorA": "T" if p.row_major_a else "N", "rowMajorB": "T" if p.row_major_b else "N"}
-        values |= {"dtype_a": p.dtype_a, "dtype_b": p.dtype_b, "dtype_c": p.dtype_c, "bias": p.bias}
-        values |= {"batch": p.batch} if p.batch > 1 else {}
-        values |= {"shared": p.shared} if p.shared else {}
-        values |= {"groups": p.groups} if p.groups > 1 else {}
-        values |= {"family": p.family}
-        values |= {"scales": p.scales} if p.scales else {}
-        values |= {"order_b": p.order_b} if p.order_b else {}
-        values |= {"epilogue": p.epilogue} if p.epilogue != "none" else {}
+        values = {"M": p.m, "N": p.n, "K": p.k}
+        values |= {f"rowMajor{n}": "T" if one.row_major else "N" for n, one in (("A", p.a), ("B", p.b))}
+        values |= {f"dtype_{n}": one.dtype for n, one in (("a", p.a), ("b", p.b), ("c", p.c))} | {"bias": p.bias}
+        more = {"batch": p.batch, "shared": p.shared, "groups": p.groups, "family": p.family, "scales": p.scales}
+        more |= {"order_b": p.b.order, "epilogue": p.epilogue}
+        values |= {name: value for name, value in more.items() if value not in (1, "", PLAIN, "none")}
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

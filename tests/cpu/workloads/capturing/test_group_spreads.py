@@ -9,13 +9,14 @@ import torch
 
 import tritongemm
 from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import matrices
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.group_spreads import GroupSpreads, Spread, range_of
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
 
 GROUPS = 4
-PRODUCT = Product("_grouped_mm", 16, 48, 32, "bf16", "bf16", "bf16", row_major_b=False, groups=GROUPS)
+PRODUCT = Product("_grouped_mm", 16, 48, 32, *matrices("bf16", layout="TN"), groups=GROUPS)
 
 
 def ends(*rows: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tritongemm
+from tritongemm.core.problem import matrices
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.product import Product
@@ -75,7 +76,7 @@ def test_pytorchs_scaled_products() -> None:
     one, b = torch.ones(()), fp8(N, K).t()
     found = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, one, one, out_dtype=torch.bfloat16)
     assert (found.family, found.scales, found.one_scale, found.left_out) == ("a8w8", "tensor", True, "")
-    assert (found.m, found.n, found.k, found.dtype_c, found.is_layer) == (M, N, K, "bf16", True)
+    assert (found.m, found.n, found.k, found.c.dtype, found.is_layer) == (M, N, K, "bf16", True)
     rows = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, ones(M, 1), ones(1, N), out_dtype=torch.bfloat16)
     assert (rows.family, rows.scales, rows.one_scale) == ("a8w8", "", False)
 
@@ -92,7 +93,7 @@ def test_our_own_scaled_product_is_not_run_anew() -> None:
         16, N, "a8w8_blockscale", "block_rows",
     )  # fmt: skip
     shuffled = product(name, never, *args, order_b="shuffled_16x16")
-    assert (shuffled.order_b, shuffled.scales, shuffled.left_out) == ("shuffled_16x16", "block_rows", "")
+    assert (shuffled.b.order, shuffled.scales, shuffled.left_out) == ("shuffled_16x16", "block_rows", "")
     assert weight.is_layer and not shuffled.is_layer
 
 
@@ -101,13 +102,13 @@ def test_products_of_groups() -> None:
     ends = torch.tensor([4, 8, 8, 16], dtype=torch.int32)
     found = product("_grouped_mm", torch._grouped_mm, a, b, ends)
     assert (found.m, found.n, found.k, found.groups, found.left_out) == (M, 48, 32, 4, "")
-    assert not found.row_major_b and not found.is_layer
+    assert not found.b.row_major and not found.is_layer
     assert "grouped products of" in product("_grouped_mm", torch._grouped_mm, b.mT, b).left_out
 
 
 def test_rows_state_factors_groups_and_batches(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
-    plain = Product("_scaled_mm", M, N, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, family="a8w8")
+    plain = Product("_scaled_mm", M, N, K, *matrices("fp8e4m3fn", c="bf16", layout="TN"), family="a8w8")
     others = (Product(**{**plain.__dict__, "scales": "tensor"}), Product(**{**plain.__dict__, "groups": 8}))
     WorkloadFile(path).add([Counted(one, 2, frozenset()) for one in (plain, *others)], False)
     rows = [json.loads(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("- ")]

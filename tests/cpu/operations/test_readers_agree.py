@@ -14,7 +14,7 @@ from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.integers import cdiv
-from tritongemm.core.problem import PLAIN, Problem, matrices
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.operations.batched import BATCHED, BatchOperands
@@ -75,14 +75,12 @@ def matrix(kind: Kind, rows: int, k: int) -> Tensor:
 def written(product: Product, order_b: str = "") -> Problem | None:
     """The problem that the row of a captured product is of; None where it is left out."""
     p = product
-    assert p.order_b == order_b
+    assert p.b.order == (order_b or PLAIN)
     if p.left_out:
         return None
-    layout, order = "NT"[p.row_major_a] + "NT"[p.row_major_b], p.order_b or PLAIN
-    operands = matrices(p.dtype_a, p.dtype_b, p.dtype_c, layout=layout, order=order, shared=p.shared)
     groups = Groups(p.groups) if p.groups > 1 else None
     family: Family = registry.get(Family, p.family)
-    return family.problem(Problem(p.m, p.n, p.k, *operands, p.bias, p.batch, groups), p.scales)
+    return family.problem(Problem(p.m, p.n, p.k, p.a, p.b, p.c, p.bias, p.batch, groups), p.scales)
 
 
 def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[Problem, ...]:

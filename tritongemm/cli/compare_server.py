@@ -28,6 +28,7 @@ _COLUMNS = ("load", "quantity", "A", "B", "A to A", "gain", "of all pairs", "", 
 _WORDS = ("load", "quantity", "of all pairs", "")
 _LAST_LINES = 15  # of the log of a server that failed
 _WARM_UP = 1 << 20  # seed of prompts that are sent first
+_USUAL_PORTS = {"vllm": 8000, "sglang": 30000}  # of servers whose command names none
 
 
 @dataclass
@@ -87,7 +88,7 @@ def parser() -> arguments.Parser:
     g.add_argument("--rounds", type=arguments.integer(1, 20), default=2, metavar="N",
                    help="starts without and with the table, in turn (%(default)s)")  # fmt: skip
     g.add_argument("--port", type=arguments.integer(1, 65535), metavar="N",
-                   help="where it answers, if its command has no --port")  # fmt: skip
+                   help="where it answers, if its command has no --port (vLLM: 8000, SGLang: 30000)")  # fmt: skip
     g.add_argument("--start-limit", type=arguments.seconds, default=1200.0, metavar="S",
                    help="seconds that a start may take (%(default)g)")  # fmt: skip
     g.add_argument("--answer-limit", type=arguments.seconds, default=300.0, metavar="S",
@@ -211,7 +212,8 @@ def _lines(comparison: ServerComparison, weighed: bool) -> Iterator[str]:
     for name, seconds in comparison.start_s.items():
         yield f"Starts of {name} until it answered: {', '.join(f'{value:.0f}' for value in seconds)} s"
     yield from comparison.served or [
-        "The log of B does not say what was served: is tritongemm installed in the server's environment? (--logs)"
+        "The log of B does not say what was served: is tritongemm installed in the server's environment, and does the "
+        "server log lines of level info? (--logs)"
     ]
 
 
@@ -242,7 +244,10 @@ def _host(server: Sequence[str]) -> str:
 
 
 def _port(named: int | None, server: Sequence[str]) -> int:
+    """Return the port that is named, that of the server's command, or else the usual one of such a server."""
     own = _value_of("--port", server)
-    if not named and not own.isdecimal():
+    programs = {Path(word).name.partition(".")[0] for word in server}
+    usual = next((port for name, port in _USUAL_PORTS.items() if name in programs), 0)
+    if not named and not own.isdecimal() and not usual:
         raise InputError("the server's port is not known: give its command --port N, or name it before the --")
-    return named or int(own)
+    return named or (int(own) if own.isdecimal() else usual)

@@ -135,6 +135,17 @@ def test_a_killed_command_leaves_no_server(words: list[str], tmp_path: Path) -> 
     os.kill(processes(tmp_path / "logs")[1], signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("named", "command", "port"),
+    [
+        (None, "python -m sglang.launch_server --model-path m", 30000), (None, "/usr/bin/vllm serve m", 8000),
+        (None, "vllm serve m --port=81", 81), (82, "sglang serve m --port 81", 82),
+    ],
+)  # fmt: skip
+def test_where_a_server_answers(named: int | None, command: str, port: int) -> None:
+    assert compare_server._port(named, command.split()) == port
+
+
 def test_gains_and_their_noise() -> None:
     step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.91]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
     assert step.gain == pytest.approx((1.0552, 2.0 / 1.91, 2.02 / 1.9), abs=1e-3) and step.is_sure

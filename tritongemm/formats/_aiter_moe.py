@@ -39,6 +39,12 @@ _FAMILIES = {
     "per_1x32": ("a4w4_blockscale", ""),
 }
 _FP8_BY_POWERS = ("a8w8_blockscale", "mx_shuffled")
+# The same of weights of four bits with factors for each 1 x 32, by the type of A.
+_OF_FOUR_BITS = {
+    ("torch.float8_e4m3fn", "torch.float4_e2m1fn_x2"): ("a8w4", "mx"),
+    (A_DTYPE, "torch.float4_e2m1fn_x2"): ("a16w4", "weight_mx"),
+    (A_DTYPE, "torch.int4"): ("a16w4", "weight_32"),
+}
 _RESULTS = (
     *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage"),
     *("tflops", "bw"),
@@ -71,10 +77,10 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
         raise KeptError(f"q_type: no family here has experts with scales {kind or 'of no q_type'}; there are: {known}")
     for name in ("dtype", *(("q_dtype_a", "q_dtype_w") if kind != "No" else ())):
         cells.require(name, A_DTYPE)
-    if cells.text("q_dtype_a") != weights:
-        raise KeptError(
-            f"q_dtype_a, q_dtype_w: experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here"
-        )
+    activations = cells.text("q_dtype_a")
+    mixed = _OF_FOUR_BITS.get((activations, weights)) if kind == "per_1x32" else None
+    if activations != weights and not mixed:
+        raise KeptError(f"q_dtype_a, q_dtype_w: experts' {activations} by {weights} is multiplied by no family here")
     if cells.text("topk") == _ANY:
         raise KeptError(f"topk {_ANY} does not say to how many experts a token goes")
     tokens, hidden, inner, experts, chosen = (
@@ -82,11 +88,13 @@ def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
     )
     if chosen > experts:
         cells.fail(f"topk is {chosen}, of {experts} experts")
-    family, scales = _FP8_BY_POWERS if (kind, "float8" in weights) == ("per_1x32", True) else _FAMILIES[kind]
+    usual = _FP8_BY_POWERS if (kind, "float8" in weights) == ("per_1x32", True) else _FAMILIES[kind]
+    family, scales = mixed or usual
     given = {
         "family": family,
         "scales": scales,
-        "dtype_a": weights if kind != "No" else cells.text("dtype"),
+        "dtype_a": activations if kind != "No" else cells.text("dtype"),
+        "dtype_b": weights if mixed else "",
         "dtype_c": cells.text("dtype"),
         "row_major_a": True,
         "row_major_b": False,

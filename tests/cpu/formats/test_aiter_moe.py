@@ -56,11 +56,28 @@ def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("types", "family", "scales"),
+    [
+        (f"{FP8},torch.float4_e2m1fn_x2", "a8w4", "mx"),
+        ("torch.bfloat16,torch.float4_e2m1fn_x2", "a16w4", "weight_mx"),
+        ("torch.bfloat16,torch.int4", "a16w4", "weight_32"),
+    ],
+)
+def test_experts_of_mixed_types(types: str, family: str, scales: str) -> None:
+    row = BLOCKS.replace(f"{FP8},{FP8},QuantType.per_1x128", f"{types},QuantType.per_1x32")
+    found = [row.problem for row in read(f"{KEYS}\n{row}\n")]
+    assert [(p.m, p.n, p.k, p.group_count) for p in found] == [(128, 512, 7168, 256), (128, 7168, 256, 256)]
+    assert {(p.family, p.scales, p.c.dtype) for p in found} == {(family, scales, "bf16")}
+    for target in ("gfx942", "gfx950", "sm90"):
+        assert all(registry.get(Family, family).supports(p, load_target(target)) for p in found)
+
+
+@pytest.mark.parametrize(
     ("given", "other", "reason"),
     [
         ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
         ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not say"),
-        (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.float4_e2m1fn_x2,QuantType.per_1x32", "multiplied by no"),
+        (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.int4,QuantType.per_1x32", "multiplied by no"),
     ],
 )
 def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 
 RUNS = "runs"  # an option that is searched only where a run asks for the order of splits
+PAIRWISE = "pairwise"  # an option that adds up those runs two by two, searched only where a run asks for that
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 
 

@@ -7,12 +7,13 @@ kept apart, and on devices whose instructions differ in how deep they are, so is
 
 from __future__ import annotations
 
+from tritongemm.codegen.fact_sections import PAIRWISE
 from tritongemm.codegen.geometry import evaluate
 from tritongemm.codegen.render import accumulator, common_type
 from tritongemm.codegen.template_facts import WARPS_OF_A_GROUP, adds_blocks, in_halves, kernel_template
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.reduction_order import EXACT, ReductionOrder
+from tritongemm.core.reduction_order import EXACT, PAIRS, ReductionOrder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 
@@ -32,7 +33,7 @@ def reduction_order(config: Config, problem: Problem, target: Target) -> Reducti
     run = evaluate(template.order.run, config, problem, target.compute_units)
     if not run:
         return Support(f"where {config.template} cuts K depends on M, or on the place of an element in its tile")
-    sums = template.order.sums if config.split_k > 1 else ""
+    sums = template.order.sums if config.split_k > 1 else PAIRS if config.option(PAIRWISE) else ""
     if sums and evaluate(template.order.by_columns, config, problem, target.compute_units):
         sums += f" in tiles of {config.block_n} columns"
     block = _block(config, problem, target, template.order.long_block)

@@ -47,6 +47,17 @@ RUNS = tuple(
     )
 )
 
+PAIRWISE = tuple(
+    Config(template, bm, bn, bk, 1, 1, warps, 3, (("pairwise", 1), ("runs", runs), *options))
+    for runs in (4, 8)
+    for template, bm, bn, bk, warps, options in (
+        ("tile", 64, 64, 64, 4, ()),
+        ("tile", 16, 64, 128, 4, (("swap_ab", 1),)),
+        ("tma", 128, 64, 64, 8, ()),
+        ("tma", 16, 64, 64, 4, (("swap_ab", 1),)),
+    )
+)
+
 GROUPED = tuple(
     Config(template, bm, bn, bk, 1, 1, warps, 3, options)
     for bk in (64, 128)
@@ -111,7 +122,7 @@ def find_classes(gpu: GpuEvaluator, compiler: BuildPool, name: str) -> tuple[dic
     for m in ROWS if name == "bf16" else ROWS[1:]:
         problem = case.at(m)
         for config in usable(
-            problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *GROUPED, *(SCALED if case.scale_depth else ()))
+            problem, gpu.target, (*CONFIGS, *SPLITS, *RUNS, *PAIRWISE, *GROUPED, *(SCALED if case.scale_depth else ()))
         ):
             order = triton().reduction_order(config, problem, gpu.target)
             if isinstance(order, ReductionOrder) and not (config.template == "gemv" and m > 70):

@@ -300,6 +300,10 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "--unconstrained names the results that an --invariant run is compared with: give both",
     ),
     (
+        lambda a: a.invariant_runs > 1 and a.invariant is None,
+        "--invariant-runs chooses the order of an --invariant run: give both",
+    ),
+    (
         lambda a: a.invariant is not None and a.server is not None,
         "--for races a server's own kernels, which state no order of additions: omit --invariant",
     ),

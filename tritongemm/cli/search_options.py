@@ -41,6 +41,9 @@ def _add_extent(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--invariant", nargs="?", const="kernels", type=_invariant, metavar="library",
         help="give a row the same bits at every M: kernels of a product add up in one order; =library (or cublas, "
         "hipblaslt): race algorithms of the library that agree too")  # fmt: skip
+    g.add_argument("--invariant-runs", type=int, choices=(1, 2, 4, 8), default=1, metavar="R",
+        help="with --invariant: add up K in R (2, 4 or 8) equal runs, and their sums pairwise, as ranks can that share "
+        "the K of a layer")  # fmt: skip
     g.add_argument("--unconstrained", type=arguments.path, metavar="FILE",
         help="with --invariant: results of the same sizes in any order, against which the price is "
         "printed too")  # fmt: skip

@@ -76,6 +76,7 @@ def read_request(args: argparse.Namespace) -> TuneRequest:
         timeout_s=args.timeout,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
         invariant=args.invariant or False,
+        invariant_runs=args.invariant_runs,
     )
 
 

@@ -39,4 +39,5 @@ class ReductionOrder:
         return " ".join(words)
 
 
+PAIRS = "pairwise"  # sums of neighbouring runs, then the sums of those, as of ranks that have an equal share of K
 EXACT = ReductionOrder()

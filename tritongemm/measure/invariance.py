@@ -14,7 +14,7 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
-from tritongemm.core.reduction_order import ReductionOrder
+from tritongemm.core.reduction_order import PAIRS, ReductionOrder
 from tritongemm.core.space import SearchLimits, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
@@ -25,6 +25,7 @@ from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBacken
 # Of narrow products tiles of few rows leave compute units idle unless K is split: on an H200 that cost a fifth at N
 # 1280 and M 16, and at N 2560 it gained nothing. At more rows one program adds up the runs of all splits.
 _FEW_ROWS, _COLUMNS, _NARROW, _FULL, _SHORTEST_RUN, _STEP = 64, 32, 0.55, 2, 1024, 256
+_RUN_STEP = 32  # of a run of K: the least depth of a block
 LIBRARY = ("library", "cublas", "hipblaslt")  # names by which algorithms of the library are let race
 _LARGEST = {"block_m": 128, "block_n": 128, "block_k": 128, "split_k": 1, "num_warps": 8}  # of a tile of many rows
 
@@ -97,7 +98,7 @@ class Invariance:
 
 
 def possible_orders(
-    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits
+    problems: Iterable[Problem], target: Target, backend: str, limits: SearchLimits, runs: int = 1
 ) -> dict[Problem, tuple[ReductionOrder, ...]]:
     """Return the orders that may be the best of each product, by its problem of M 1: that of an unsplit K first.
 
@@ -109,9 +110,10 @@ def possible_orders(
         target: where.
         backend: the backend that is searched.
         limits: what may be tried.
+        runs: equal runs of K whose sums are added pairwise: the only order then; 1 for any.
 
     Raises:
-        InputError: a product's rows can't be compared, or no config of it has a stated order.
+        InputError: a product's rows can't be compared, no config of it has a stated order, or K has no such runs.
     """
     largest, least = dict[Problem, Problem](), dict[Problem, int]()
     for problem in problems:
@@ -122,10 +124,22 @@ def possible_orders(
         largest[product] = max(problem, largest.get(product, problem), key=lambda one: one.m)
     searched: SearchedBackend = registry.get(SearchedBackend, backend)
     orders = {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
+    if runs > 1:
+        return {product: (_pairwise(order, product, runs),) for product, order in orders.items()}
     return {
         product: (order, *(_split_orders(order, product, target, limits) if least[product] <= _FEW_ROWS else ()))
         for product, order in orders.items()
     }
+
+
+def _pairwise(order: ReductionOrder, product: Problem, runs: int) -> ReductionOrder:
+    """Return the order of equal runs of K whose sums are added pairwise, as those of as many ranks are."""
+    step = order.block or _RUN_STEP
+    if not order.k:
+        return order
+    if order.k % (runs * step):
+        raise InputError(f"--invariant-runs {runs}: K {order.k} of {product.product} is no multiple of {runs} x {step}")
+    return replace(order, run=order.k // runs, sums=PAIRS if runs > 2 else "")
 
 
 def _split_orders(

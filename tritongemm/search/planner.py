@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.codegen import template_facts
-from tritongemm.codegen.fact_sections import RUNS
+from tritongemm.codegen.fact_sections import PAIRWISE, RUNS
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.reduction_order import PAIRS
 from tritongemm.core.space import SearchLimits, Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -44,12 +45,17 @@ def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) ->
 
 
 def _with_runs(space: Space, limits: SearchLimits) -> Space:
-    """Return a space with the option to add up K in the order of splits, where an order of several runs is wanted."""
+    """Return a space with the options to add up K in the order of splits, where an order of several runs is wanted."""
     runs = limits.order.runs if limits.order else 1
+    pairwise = limits.order is not None and limits.order.sums == PAIRS
+    added = ((RUNS, (runs,)), (PAIRWISE, (1,))) if pairwise else ((RUNS, (1, runs)),)
 
     def wider(axes: TemplateSpace) -> TemplateSpace:
-        able = axes.template in template_facts.names() and template_facts.kernel_template(axes.template).order.most_runs
-        return replace(axes, values=(*axes.values, (RUNS, (1, runs)))) if able >= runs > 1 else axes
+        if runs == 1 or axes.template not in template_facts.names():
+            return axes
+        template = template_facts.kernel_template(axes.template)
+        able = template.order.most_runs >= runs and all(name in template.constexprs for name, _ in added)
+        return replace(axes, values=(*axes.values, *added)) if able else axes
 
     return replace(space, axes=tuple(map(wider, space.axes)))
 

@@ -110,6 +110,7 @@ class TuneRequest:
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         invariant: whether rows get the same bits at every M: all kernels of a product add up in one order, that of an
             unsplit K; ``library``: algorithms of the library that agree race too.
+        invariant_runs: equal runs of K, 1, 2, 4 or 8, whose sums invariant rows add pairwise; 1 for the fastest order.
 
     Examples:
         >>> from tritongemm.tune.request import SearchScope, SizeSource
@@ -127,6 +128,7 @@ class TuneRequest:
     timeout_s: float = 60.0
     stop: str = ""
     invariant: bool | str = False
+    invariant_runs: int = 1
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def _in_one_order(
             "--invariant: only generated kernels state their order; let --libtype name triton, without --for"
         )
     libraries = request.invariant in LIBRARY
-    orders = possible_orders(problems, target, searched, plan.limits)
+    orders = possible_orders(problems, target, searched, plan.limits, request.invariant_runs)
     return replace(plan, invariance=Invariance(orders, libraries))
 
 

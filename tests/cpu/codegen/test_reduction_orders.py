@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
-from tests.support.summing import ROLE, STEP
+from tests.support.summing import DEPTH, RANKS_ROLE, ROLE, STEP
 from tritongemm.codegen import modules
 from tritongemm.codegen.reduction_orders import reduction_order
 from tritongemm.core.config import Config
@@ -37,6 +37,10 @@ SPLIT = tuple(
         Config("tma", 16, 32, 64, options=(("runs", split), *SWAP)),
     )
 )
+PAIRS = tuple(
+    Config(template, 16, 32, 64, options=(("pairwise", 1), ("runs", 8), *swapped))
+    for template, swapped in (("tile", ()), ("tma", SWAP))
+)
 
 
 def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(tmp_path: Path) -> None:
@@ -45,16 +49,34 @@ def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(tmp_path: Path)
     try:
         for m in (1, 20):
             problem = Problem(m, 16, 24 * STEP, *matrices("fp32", layout="TN"))
-            text = modules.write_candidates(problem, [*ONE_A_PROGRAM, *SPLIT], SM90, tmp_path).read_text()
-            for config in (*ONE_A_PROGRAM, *SPLIT):
+            text = modules.write_candidates(problem, [*ONE_A_PROGRAM, *SPLIT, *PAIRS], SM90, tmp_path).read_text()
+            for config in (*ONE_A_PROGRAM, *SPLIT, *PAIRS):
                 order = reduction_order(config, problem, replace(SM90, features=SM90.features - {"wgmma"}))
                 (row,) = child.ask(InterpreterJob(problem, config, text), 60)
                 sums[str(order)].add(row)
     finally:
         child.kill()
-    assert sorted(sums) == ["1x1536", "2x768", "3x512", "8x192"]
+    assert sorted(sums) == ["1x1536", "2x768", "3x512", "8x192", "8x192 pairwise"]
     assert all(len(found) == 1 for found in sums.values()), "a stated order has several sums"
     assert len(set.union(*sums.values())) == len(sums), "two orders have one sum"
+
+
+def test_sums_of_one_to_eight_ranks_agree_where_each_adds_up_its_runs_pairwise(tmp_path: Path) -> None:
+    child, found = WorkerProcess(RANKS_ROLE, {"TRITON_INTERPRET": "1"}), dict[int, bytes]()
+    try:
+        for ranks, options in (
+            (1, {"pairwise": 1, "runs": 8}),
+            (2, {"pairwise": 1, "runs": 4}),
+            (4, {"runs": 2}),
+            (8, {}),
+        ):
+            problem = Problem(3, 16, DEPTH // ranks, *matrices("fp32", layout="TN"))
+            config = Config("tile", 16, 16, STEP, options=tuple(options.items()))
+            text = modules.write_candidates(problem, [config], SM90, tmp_path).read_text()
+            (found[ranks],) = child.ask(InterpreterJob(problem, config, text), 60)
+    finally:
+        child.kill()
+    assert len(set(found.values())) == 1
 
 
 BF16, FP8 = matrices("bf16", layout="TN"), matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
@@ -76,6 +98,7 @@ BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, 
         (Config("tile", 64, 64, 128), BLOCKS, "1x4096 blocks of 128 by wgmma"),
         (Config("ws_tma", 128, 128, 64, 1, 1, 8, 4, (("runs", 4),)), SIZE, "4x1024"),
         (Config("ws_tma_swapped", 32, 128, 64, 1, 1, 8, 4, (("runs", 2), *SWAP)), SIZE, "2x2048"),
+        (Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8))), SIZE, "8x512 pairwise"),
         (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
         (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
     ],

@@ -56,6 +56,21 @@ def test_narrow_products_of_few_rows_may_have_the_order_of_splits_that_fill_the_
         assert [len(those) for those in possible_orders([problem], SM90, "triton", NO_LIMITS).values()] == [1]
 
 
+def test_runs_of_k_are_added_pairwise_where_that_is_asked_for(tmp_path: Path) -> None:
+    blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
+    orders = [str(those[0]) for those in possible_orders([SIZE, blocks], SM90, "triton", NO_LIMITS, 8).values()]
+    assert orders == ["8x512 pairwise", "8x256 blocks of 128 by wgmma pairwise"]
+    assert str(possible_orders([SIZE], SM90, "triton", NO_LIMITS, 2)[SIZE.at(1)][0]) == "2x2048"
+    with pytest.raises(InputError, match=r"--invariant-runs 8: K 1536 of .* is no multiple of 8 x 128"):
+        possible_orders([replace(blocks, k=1536)], SM90, "triton", NO_LIMITS, 8)
+    limits = SearchLimits(order=ReductionOrder(4096, 512, sums="pairwise"))
+    kept = plan_search(SIZE, SM90, tmp_path, "triton", limits).pruned.kept
+    assert {(c.template, c.split_k, c.option("runs"), c.option("pairwise")) for c in kept} == {
+        ("tile", 1, 8, 1),
+        ("tma", 1, 8, 1),
+    }
+
+
 @pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])
 def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match=r"--invariant: .*rows"):

@@ -170,11 +170,10 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
     template = "grouped" if problem.kind == "grouped" else "tile"
     # Where tiles would choose among instructions, all have the same one.
     alike = tuple((name, value) for name, value in (("matrix_instr_nonkdim", 16), ("kpack", 1)) if target.has(name))
-    for runs in (1, 2, 4, 8):
-        several = (("runs", runs),) if runs > 1 else ()
+    for several in ({}, {"runs": 2}, *({"runs": r, **pairs} for r in (4, 8) for pairs in ({}, {"pairwise": 1}))):
         for depth in depths:
             for rows, columns, warps, options in tiles:
-                yield Config(template, rows, columns, depth, 1, 1, warps, 3, (*options, *alike, *several))
+                yield Config(template, rows, columns, depth, 1, 1, warps, 3, (*options, *alike, *several.items()))
     for depth in depths:  # the order of long sums in fp8
         yield Config("ws_tma_swapped", 16, 64, depth, 1, 1, 4, 4, (("swap_ab", 1),))
         yield Config("ws_tma", 128, 128, depth, 1, 1, 8, 4)

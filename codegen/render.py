@@ -21,6 +21,7 @@ from tritongemm.codegen.template_facts import (
     arguments,
     compiler_options,
     has_four_bit_weight,
+    in_fragments,
     in_halves,
     kernel_template,
     operand_of,
@@ -88,6 +89,7 @@ class KernelFacts:
     unit: str
     formats: tuple[str, ...]
     apart: int
+    fragments: bool
     pieces: Pieces | None
     narrows: bool
     unpacks: bool
@@ -159,6 +161,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         unit=f" // {compute.packed}" if compute.packed > 1 else "",
         formats=(DOT_FORMATS[problem.a.dtype], DOT_FORMATS[problem.b.dtype]) if problem.microscaled else (),
         apart=apart,
+        fragments=in_fragments(problem),
         pieces=pieces_of_b(problem),
         narrows=problem.c.type.is_fp8 and target.supports(problem.c.type) and target.has("narrow_fp8"),
         unpacks=((unpacked and problem.a.dtype == "fp4e2m1") or apart > 0) and target.has("unpack_four_bits"),

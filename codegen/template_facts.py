@@ -70,6 +70,7 @@ class KernelTemplate:
         pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
         microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
         four_bits: whether it multiplies a weight of four bits by a wider A.
+        fragments: whether it multiplies such a weight only in the order ``fragments``.
         edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
         search: what the search must know of it.
         order: in which order it adds up products.
@@ -95,6 +96,7 @@ class KernelTemplate:
     pieces: bool = False
     microscaled: bool = False
     four_bits: bool = False
+    fragments: bool = False
     edited: bool = False
     order: OrderFacts = field(default_factory=OrderFacts)
 
@@ -208,9 +210,16 @@ def apart_in_bytes(problem: Problem) -> int:
     return 1 if problem.b.order == PLAIN else registry.get(WeightLayout, problem.b.order).apart()
 
 
+def in_fragments(problem: Problem) -> bool:
+    """Return whether B is a weight of four bits whose blocks are what threads give a matrix instruction."""
+    return problem.b.order != PLAIN and registry.get(WeightLayout, problem.b.order).fragments()
+
+
 def reads_b(template: str, problem: Problem) -> bool:
     """Return whether a template's kernel reads B's type in the order in which it is stored."""
     facts = kernel_template(template)
+    if in_fragments(problem) or facts.fragments:
+        return facts.fragments and in_fragments(problem)
     if has_four_bit_weight(problem):
         return facts.four_bits
     return problem.b.order == PLAIN or (facts.pieces and pieces_of_b(problem) is not None)

@@ -45,4 +45,10 @@ MX_GROUPED = (
     Config("grouped_tile", 16, 64, 128, 2),
     Config("grouped_tma", 16, 32, 128, 2),
 )
+# Warps that share a block of K, slices shorter and longer than a group of a scale; splits; wide tiles; a rest of K.
+FRAGMENTS = (
+    Config("fragments", 8, 32, 256, split_k=2, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
+    Config("fragments", 16, 16, 256, split_k=2, num_warps=2, options=(("poll", 1), ("slices", 2), ("swap_ab", 1))),
+    Config("fragments", 32, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
+)
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these

@@ -3,7 +3,18 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tests.support.kernel_cases import DESCRIBED, GLUON, GROUPED, MX_BATCHED, MX_GEMV, MX_GROUPED, POINTERS, SPLIT, TMA
+from tests.support.kernel_cases import (
+    DESCRIBED,
+    FRAGMENTS,
+    GLUON,
+    GROUPED,
+    MX_BATCHED,
+    MX_GEMV,
+    MX_GROUPED,
+    POINTERS,
+    SPLIT,
+    TMA,
+)
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -22,6 +33,15 @@ class ModuleCase(NamedTuple):
 def _problem(family: str, dtype: str, sizes: tuple[int, int, int] = (48, 256, 256), **more: Any) -> Problem:
     scales, operands = more.pop("scales", ""), matrices(dtype, c="bf16", layout=more.pop("layout", "TN"))
     made: Problem = registry.get(Family, family).problem(Problem(*sizes, *operands, **more), scales)
+    return made
+
+
+def _fragments(dtype: str, scales: str) -> Problem:
+    """A product of bf16 by a weight of four bits in the order of fragments."""
+    a, b, c = matrices("bf16", dtype, "bf16", layout="TN")
+    made: Problem = registry.get(Family, "a16w4").problem(
+        Problem(48, 256, 256, a, b._replace(order="fragments"), c), scales
+    )
     return made
 
 
@@ -92,5 +112,7 @@ CASES = {
         _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)), _GROUPED_BLOCKS
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
+    "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), FRAGMENTS),
+    "fp4 in fragments": ModuleCase(_fragments("fp4e2m1", "weight_mx"), FRAGMENTS),
     "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),
 }

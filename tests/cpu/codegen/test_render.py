@@ -17,6 +17,7 @@ from tests.support import forked
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import (
     DESCRIBED,
+    FRAGMENTS,
     GEMV,
     GFX942,
     GLUON,
@@ -56,7 +57,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_here() -> None:
-    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED)} == set(template_facts.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *FRAGMENTS)} == set(template_facts.names())
 
 
 def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
@@ -168,7 +169,7 @@ def test_files_are_named_by_their_problem() -> None:
 
 def test_an_unknown_template() -> None:
     with pytest.raises(
-        InputError, match="no kernel template is called 'abacus'; there are: gemv, grouped, grouped_tile, grouped_tma, "
+        InputError, match="no kernel template is called 'abacus'; there are: fragments, gemv, grouped, grouped_tile, "
     ):
         text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.interpreted import Interpreted
-from tests.support.kernel_cases import GFX942, SM90
+from tests.support.kernel_cases import FRAGMENTS, GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
@@ -33,6 +33,7 @@ FP8 = registry.get(Family, "a8w4")
 MX = replace(PLAIN, a=Operand("fp8e4m3fn"), b=PLAIN.b._replace(dtype="fp4e2m1"))
 BY_INT4 = replace(PLAIN, a=Operand("int8"))
 MASKED = replace(FP8.problem(MX, "block_weight_mx"), groups=replace(GROUPS, room=11))
+IN_FRAGMENTS = replace(INT4, n=48, b=INT4.b._replace(order="fragments"))
 FP16 = replace(PLAIN, a=Operand("fp16"), c=Operand("fp16"))
 # A block of K smaller than a scale's, as long, and of several; splits, swapped operands, sums that are polled for.
 CONFIGS = (
@@ -67,13 +68,17 @@ def in_order(problem: Problem, order: str) -> Problem:
         pytest.param(replace(FP8.problem(MX, "mx"), groups=GROUPS), SM90, marks=pytest.mark.heavy),
         pytest.param(FP8.problem(MX, "block_rows_weight_mx"), SM90, marks=pytest.mark.heavy),
         pytest.param(replace(FP4, groups=GROUPS), SM90, marks=pytest.mark.heavy),
+        (replace(IN_FRAGMENTS, bias="n"), SM90),
+        (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),
+        (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2), SM90),
+        (replace(in_order(FP4, "fragments"), n=48), SM90),
         pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
         pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),
     ],
     ids=lambda case: case.key if isinstance(case, Problem) else case.name,
 )
 def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: Target) -> None:
-    configs = OF_GROUPS if problem.groups else CONFIGS
+    configs = OF_GROUPS if problem.groups else FRAGMENTS if problem.b.order == "fragments" else CONFIGS
     fitting = [config for config in configs if unmet_need(config, problem, 132) is None]
     found = interpreted.errors(problem, fitting, target)
     assert len(found) >= 2 and max(found.values()) <= 1, found
@@ -88,15 +93,19 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
         ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
         ("(tl.minimum(k + 1, blocks - 1) * BLOCK_K // 128).to(tl.int64) * N * 2 + N", "N", 1, ZEROS),
         ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
+        ("tl.join(q0, q2)", "tl.join(q0, q1)", 0, IN_FRAGMENTS),
+        ("* SLICE) // 128", "* SLICE) // 256", 1, IN_FRAGMENTS),
     ],
     ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",
-         "factors as zero points"],
+         "factors as zero points", "numbers of a word", "factors of another warp"],
 )  # fmt: skip
 def test_wrong_kernels_are_noticed(
     interpreter: LentProcess, old: str, new: str, config: int, problem: Problem, tmp_path: Path
 ) -> None:
-    chosen = CONFIGS[config]
-    text = modules.write_candidates(problem, [chosen], GFX942, tmp_path).read_text()
+    chosen = (FRAGMENTS if problem == IN_FRAGMENTS else CONFIGS)[config]
+    text = modules.write_candidates(
+        problem, [chosen], SM90 if problem == IN_FRAGMENTS else GFX942, tmp_path
+    ).read_text()
     assert old in text
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, chosen, text.replace(old, new)), 60)
     assert error > tolerance
@@ -125,8 +134,27 @@ def test_numbers_of_the_halves_of_a_span_share_a_byte() -> None:
     assert stored.tolist() == [int(numbers[k] | numbers[k + 16] << 4) for k in range(16)]
 
 
+def test_fragments_are_what_threads_give_a_matrix_instruction() -> None:
+    """PTX ISA, mma.m16n8k16: thread 4 * g + t has rows g and g + 8, and 2 * t, 2 * t + 1 and those 8 further of K."""
+    numbers = torch.randint(0, 16, (32, 128))
+    stored = registry.get(WeightLayout, "fragments").pack((numbers[:, ::2] | numbers[:, 1::2] << 4).byte().mT).mT
+    words = (
+        stored.contiguous().view(torch.int16).reshape(2, 2, 32, 4, 2)
+    )  # blocks of columns, of K; threads, registers, pairs
+    for n, k, thread, register, pair, place in (
+        (0, 0, 0, 0, 0, 0),
+        (1, 1, 7, 1, 1, 2),
+        (0, 1, 31, 2, 0, 3),
+        (1, 0, 13, 3, 1, 1),
+    ):
+        g, t = thread // 4, thread % 4
+        number = numbers[n * 16 + register % 2 * 8 + g, k * 64 + place * 16 + register // 2 * 8 + t * 2 + pair]
+        assert words[n, k, thread, register, pair] >> 4 * place & 15 == number
+
+
 def test_what_it_is_for() -> None:
     assert [axes.template for axes in space(INT4, SM90).axes] == ["tile"]
+    assert [axes.template for axes in space(IN_FRAGMENTS, SM90).axes] == ["fragments"]
     assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
     for problem, reason in (
         (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),
@@ -134,6 +162,7 @@ def test_what_it_is_for() -> None:
         (replace(INT4, c=Operand("int32")), "bf16, fp16 or fp32, not int32"),
         (replace(FP4, a=Operand("fp16")), "fp4 by bf16"),
         (in_order(replace(FP4, k=352), "halves_128"), "multiples of 128"),
+        (replace(IN_FRAGMENTS, n=40), "N a multiple of 16"),
     ):
         assert reason in FAMILY.supports(problem, SM90).reason
     with pytest.raises(InputError, match="no scales of the granularity 'weight_16'"):

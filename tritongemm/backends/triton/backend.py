@@ -69,7 +69,7 @@ class TritonBackend(SearchedBackend):
     has_helpers = True
     capabilities = Capabilities(
         kinds=("one", "batched", "grouped"),
-        orders_b=(PLAIN, "shuffled_16x16", "halves_32", "halves_128"),
+        orders_b=(PLAIN, "shuffled_16x16", "halves_32", "halves_128", "fragments"),
         scales=("epilogue", "mainloop"),
         tensor_scales=True,
         epilogues=EPILOGUES,

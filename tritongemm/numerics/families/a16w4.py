@@ -24,10 +24,10 @@ class SixteenByFourFamily(FourBitWeightFamily):
     summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx)"
     defaults = FamilyDefaults(dtype_a="bf16", dtype_b="int4", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        f"a16w4_halves_{span}": FamilyDefaults(
-            dtype_a="bf16", dtype_b="int4", dtype_c="bf16", order_b=f"halves_{span}", row_major_b=False
+        f"a16w4_{order}": FamilyDefaults(
+            dtype_a="bf16", dtype_b="int4", dtype_c="bf16", order_b=order, row_major_b=False
         )
-        for span in (32, 128)
+        for order in ("halves_32", "halves_128", "fragments")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

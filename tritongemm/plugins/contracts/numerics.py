@@ -150,6 +150,10 @@ class WeightLayout(Plugin, abstract=True):
         """Return how many elements along K the number in a byte's high half comes after the one in its low half."""
         return 1
 
+    def fragments(self) -> bool:
+        """Return whether blocks of a weight of four bits are what threads give a matrix instruction."""
+        return False
+
     @abstractmethod
     def pack(self, b: Tensor) -> Tensor:
         """Convert B [K, N], column-major, to this layout; for packed types K counts bytes."""

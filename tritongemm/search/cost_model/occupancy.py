@@ -55,7 +55,7 @@ def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
 
 def async_matrix(config: Config, target: Target) -> bool:
     """Say whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
-    grouped = matrix_sides(config)[0] >= 64 and config.num_warps % 4 == 0
+    grouped = matrix_sides(config)[0] >= 64 and config.num_warps % 4 == 0 and config.option("slices", 1) == 1
     return target.has("tensor_memory") or (grouped and target.has("wgmma"))
 
 
@@ -88,7 +88,7 @@ def stored_bytes(config: Config, problem: Problem) -> int:
 
 def accumulator_registers(config: Config, target: Target) -> int:
     """Return the 32-bit registers a thread needs for its share of the C tile, or of the products summed in it."""
-    depth = config.block_k if without_matrix_units(config) else 1
+    depth = config.block_k if without_matrix_units(config) else config.option("slices", 1)
     return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
 
 
@@ -149,7 +149,7 @@ def split_among_warps(config: Config, target: Target) -> WarpLayout:
     grouped = async_matrix(config, target)
     high, wide = matrix_sides(config)
     wm = wn = 1
-    while wm * wn < config.num_warps:
+    while wm * wn < config.num_warps // config.option("slices", 1):
         left_m, left_n = high // (m * wm), wide // (n * wn)
         if left_m > 1 and (grouped or left_m * m >= left_n * n or left_n <= 1):
             wm *= 2

@@ -73,7 +73,7 @@ class IterationCost(Generic[Number]):
         a = config.block_m * config.block_k * problem.a.type.width
         b = config.block_n * config.block_k * problem.b.type.width
         sums = split.rows * split.shape[0] * split.columns * split.shape[1]
-        own = sums * config.block_k
+        own = sums * config.block_k // config.option("slices", 1)
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
         if occupancy.without_matrix_units(config):
             matrix = occupancy.accumulator_registers(config, target) * PRODUCT_CLOCKS / clock

@@ -20,6 +20,8 @@ def split_k(config: Config, problem: Problem, target: Target) -> str | None:
         return f"split-K {split} makes {tiles * split} programs for {units} CUs"
     if problem.k < 2 * split * config.block_k:
         return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
+    if config.option("slices", 1) > 1:  # small programs, of which a compute unit has several
+        return None
     if tiles >= units:
         return f"split-K {split}: {tiles} tiles fill {units} CUs"
     rounds = cdiv(tiles * split, units)

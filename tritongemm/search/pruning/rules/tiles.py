@@ -9,6 +9,8 @@ from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides,
 
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
+# Rows of one matrix instruction, and the most for which warps share blocks of K.
+MATRIX_ROWS, SLICED_ROWS = 16, 64
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -86,7 +88,7 @@ def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
 def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
     """Where square tiles of 32 or 64 fill the device many times, smaller ones only load more."""
     for side in (64, 32):
-        m, n = min(side, _power_of_two_above(problem.m, 16)), min(side, _power_of_two_above(problem.n, 16))
+        m, n = min(side, _power_of_two_above(problem.m, 8)), min(side, _power_of_two_above(problem.n, 16))
         if config.block_m >= m and config.block_n >= n:
             continue
         tiles = cdiv(problem.m, m) * cdiv(problem.n, n) * problem.batch
@@ -132,8 +134,19 @@ def few_instructions(config: Config, problem: Problem, target: Target) -> str | 
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
     k = int(config.block_k * max(problem.a.type.width, problem.b.type.width)) // MATRIX_K_BYTES
-    count = (config.block_m // m) * (config.block_n // n) * max(1, k)
+    rows, columns = matrix_sides(config)
+    count = (rows // m) * (columns // n) * max(1, k)
     return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
+
+
+def slices(config: Config, problem: Problem, target: Target) -> str | None:
+    """Warps that share a block of K are for a few rows, groups of four warps with columns of their own for many."""
+    shared, held = config.option("slices", 1) > 1, _power_of_two_above(problem.m, 8)
+    if shared and (config.block_m > held or problem.m > SLICED_ROWS):
+        return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"
+    if not shared and (problem.m <= MATRIX_ROWS or config.block_m < min(64, held)):
+        return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
+    return None
 
 
 def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tritongemm.operations.four_bit_weights import pack_gptq as pack_gptq
     from tritongemm.operations.four_bit_weights import pack_mxfp4 as pack_mxfp4
     from tritongemm.operations.linear_act import interleave_gate_up as interleave_gate_up
+    from tritongemm.serving.added_operations import linear_act as linear_act
+    from tritongemm.serving.added_operations import linear_w4 as linear_w4
     from tritongemm.serving.api import load as load
     from tritongemm.serving.api import mm as mm
     from tritongemm.serving.explaining import explain as explain
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from tritongemm.serving.layouts import unpack_scales as unpack_scales
     from tritongemm.serving.layouts import unpack_weight as unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8 as linear_fp8
-    from tritongemm.serving.linear_w4 import linear_act as linear_act
-    from tritongemm.serving.linear_w4 import linear_w4 as linear_w4
     from tritongemm.serving.mixtures import fused_moe as fused_moe
     from tritongemm.serving.patch import patch as patch
     from tritongemm.serving.products import bmm as bmm
@@ -53,7 +53,7 @@ _NAMES = {
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
     "serving.linear_fp8": "linear_fp8",
-    "serving.linear_w4": "linear_act linear_w4",
+    "serving.added_operations": "linear_act linear_w4",
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
     "operations.linear_act": "interleave_gate_up",

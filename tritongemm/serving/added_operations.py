@@ -1,4 +1,4 @@
-"""Functions for operations that have none in this package: those of files that were added to `operations`."""
+"""Functions of operations that one kernel computes: `linear_w4`, `linear_act`, and those of added files."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.core.problem import PLAIN
 from tritongemm.operations.contract import Operation, ProductOperation, every
+from tritongemm.operations.linear_act import LINEAR_ACT
+from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.serving import dispatcher as engine
 from tritongemm.serving.traced_operations import define
@@ -80,3 +83,79 @@ def _run(operation: ProductOperation, given: Any) -> Tensor:
     of_call = tuple(key)
     call = engine.default.calls.table.get(of_call) or engine.default.resolve(operation, of_call, given)
     return call(*given)
+
+
+def linear_w4(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    order: str = PLAIN,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute x @ (weight * scale).T (+ bias) with the tuned kernel for this size, else with PyTorch.
+
+    The weight is int4, whose bits are the number plus 8, with a factor for each 32, 64 or 128 numbers along K, and
+    zero points if they have some, or fp4 (e2m1) with a power of two for each 32 (mxfp4). `pack_gptq`, `pack_awq`,
+    `pack_compressed_tensors` and `pack_mxfp4` convert checkpoints' weights: ``linear_w4(x, *packed, bias=bias)``.
+    PyTorch dequantises the weight at each call.
+
+    Args:
+        x: [..., K] of bfloat16 or float16, contiguous for tuned kernels.
+        weight: bytes [N, K / 2], each of two numbers, the earlier one in the low half, or as `order` says.
+        scale: [K / 32, N], [K / 64, N] or [K / 128, N] in x's type of int4, or [K / 128, 2, N] with the zero points,
+            less 8, of each group behind its factors; e8m0 [N, K / 32] of fp4.
+        order: memory layout of the weight: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``halves_128``.
+        bias: [N] or None.
+        out_dtype: x's by default; bfloat16, float16 or float32.
+
+    Returns:
+        [..., N], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, dtypes or devices that do not fit together.
+        DriverError: the driver refused a launch.
+
+    Examples:
+        >>> weight = torch.randint(0, 256, (32, 128), dtype=torch.uint8)
+        >>> tritongemm.linear_w4(torch.randn(4, 256).half(), weight, torch.ones(2, 32).half()).shape
+        torch.Size([4, 32])
+    """
+    return _call(x, weight, scale, order, bias, out_dtype)
+
+
+def linear_act(
+    x: Tensor, w: Tensor, act: str, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Compute act(x @ w.T + bias) with the tuned kernel for this size, else with PyTorch in two steps.
+
+    With ``silu_mul``, ``gelu_mul`` and ``gelu_tanh_mul`` w holds gate and up, whose rows alternate by 8 as
+    `interleave_gate_up` writes them, and the result is act(gate) * up: SwiGLU and GeGLU without the round trip of the
+    product through memory. Tune such sizes with ``--epilogue``.
+
+    Args:
+        x: [..., K], contiguous for tuned kernels.
+        w: [N, K], contiguous for tuned kernels.
+        act: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, or one of gate and up.
+        bias: [N] or None.
+        out_dtype: x's by default; a type of floats.
+
+    Returns:
+        [..., N], or of gate and up [..., N / 2], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, dtypes or devices that do not fit together, or no such activation.
+        DriverError: the driver refused a launch.
+
+    Examples:
+        >>> w = tritongemm.interleave_gate_up(torch.randn(32, 64), torch.randn(32, 64))
+        >>> tritongemm.linear_act(torch.randn(4, 64), w, "silu_mul").shape
+        torch.Size([4, 32])
+    """
+    return _call_act(x, w, act, bias, out_dtype)
+
+
+_call = make_function(FOUR_BIT_LAYER)
+_call_act = make_function(LINEAR_ACT)

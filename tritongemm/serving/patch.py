@@ -15,7 +15,7 @@ from tritongemm.operations.served_problems import is_layer
 from tritongemm.serving import served_experts, served_fp8, served_w4
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
-from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
+from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, ServedMlp, find_joinable, serve_gates
 
 _compiling = torch.compiler.is_compiling
 _Kind: TypeAlias = "type[nn.Module] | PackedWeight"  # the class that a layer is given, or its converted weight
@@ -53,6 +53,7 @@ class Patch:
         patched: names of the layers that are served.
         left: names of the linear layers that were not changed, with the reasons.
         joined: names of the layers that are computed together, group by group.
+        gated: names of the MLPs whose gate, up and activation are one kernel.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Patch:
         self._groups = {} if joined_in is None else _join_layers(joined_in, linear)
         mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
         self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
-        self.patched, self.joined = tuple(layers), tuple(self._groups)
+        self._gated = {} if joined_in is None or invariant else serve_gates(joined_in)
+        self.patched, self.joined, self.gated = tuple(layers), tuple(self._groups), tuple(self._gated)
 
     def undo(self) -> None:
         """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
@@ -79,12 +81,13 @@ class Patch:
         for layer, former in self._still_served():
             layer.__class__ = former
             layer.__dict__.pop("_part", None)
+            layer.__dict__.pop("_gated", None)
             served_fp8.forget_unquantized(layer)
             served_w4.forget(layer)
         for group in self._groups.values():
             group.separate()
         default_dispatcher().want_invariant_rows(self, False)
-        self._layers, self._groups = {}, {}
+        self._layers, self._groups, self._gated = {}, {}, {}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -100,13 +103,15 @@ class Patch:
 
     def _still_served(self) -> list[tuple[nn.Module, type[nn.Module]]]:
         """Return the layers whose class was not changed since, with the classes that they had."""
-        return [(layer, former) for layer, former in self._layers.values() if _is_served(type(layer))]
+        every = (*self._layers.values(), *self._gated.values())
+        return [(layer, former) for layer, former in every if _is_served(type(layer))]
 
     def __str__(self) -> str:
         idle = Counter(filter(None, map(_why_idle, (layer for layer, _ in self._layers.values()))))
         reasons = Counter(self.left.values())
         groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
         remarks = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
+        remarks += f"; {len(self.gated)} of gate and up fused with their activation" if self.gated else ""
         remarks += "".join(f"; {count} patched, but {reason}" for reason, count in idle.most_common())
         remarks += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
         total = len(self.patched) + len(self.left)
@@ -133,7 +138,9 @@ def patch(
 
     Layers that read the same input, such as q_proj, k_proj and v_proj of one module, are computed as one product at
     those M where the tuned rows say that this is faster. Their weights become views of one tensor, so graphs captured
-    before can't be replayed; the parameters stay the same objects.
+    before can't be replayed; the parameters stay the same objects. MLPs that compute down(act(gate(x)) * up(x)) have
+    gate, up and activation computed by `linear_act` at those M where a tuned row says that this is faster; the weight
+    of gate and up is then held twice. What torch.compile traces keeps its two steps.
 
     Args:
         model: its modules are changed in place.
@@ -232,7 +239,7 @@ def _why_idle(layer: nn.Module) -> str:
 
 
 def _is_served(kind: type[nn.Module]) -> bool:
-    served = ServedLinear | served_experts.ServedExperts | served_w4.ServedFourBits
+    served = ServedLinear | ServedMlp | served_experts.ServedExperts | served_w4.ServedFourBits
     return issubclass(kind, served) or kind.__name__ == served_fp8.SERVED
 
 

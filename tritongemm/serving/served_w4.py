@@ -13,7 +13,7 @@ from tritongemm.core.problem import PLAIN, Operand
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors, pack_gptq
 from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving import linear_w4 as four_bit_layer
+from tritongemm.serving import added_operations
 from tritongemm.workloads.capturing import session
 
 WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
@@ -105,7 +105,7 @@ class ServedFourBits(nn.Module):  # type: ignore[misc]
             result: Tensor = super().forward(input)
             return result
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        return four_bit_layer.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
+        return added_operations.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return what makes copies and pickles, which are served too, of the class that the module had."""

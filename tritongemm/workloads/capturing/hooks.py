@@ -34,7 +34,9 @@ _LAYERS = {
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
 # Where the calls of `tritongemm` are defined, whose own calls of PyTorch are none of the program's.
-_SERVING = tuple(f"tritongemm.serving.{name}" for name in ("api", "products", "linear_fp8", "linear_w4", "mixtures"))
+_SERVING = tuple(
+    f"tritongemm.serving.{name}" for name in ("api", "products", "linear_fp8", "added_operations", "mixtures")
+)
 _OF_SERVERS = "tritongemm.serving.server_calls"
 _COMPUTED = "tritongemm.serving.traced_operations"  # what computes operations in the code of torch.compile
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments

@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes.servers import (
-    install_sglang,
-    install_vllm,
-    install_vllm_blocks,
-    install_vllm_mixtures,
-)
+from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_blocks, install_vllm_mixtures
 from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices

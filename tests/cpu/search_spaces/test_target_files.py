@@ -102,8 +102,7 @@ def test_wrong_files(write: Write, text: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"],
+    "name", ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"]
 )
 def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, tmp_path: Path, name: str) -> None:
     """A file that is stored elsewhere is not read, nor is one here that is no target."""

@@ -14,6 +14,7 @@ import pytest
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, syntax, tracked_files
 from tests.support import ROOT, forked
+from tests.support.tables import each
 
 LINKS = ("codegen", "hip_ext", "search_spaces", "codegen/templates")  # in the package, to folders of the repository
 MAX_LINES = 400
@@ -116,7 +117,7 @@ def test_no_object_is_probed() -> None:
     check("no object is probed", offenders, "give it a typed attribute (docs/plugins)", PROBES)
 
 
-@pytest.mark.parametrize("name", LINKS)
+@each("name", LINKS)
 def test_a_folder_of_the_repository_is_linked_into_the_package(name: str) -> None:
     link = HOME / name
     assert link.is_symlink() and link.resolve() == ROOT / link.name

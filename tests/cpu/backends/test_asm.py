@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
+from tests.support.tables import each
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
@@ -70,7 +71,7 @@ def numbers(block: bytes) -> list[int]:
 ONE = 0x3F800000  # 1.0
 
 
-@pytest.mark.parametrize("nbytes", [288, 336, 352])
+@each("nbytes", [288, 336, 352])
 def test_bf16_block(nbytes: int) -> None:
     problem = Problem(100, 256, 512, *matrices("bf16", layout="TN"), bias="n")
     launch = kernel_launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
@@ -121,7 +122,7 @@ SCALED_KERNELS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "dtype", "symbol", "facts"), SCALED_KERNELS)
+@each(("family", "dtype", "symbol", "facts"), SCALED_KERNELS)
 def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(
     tmp_path: Path, family: str, dtype: str, symbol: str, facts: Target
 ) -> None:
@@ -136,7 +137,7 @@ def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(
     assert [c.split_k for c in asm.survey(scaled_problem(family, dtype), facts, [alone])[0]] == [1]
 
 
-@pytest.mark.parametrize(("layout", "nbytes", "split"), [("i8", 208, 2), ("fp8_blockscale", 256, 3), ("fp4", 384, 4)])
+@each(("layout", "nbytes", "split"), [("i8", 208, 2), ("fp8_blockscale", 256, 3), ("fp4", 384, 4)])
 def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: int, split: int) -> None:
     family, dtype, symbol, facts = next(
         k for k in SCALED_KERNELS if param_layout.declared("", k[2]) == param_layout.LAYOUTS[layout]
@@ -162,7 +163,7 @@ def test_a_bf16_kernel_writes_fp32_where_the_object_has_the_type(tmp_path: Path)
     assert not asm.survey(replace(problem, c=Operand("fp16")), GFX942, [path])[0]
 
 
-@pytest.mark.parametrize("layout", param_layout.LAYOUTS)
+@each("layout", param_layout.LAYOUTS)
 def test_wrong_parameter_size_is_named(layout: str) -> None:
     with pytest.raises(InputError, match=rf"takes 200 bytes of parameters, layout {layout} has \d+"):
         param_layout.fields(param_layout.LAYOUTS[layout], kernel(200))
@@ -174,7 +175,7 @@ def test_kinds_are_checked_against_the_object() -> None:
         param_layout.fields(param_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("problem", "reason"),
     [
         (Problem(64, 64, 192, *matrices(layout="TN")), "it reads bf16"),

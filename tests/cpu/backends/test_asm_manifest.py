@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import DATA
+from tests.support.tables import each
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.core.errors import InputError
 from tritongemm.system import reading
@@ -22,16 +23,14 @@ def write(folder: Path, text: str) -> Path:
     return folder / "kernels.csv"
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "values", "expected"),
     [
         (BF16, f"{PLAIN},p.co,1,32,64,3,0,1,128,1", (32, 64, 128, True, False, True, 3)),
         (I8, f"16,128,1,1,{PLAIN},p.co", (16, 128, 64, True, True, False, 0)),
         (FP4, f"32,256,0,0,{PLAIN},p.co", (32, 256, 64, False, False, False, 0)),
         ("knl_name,knl_file,tn,tileM,tileN,pf\n", f"{PLAIN},p.co,1,96,64,3", (96, 64, 64, False, False, False, 3)),
-    ],
-    ids=["bf16", "i8", "fp4", "outf32"],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_every_spelling_of_the_columns(
     tmp_path: Path, header: str, values: str, expected: tuple[int | bool, ...]
 ) -> None:
@@ -40,7 +39,7 @@ def test_every_spelling_of_the_columns(
     assert (row.symbol, row.path, row.line) == (PLAIN, tmp_path / "p.co", 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "named"),
     [
         ("", "is empty"),

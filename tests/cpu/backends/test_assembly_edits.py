@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from triton.backends.compiler import GPUTarget
 
+from tests.support.tables import each
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.codegen.template_facts import exchanges_sums
@@ -85,7 +86,7 @@ def test_splits_send_each_other_their_columns(split: int) -> None:
     assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared::cta") == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "exchanges"),
     [
         (EXCHANGING, True),
@@ -175,7 +176,7 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
     assert edit(text) == text
 
 
-@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112"])
+@each("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112"])
 def test_what_is_not_there_is_reported(what: str) -> None:
     with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
@@ -216,7 +217,7 @@ def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     assert before.count("mbarrier.init") == 2 * config.num_stages
 
 
-@pytest.mark.parametrize(("m", "n", "config", "pairs"), [(300, 1024, PAIR, 3 * 16), (100, 4096, HIGH_PAIR, 1 * 64)])
+@each(("m", "n", "config", "pairs"), [(300, 1024, PAIR, 3 * 16), (100, 4096, HIGH_PAIR, 1 * 64)])
 def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
     """300 rows are three pairs of 64 and 1024 columns 16 tiles of 64; or 4096 columns are as many pairs of 32."""
     triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
@@ -294,7 +295,7 @@ def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
         assert re.search(r"m64n128k32(?:(?!wait_group).)*m64n64k32.*?wait_group\.sync\.aligned 1;", after, re.DOTALL)
 
 
-@pytest.mark.parametrize(
+@each(
     ("own", "other", "used"),
     [
         ("12.8", "12.9", "12.9"),

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
+from tests.support.tables import each
 from tritongemm.backends.torch.backend import single
 from tritongemm.codegen import render
 from tritongemm.core.problem import Operand, Problem, matrices
@@ -17,8 +17,8 @@ BATCH = Problem(5, 7, 9, *matrices("fp32", layout="TN"), batch=3)
 DENSE = registry.get(Family, "dense")
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize(("row_a", "bias"), [(True, "none"), (False, "none"), (True, "n"), (True, "m")])
+@each("shared", ["", "a", "b"])
+@each(("row_a", "bias"), [(True, "none"), (False, "none"), (True, "n"), (True, "m")])
 def test_pytorch_computes_a_batch_as_its_users_do(shared: str, row_a: bool, bias: str) -> None:
     problem = replace(
         BATCH,
@@ -44,7 +44,7 @@ def test_which_function_a_generated_module_calls() -> None:
     assert "torch.baddbmm(bias[:, None], a, b.expand(BATCH, K, N), out=c)" in text
 
 
-@pytest.mark.parametrize("rows", [5, 12])
+@each("rows", [5, 12])
 def test_what_pytorch_has_no_function_for(rows: int) -> None:
     """Of int8 it wants more than 16 rows."""
     problem = replace(
@@ -55,8 +55,8 @@ def test_what_pytorch_has_no_function_for(rows: int) -> None:
     assert torch_backend.operation(problem, {}) is None and not torch_backend.torch_function(problem)
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-@pytest.mark.parametrize(("family", "bias"), [("a8w8", "none"), ("a8w8", "n"), ("a8w8", "m"), ("dense", "none")])
+@each("shared", ["", "a", "b"])
+@each(("family", "bias"), [("a8w8", "none"), ("a8w8", "n"), ("a8w8", "m"), ("dense", "none")])
 def test_eight_bits_are_multiplied_one_product_after_another(family: str, bias: str, shared: str) -> None:
     """PyTorch has no batched product of them; where B is shared and nothing added, one call computes all rows."""
     plugin: Family = registry.get(Family, family)
@@ -84,7 +84,7 @@ def test_the_vendors_library_says_why_it_has_no_factors_of_a_batch() -> None:
     assert "where each has its own" in registry.get(Backend, "blaslt").supports(problem, SM90).reason
 
 
-@pytest.mark.parametrize("backend", ["ck", "cutlass", "asm"])
+@each("backend", ["ck", "cutlass", "asm"])
 def test_a_library_of_single_products_says_so(backend: str) -> None:
     target = SM90 if backend == "cutlass" else GFX942
     reason = (

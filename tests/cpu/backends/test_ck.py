@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import emulated, scaled_operands
 from tests.support.covering import pairwise
+from tests.support.tables import each
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
@@ -102,7 +103,7 @@ def test_threads_share_the_tiles() -> None:
             assert problem.n % shape["c"]["vector"] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "reason"),
     [
         ("bm256__bn256__bk256", "LDS 262144 > 65536"),
@@ -129,7 +130,7 @@ def test_reasons(change: str, reason: str) -> None:
     assert reason in ck.check(Config.parse(name), problem, GFX942).reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("problem", "facts", "reason"),
     [
         (BF16, target_files.load_target("sm90"), "not sm90"),

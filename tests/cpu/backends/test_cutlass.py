@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import backend as cutlass_module
 from tritongemm.backends.cutlass import instances as cutlass_instances
@@ -101,7 +102,7 @@ def test_a_swapped_kernel_computes_the_transpose() -> None:
         assert line in plain, line
 
 
-@pytest.mark.parametrize(
+@each(
     ("problem", "facts", "reason"),
     [
         (BF16, target_files.load_target("gfx942"), "not gfx942"),
@@ -118,7 +119,7 @@ def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: st
     assert cutlass.candidates(problem, facts) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "reason"),
     [
         (NAME.replace("pingpong", "cooperative").replace("bm128", "bm64"), "64 rows for warp groups that take 128"),

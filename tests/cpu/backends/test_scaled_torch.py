@@ -9,6 +9,7 @@ import torch
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.scaled_operands import PAIRS
+from tests.support.tables import each
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.core.problem import Operand
@@ -35,8 +36,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.aten._scaled_mm_v2, "out", into, raising=False)
 
 
-@pytest.mark.parametrize("pair", ALONG_K)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 384), (33, 272, 640), (64, 128, 128), (130, 144, 512)])
+@each("pair", ALONG_K)
+@each(("m", "n", "k"), [(1, 48, 384), (33, 272, 640), (64, 128, 128), (130, 144, 512)])
 def test_factors_along_k_are_stored_as_pytorch_wants_them(hopper: None, pair: str, m: int, n: int, k: int) -> None:
     problem = scaled_operands.problem(m, n, k, PAIRS[pair])
     operands, exact = scaled_operands.operands(problem)
@@ -72,7 +73,7 @@ def test_what_this_pytorch_refuses_is_none() -> None:
     assert BACKEND.list_algorithms(problem, operands) == []
 
 
-@pytest.mark.parametrize("pair", ["tensor", "row"])
+@each("pair", ["tensor", "row"])
 def test_factors_of_rows_and_both_ways_to_sum(monkeypatch: pytest.MonkeyPatch, pair: str) -> None:
     asked = []
 
@@ -102,8 +103,8 @@ def test_factors_of_rows_and_both_ways_to_sum(monkeypatch: pytest.MonkeyPatch, p
     assert asked[-1]
 
 
-@pytest.mark.parametrize("bias", ["none", "m", "n"])
-@pytest.mark.parametrize("pair", ["tensor", "row"])
+@each("bias", ["none", "m", "n"])
+@each("pair", ["tensor", "row"])
 def test_integers_are_scaled_after_an_exact_product(pair: str, bias: str) -> None:
     problem = scaled_operands.problem(33, 48, 80, PAIRS[pair], "int8", bias=bias)
     operands, exact = scaled_operands.operands(problem)

@@ -18,6 +18,7 @@ from tests.support import ROOT, scaled_operands
 from tests.support.fakes import server_kernels
 from tests.support.plugins import rescan
 from tests.support.scaled_operands import PAIRS
+from tests.support.tables import each
 from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
 from tritongemm.core.config import Config
@@ -153,7 +154,7 @@ def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch
         backend(name).list_algorithms(problem, scaled_operands.operands(problem)[0])
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@each("name", SERVERS)
 def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = SERVERS[name](monkeypatch)
     problem = scaled_operands.problem(1, 40, 128, PAIRS["block, A in rows"])
@@ -186,7 +187,7 @@ def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     assert len({c.tile for c in tried[:48]}) > 2 and len({c.kernel_name for c in tried[:16]}) > 12
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "why"),
     [
         ({"block_m": 48}, "block_m must be a power of two"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling
 from tritongemm.build.cache import ArtifactCache
@@ -37,7 +38,7 @@ def test_sizes_are_run_time_arguments() -> None:
     assert {"M", "N", "K"} <= one.identity["signature"].keys()
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         {"k": 17},  # masks along K, and rows that are not aligned

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.job_stream import JobStream
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -98,7 +99,7 @@ def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
     assert builder.order == []
 
 
-@pytest.mark.parametrize("who", ["builder", "jobs"])
+@each("who", ["builder", "jobs"])
 def test_errors_end_the_stream(tmp_path: Path, who: str) -> None:
     class Failing(Builder):
         def __call__(self, job: CompileJob) -> Artifact:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools
@@ -183,7 +184,7 @@ def test_a_gpu_that_vanishes_costs_what_it_ran(tmp_path: Path) -> None:
     assert not any(p.failure for p in again)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "complaint"),
     [
         (GEMMS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
@@ -268,7 +269,7 @@ def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not is_library(reported.folder / LIBRARY)
 
 
-@pytest.mark.parametrize("least_ratio", [1.03, 100])
+@each("least_ratio", [1.03, 100])
 def test_a_library_replaces_nothing_of_others(
     least_ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.support.call_logs import line
+from tests.support.tables import each
 from tritongemm.backends.blaslt.algorithms import to_matmul
 from tritongemm.campaigns.column_major import as_call, as_problem, config_letters, least_bytes
 from tritongemm.core.problem import Problem, matrices
@@ -32,13 +31,13 @@ def test_the_guide_s_first_row() -> None:
     assert config_letters(call()) == "BBS_TN"
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("TN", "TN"), ("NN", "TT"), ("NT", "NT"), ("TT", "NN")])
+@each(("theirs", "ours"), [("TN", "TN"), ("NN", "TT"), ("NT", "NT"), ("TT", "NN")])
 def test_layouts_are_turned(theirs: str, ours: str) -> None:
     assert problem(trans_a=theirs[0], trans_b=theirs[1]).layout == ours
 
 
-@pytest.mark.parametrize("theirs", ["TN", "NN", "NT", "TT"])
-@pytest.mark.parametrize("batch", [1, 4])
+@each("theirs", ["TN", "NN", "NT", "TT"])
+@each("batch", [1, 4])
 def test_the_library_is_asked_for_the_same(theirs: str, batch: int) -> None:
     """What our own binding asks the library for is what the row says; and the way there and back changes nothing."""
     row = call(m=48, n=16, k=32, trans_a=theirs[0], trans_b=theirs[1], batch=batch)
@@ -67,7 +66,7 @@ def test_what_else_a_problem_holds() -> None:
     assert problem(m=64, n=16, k=32, a="i8_r", d="i32_r", compute="i32_r").c.dtype == "int32"
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "why"),
     [
         ({"beta": "1.0"}, "beta is 1"),

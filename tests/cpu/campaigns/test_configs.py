@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
+from tests.support.tables import each
 from tritongemm.campaigns import tables, weights
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
@@ -313,7 +314,7 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
     assert tables.read_gemms(folder)[0].config == "BBS_TN_0"
 
 
-@pytest.mark.parametrize(
+@each(
     "damage",
     [
         lambda text: text[:-9],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.stages import benchmark
 from tritongemm.campaigns.tables import SUMMARY
@@ -35,7 +36,7 @@ def test_the_guides_example() -> None:
     assert "1 of 2 GEMMs kept" in uplift.describe() and "13.32%" in uplift.describe() and "1.154" in uplift.describe()
 
 
-@pytest.mark.parametrize(
+@each(
     ("product", "reason"),
     [
         (compared("a", 1, 10, 1.03), ""),
@@ -90,7 +91,7 @@ def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
         raw_results.write_products(path, [compared("b", 1, 5)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "complaint"),
     [
         ("problem,", "size,", "line 1 has no column problem"),

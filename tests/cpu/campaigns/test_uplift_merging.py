@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
@@ -182,7 +183,7 @@ def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
     assert [one.seconds for one in raced(conflicts, gpu)] == [1e-6, 7e-6, 7e-6], "all are known"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         (None, "there is no such file"),

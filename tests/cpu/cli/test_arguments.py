@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import arguments, export, gradlib, launch_plan, library, optimize, options
 from tritongemm.search_spaces.loader import load_target
 
@@ -31,7 +32,7 @@ def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
             arguments.processes(str(most + 1))
 
 
-@pytest.mark.parametrize("folder", [".", "./", "/"])
+@each("folder", [".", "./", "/"])
 def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     """Its name is empty, and those of journal, lock and modules can't begin with it."""
     for run in (options.parse, gradlib.main):
@@ -41,7 +42,7 @@ def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], fold
         assert exit_.value.code == 2 and f"'{folder}' is a folder; name a file in it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["-o", "--profile_file", "--gemm_size_file"])
+@each("option", ["-o", "--profile_file", "--gemm_size_file"])
 def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], option: str) -> None:
     """What a command prints to be copied is printed as it is, so no such name gets in."""
     with pytest.raises(SystemExit) as exit_:
@@ -50,7 +51,7 @@ def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], o
     assert exit_.value.code == 2 and "has control characters; choose another name" in err and "\x1b" not in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "complaint"),
     [
         (("--all", "²"), "--all: '²' is not a whole number from 0 to 2147483647"),
@@ -73,7 +74,7 @@ def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
 
 
-@pytest.mark.parametrize("name", ["lib.tar.gz", "lib.tgz", "LIB.ZIP", "lib.yaml"])
+@each("name", ["lib.tar.gz", "lib.tgz", "LIB.ZIP", "lib.yaml"])
 def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     of_folders: Any = (library, ["build"]), (library, ["merge"]), (export, []), (optimize, [])
     for command, words in of_folders:
@@ -83,7 +84,7 @@ def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tm
     assert arguments.output_folder(str(tmp_path / "lib.v2")) == str(tmp_path / "lib.v2")
 
 
-@pytest.mark.parametrize("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
+@each("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
 def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
     assert load_target(options.architecture(name)).name == "sm90"
 

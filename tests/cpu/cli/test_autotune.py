@@ -14,6 +14,7 @@ import pytest
 import tritongemm
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator, passed
+from tests.support.tables import each
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults
@@ -119,7 +120,7 @@ def test_a_request_has_all_that_it_needs() -> None:
         tritongemm.autotune(TuneRequest(SizeSource(given=((16, 16, 16),))), effort="quick")
 
 
-@pytest.mark.parametrize(
+@each(
     ("effort", "offline", "timed"),
     [
         ("quick", ("exhaustive", 16), ("guided", 32)),

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import capture, shell
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "reported"),
     [
         ([], "there is no program to run"),

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.reports import problem, result, write_results
+from tests.support.tables import each
 from tritongemm.cli import compare_server, shell
 from tritongemm.core.errors import InputError
 from tritongemm.results.server_comparison import Quantity, compare_answers, read_comparison
@@ -162,7 +163,7 @@ def test_agreement_counts_what_comes_before_a_difference() -> None:
     assert (found.answers, found.equal, found.share, found.logprob) == (2, 1, 0.5, 0.25)
 
 
-@pytest.mark.parametrize("damage", [
+@each("damage", [
     lambda data: data.pop("loads"), lambda data: data.update(kind="x"), lambda data: data.update(loads=[{"name": 3}]),
     lambda data: data["loads"][0]["quantities"]["step_ms"].update(without=[float("nan")]),
     lambda data: data["loads"][0]["quantities"]["step_ms"].update({"with": []}),

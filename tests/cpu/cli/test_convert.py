@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.stores import ONE, TWO, record
+from tests.support.tables import each
 from tritongemm.cli import convert
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, results_format
@@ -76,7 +77,7 @@ def test_results_of_one_thing_are_reported_once(tmp_path: Path) -> None:
     assert [row.record and row.record.seconds for row in rows] == [1e-5, 1e-5]
 
 
-@pytest.mark.parametrize("first", ["range.yaml", "exact.yaml"])
+@each("first", ["range.yaml", "exact.yaml"])
 def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
 ) -> None:
@@ -95,7 +96,7 @@ def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
     assert "1 results serve ranges of M, which AITER's CSV" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("held", [None, f"{HEADER}\n{OTHER}\n"])
+@each("held", [None, f"{HEADER}\n{OTHER}\n"])
 def test_no_written_result_is_no_success(held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A script that goes on with the file must not take one for it that holds nothing of these results."""
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
@@ -162,7 +163,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
     assert len(sizes.from_file(ours, Defaults())) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "flags", "translated"),
     [
         ("a8w8_blockscale_tuned_gemm.csv", (), ["M,N,K,libtype", "64,2112,7168"]),

@@ -8,12 +8,13 @@ import torch
 
 import tritongemm
 from tests.support.evaluators import passed
+from tests.support.tables import each
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 
 PUBLIC = [name for name in tritongemm.__all__ if not name.startswith("__")]
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@each("name", PUBLIC)
 def test_an_example_is_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores import ONE, record, rows, take
+from tests.support.tables import each
 from tritongemm.tune.requested_run import TuningStopped, merging
 
 
@@ -22,7 +23,7 @@ def heeded() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("ended", [KeyboardInterrupt, ValueError, None])
+@each("ended", [KeyboardInterrupt, ValueError, None])
 def test_ctrl_c_ends_no_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: type[BaseException] | None
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_configs import without_transformers  # noqa: F401
+from tests.support.tables import each
 from tritongemm.cli import options, tune
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -46,7 +47,7 @@ def test_its_sizes_are_tuned(model: Path) -> None:
     assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "complaint"),
     [
         (("--tp", "2"), "or a model with --model_dir"),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
+from tests.support.tables import each
 from tritongemm.cli import optimize, shell
 from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -61,7 +62,7 @@ def test_from_a_log_to_merged_results(
     assert "3 of 3 GEMMs are in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "complaint"),
     [
         (("--population", "8", "--strategy", "guided"), "guided has none"),
@@ -81,7 +82,7 @@ def test_options_that_can_t_be(
     assert not (tmp_path / "tunings").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("", "job.log is empty"),
@@ -99,7 +100,7 @@ def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: p
     assert not list(tmp_path.glob("tunings/gemms.csv"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "complaint"), [(("--libtype", "abacus", "--log_summary"), "abacus"), (("--devices", "0,3"), "need a GPU")]
 )
 def test_what_is_not_there_is_reported_before_anything_is_measured(

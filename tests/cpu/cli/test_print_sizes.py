@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import tune
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -98,7 +99,7 @@ def test_a_file_without_sizes_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ("error: bf16_untuned_gemm.csv contains no sizes; write one line per size\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "key"),
     [
         ("--family dense -dtype_a bf16", "16x16x16_bf16_TN"),

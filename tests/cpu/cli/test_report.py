@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import DATA, libraries, shipped
 from tests.support.reports import problem, result, table, write_results, write_run
+from tests.support.tables import each
 from tritongemm.cli import report, result_files
 from tritongemm.formats import Defaults, results_format
 from tritongemm.hip_ext import machine
@@ -143,7 +144,7 @@ def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.C
     assert "Left out: " in said and "row 1" in said and "1 lines can't be read" in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("", "is empty"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.tables import each
 from tritongemm.cli import shell
 from tritongemm.core.errors import InputError
 
@@ -30,7 +31,7 @@ def status_of(error: BaseException) -> int:
     return main([])
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "status", "line"),
     [
         (InputError("row 1 is wrong"), 2, "error: row 1 is wrong"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.cli import arguments, completion, lookup, options, subcommands
 from tritongemm.cli.arguments import COMMANDS
 
@@ -19,7 +20,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
     return end.value.code
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["library", "list"]], ids=" ".join)
+@each("words", [[], *([name] for name in COMMANDS), ["library", "list"]])
 def test_every_command_says_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -27,7 +28,7 @@ def test_every_command_says_its_version(
     assert capsys.readouterr().out == f"tritongemm {tritongemm.__version__}\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "meant"),
     [
         ("lokup t.yaml", "lookup?"),

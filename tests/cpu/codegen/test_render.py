@@ -29,6 +29,7 @@ from tests.support.kernel_cases import (
     STREAM,
     TMA_SWAPPED,
 )
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
@@ -321,9 +322,7 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, session_cac
     assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]
 
 
-@pytest.mark.parametrize(
-    ("k", "scales", "there"), [(16384, "row", True), (8192, "row", False), (16384, "block", False)]
-)
+@each(("k", "scales", "there"), [(16384, "row", True), (8192, "row", False), (16384, "block", False)])
 def test_long_sums_of_fp8_are_of_blocks(k: int, scales: str, there: bool) -> None:
     """Where Hopper's matrix units would keep too few bits; sums that are scaled along K are of blocks anyway."""
     family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")

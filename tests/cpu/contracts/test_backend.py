@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tests.support.toys.backend_toy import ToyBackend
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES, Config
@@ -59,7 +60,7 @@ def inputs(manifest: BuildInputs) -> BuildInputs:
     return manifest
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@each("name", BACKENDS)
 def test_it_describes_itself(name: str) -> None:
     backend = BACKENDS[name]
     assert backend.name == name and backend.label and backend.summary
@@ -68,8 +69,8 @@ def test_it_describes_itself(name: str) -> None:
     assert isinstance(backend.available(), Support)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
-@pytest.mark.parametrize("name", BACKENDS)
+@each("target", TARGETS)
+@each("name", BACKENDS)
 def test_what_it_does_not_compute_has_a_reason(name: str, target: object) -> None:
     backend = BACKENDS[name]
     grouped = replace(DENSE, groups=Groups(2))
@@ -117,7 +118,7 @@ def test_a_compile_job_survives_json(name: str, inputs: BuildInputs) -> None:
     assert made
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each("name", KERNELS)
 def test_configs_of_others_are_refused(name: str) -> None:
     other = Config("t", 1, 1, 1, backend="other")
     with pytest.raises(InputError, match=f"a config of backend other, not of {name}"):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator, passed
 from tests.support.host_device import Device, gpu_on_host, host_launch
+from tests.support.tables import each
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
@@ -69,7 +70,7 @@ def evaluator(request: pytest.FixtureRequest) -> Iterator[Evaluator]:
     one.close()
 
 
-@pytest.mark.parametrize("made", CLASSES)
+@each("made", CLASSES)
 def test_it_is_called_as_the_contract_says(made: type[Evaluator]) -> None:
     """By the same names of arguments."""
     for name, method in vars(Evaluator).items():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.plugins import each_with_toy
+from tests.support.tables import each
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -60,7 +61,7 @@ def test_a_problem_carries_its_scales(family: Family, problem: Problem, target: 
     assert problem.family in problem.key or problem.family == Problem(1, 1, 1).family
 
 
-@pytest.mark.parametrize(("batch", "groups"), [(4, 1), (1, 8)])
+@each(("batch", "groups"), [(4, 1), (1, 8)])
 def test_what_is_not_computed_is_refused(
     family: Family, problem: Problem, target: Target, batch: int, groups: int
 ) -> None:
@@ -85,7 +86,7 @@ def test_its_operands_are_those_of_the_problem(family: Family, problem: Problem)
     assert not torch.equal(operands["a"].view(torch.uint8), other["a"].view(torch.uint8))
 
 
-@pytest.mark.parametrize("distribution", INITS)
+@each("distribution", INITS)
 def test_every_distribution_gives_numbers(family: Family, problem: Problem, distribution: str) -> None:
     exact = reference(family, problem, family.make_inputs(problem, "cpu", distribution))
     assert exact.dtype == torch.float64 and exact.shape == (problem.m, problem.n) and exact.isfinite().all()

@@ -15,6 +15,7 @@ import tritongemm
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, run_on_cpu
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.served_call import PatchedLaunch
@@ -66,7 +67,7 @@ def test_it_is_inferred_read_and_computed_alike(call: Call) -> None:
             assert operation.name == "linear_fp8" or reading.tensors.keys() == wanted
 
 
-@pytest.mark.parametrize("call", [call for name, call in CALLS.items() if "masked" not in name], ids=lambda c: c.name)
+@each("call", [call for name, call in CALLS.items() if "masked" not in name])
 def test_it_is_captured_as_what_is_looked_up(call: Call, tmp_path: Path) -> None:
     operation, given = contract.bind(call.name, call.given, call.named)
     with torch.no_grad(), tritongemm.capture(tmp_path / "shapes.yaml"):

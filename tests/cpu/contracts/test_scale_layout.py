@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.plugins import each_with_toy
+from tests.support.tables import each
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout
 
@@ -13,8 +14,8 @@ TOY = "scale_layout_toy"
 layout = each_with_toy(ScaleLayout, TOY)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize(("rows", "groups"), [(32, 8), (64, 16), (96, 8)])
+@each("dtype", [torch.uint8, torch.float32])
+@each(("rows", "groups"), [(32, 8), (64, 16), (96, 8)])
 def test_unpacking_undoes_packing(layout: ScaleLayout, dtype: torch.dtype, rows: int, groups: int) -> None:
     scales = torch.randint(0, 250, (rows, groups), generator=torch.Generator().manual_seed(0)).to(dtype)
     packed = layout.pack(scales)

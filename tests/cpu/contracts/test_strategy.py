@@ -6,6 +6,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.plugins import each_with_toy
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
@@ -54,7 +55,7 @@ def play(strategy: Strategy, plan: SearchPlan, budget: int, outcome: Outcome) ->
         return batches
 
 
-@pytest.mark.parametrize(("budget", "outcome"), [(1, noisy), (7, crashes), (60, noisy)])
+@each(("budget", "outcome"), [(1, noisy), (7, crashes), (60, noisy)])
 def test_it_tries_kept_configs_once_within_the_budget_and_ends(
     strategy: Strategy, entire: tuple[Space, Predictions], budget: int, outcome: Outcome
 ) -> None:

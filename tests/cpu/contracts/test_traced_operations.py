@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tritongemm
 from tests.support.linear_layers import StandInKernel, stand_in_device
 from tests.support.operation_calls import CALLS, PLAIN, SCALED, B, Call, K, N, Rows, parts
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.operations import contract
 from tritongemm.serving.launching import ScaledCall
@@ -80,7 +81,7 @@ def test_one_graph_serves_any_number_of_rows(function: str) -> None:
     assert len(graphs) == 1 and sum(target.startswith("tritongemm.") for target in graphs[0]) == len(names), graphs
 
 
-@pytest.mark.parametrize("name", CALLS)
+@each("name", CALLS)
 def test_results_have_their_shapes_without_numbers(name: str) -> None:
     call = call_of(name)
     wanted = [(t.shape, t.dtype, t.stride()) for t in parts(call())]
@@ -146,7 +147,7 @@ def test_gradients_are_the_same_compiled() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name in OF_GROUPS])
+@each("name", [name for name in TRAINED if name in OF_GROUPS])
 def test_gradients_are_the_same_functional(name: str) -> None:
     loss, leaves = loss_of(name)
     wanted, every = torch.autograd.grad(loss(*leaves), leaves), tuple(range(len(leaves)))
@@ -230,7 +231,7 @@ MATRICES, ENDS = r"must be \[M, K\] or", bare(3).int()
 MIXTURE: tuple[Any, ...] = bare(M), ENDS, "silu", None, None
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "given", "says"),
     [
         ("scaled_mm", (bare(M, K).byte(), bare(K).byte(), bare(M), bare(N)), "row-major, or its transposed view"),
@@ -255,7 +256,7 @@ def test_shapes_that_do_not_belong_together_are_named(name: str, given: tuple[ob
         getattr(torch.ops.tritongemm, name)(*given)
 
 
-@pytest.mark.parametrize("name", ["scaled_mm rows", "scaled_mm blocks", "scaled_bmm rows", "grouped_mm rows"])
+@each("name", ["scaled_mm rows", "scaled_mm blocks", "scaled_bmm rows", "grouped_mm rows"])
 def test_autocast_rounds_no_product_of_eight_bits(name: str) -> None:
     """Factors and numbers of eight bits are multiplied in float32 where no kernel serves; halves would overflow."""
     call = call_of(name)
@@ -286,7 +287,7 @@ def test_products_that_pytorch_can_map_are_mapped() -> None:
         torch.testing.assert_close(mapped, torch.stack((call(), call(*doubled))))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "place", "operand"),
     [("grouped_mm", 0, "a"), ("grouped_mm", 2, "offs"), ("quantize blocks tma", 0, "x"), ("linear_fp8 rows", 0, "x"),
      ("fused_moe", 0, "x")],
@@ -339,7 +340,7 @@ SCHEMAS = {
 WITHOUT_GRADIENTS = ("mm", "quantize")  # their gradients are those of PyTorch's own operations, or there are none
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@each("name", SCHEMAS)
 def test_schemas_stay(name: str) -> None:
     """Graphs and exported programs name them: they are a promise."""
     public = {"bmm": tritongemm.scaled_bmm}.get(name) or getattr(tritongemm, name)  # which defines the operation

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 
@@ -18,7 +19,7 @@ def test_short_names() -> None:
 NAME = "tile__bm16__bn16__bk16__gm1__sk1__w4__s2"
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, row_counts
 from tritongemm.core.problem import Problem
@@ -25,7 +26,7 @@ def test_counts_add_up(rows: int, groups: int, spread: str) -> None:
         assert max(counts) > rows / groups > min(counts)
 
 
-@pytest.mark.parametrize("problem", [GROUPED, MASKED, replace(GROUPED, groups=Groups(5, spread="skewed"))])
+@each("problem", [GROUPED, MASKED, replace(GROUPED, groups=Groups(5, spread="skewed"))])
 def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
     assert Problem.from_json(problem.to_json()) == problem
     assert {"row_counts", "operands"}.isdisjoint(problem.to_json())
@@ -48,7 +49,7 @@ def test_operands_of_groups() -> None:
     assert GROUPED.held_bytes == 41 * (88 + 72) * 2 + entire + 5 * 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"counts": (7, 0, 33, 1, 1)}, "add up to 42, M is 41"),

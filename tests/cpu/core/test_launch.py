@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch, Param
 from tritongemm.search_spaces import loader
@@ -12,15 +13,13 @@ GFX942, SM90 = (loader.load_target(name) for name in ("gfx942", "sm90"))
 LAUNCH = Launch("k.co", "k", (7, 2, 1), (256, 1, 1), 65536, (Param("i32", 2**31 - 1), Param("u32", 2**32 - 1)), ())
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"), [("i32", 2**31), ("i32", 99999999999), ("u32", -1), ("u32", 2**32), ("i64", 2**63)]
-)
+@each(("kind", "value"), [("i32", 2**31), ("i32", 99999999999), ("u32", -1), ("u32", 2**32), ("i64", 2**63)])
 def test_a_parameter_fits_its_type(kind: str, value: int) -> None:
     with pytest.raises(InputError, match=f"a parameter of type {kind} can't be {value}: it holds "):
         Param(kind, value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "fault"),
     [
         ({"grid": (2**31, 1, 1)}, "2147483648 workgroups along x, of which a launch has 1 to 2147483647"),

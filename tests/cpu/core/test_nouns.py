@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
@@ -122,16 +123,14 @@ def test_a_name_that_holds_another() -> None:
     assert Config.parse(outer.name) == outer
 
 
-@pytest.mark.parametrize(
-    "name", ["", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"]
-)
+@each("name", ["", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"])
 def test_what_names_no_config(name: str) -> None:
     with pytest.raises(InputError, match="is not a config name"):
         Config.parse(name)
 
 
-@pytest.mark.parametrize("bad", [0, -1, MAX_DIM + 1, True, 16.0, "16", None])
-@pytest.mark.parametrize("field", ["m", "n", "k", "batch"])
+@each("bad", [0, -1, MAX_DIM + 1, True, 16.0, "16", None])
+@each("field", ["m", "n", "k", "batch"])
 def test_a_problem_refuses_its_sizes_by_name(field: str, bad: Any) -> None:
     with pytest.raises(InputError, match=f"^{field.upper()} must be .* not {bad!r}$"):
         Problem(**{"m": 1, "n": 1, "k": 1, field: bad})
@@ -258,7 +257,7 @@ REFUSED: dict[type[Any], tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("noun", REFUSED)
+@each("noun", REFUSED)
 def test_a_noun_of_a_file_has_values_that_can_be(noun: type[Any]) -> None:
     """Of the right kind and in range; the message names the field and does not repeat what is long."""
     given, refused = REFUSED[noun]
@@ -280,7 +279,7 @@ def test_records_have_rates() -> None:
     assert Record.from_json({**record.to_json(), "library_seconds": 2e-3}).speedup == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("name", target_files.target_names())
+@each("name", target_files.target_names())
 def test_every_target_can_be_read(name: str) -> None:
     """Facts are of the right kind and plausible; a space is there for each."""
     target = target_files.load_target(name)

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
+from tests.support.tables import each
 from tritongemm.core.format_row import Defaults
 from tritongemm.formats import results_format
 from tritongemm.results.schema import read_problem
@@ -13,7 +12,7 @@ from tritongemm.results.schema import read_problem
 _LINES = Path(__file__).with_name("problems.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("key", "text", "row"), list(zip(*[iter(_LINES)] * 3, strict=True)))
+@each(("key", "text", "row"), list(zip(*[iter(_LINES)] * 3, strict=True)))
 def test_texts_of_a_problem_stay_what_they_are(key: str, text: str, row: str) -> None:
     problem = read_problem(json.loads(text))
     assert problem.key == key

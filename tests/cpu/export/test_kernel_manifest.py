@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export
@@ -92,7 +93,7 @@ def test_offsets_reach_what_the_compiler_assumed(tmp_path: Path, monkeypatch: py
         assert f"{what} be less than 2 GiB" in ASM.has_candidates(large, gfx942.target).reason
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@each("order", [1, -1])
 def test_of_two_results_of_one_size_the_devices_own_is_exported(tmp_path: Path, order: int) -> None:
     """A row states the tile of the very kernel that it launches."""
     own = replace(record(SIZE), compute_units=132)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, emulated
+from tests.support.tables import each
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
 from tritongemm.core.problem import matrices
@@ -130,7 +131,7 @@ def test_best_config_and_all(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/generated_kernel_*"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "named"),
     [
         (["--config", "no_such_thing"], "is not a config name"),

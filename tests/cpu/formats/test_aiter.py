@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.backends.asm import backend as asm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
@@ -100,7 +101,7 @@ def test_kernels_that_can_be_run_are_configs() -> None:
     assert third.config and third.config.backend == "torch"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "keys", "splits"),
     [
         ("a8w8_tuned_gemm.csv", ["1x1280x8192_int8-int8-bf16_TN_a8w8"], [None]),
@@ -147,7 +148,7 @@ def test_an_assembly_config_is_its_manifests(tmp_path: Path) -> None:
     assert not refused and row.config in offered
 
 
-@pytest.mark.parametrize("name", ["sizes.csv", "dir_a4w4/sizes.csv"])
+@each("name", ["sizes.csv", "dir_a4w4/sizes.csv"])
 def test_a_bare_file_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(
         InputError, match=r"several families; name one with --family.*a8w8_bpreshuffle.*a4w4_blockscale"
@@ -172,7 +173,7 @@ def test_a_scale_for_an_entire_operand_is_refused_by_name() -> None:
     assert row.problem.b.order == "shuffled_16x16"
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "row"),
     [
         ("K,N,M", "256,512,16"),
@@ -203,13 +204,13 @@ def test_doubles_are_dropped_with_a_note() -> None:
     assert [row.line for row in rows] == [4]
 
 
-@pytest.mark.parametrize("us", ["0", "0.0", "-1", "inf", "nan", "", "x", "1e-999999", "1e999999"])
+@each("us", ["0", "0.0", "-1", "inf", "nan", "", "x", "1e-999999", "1e999999"])
 def test_what_is_no_time_gives_no_result(us: str) -> None:
     row = read("bf16_tuned_gemm.csv", TUNED["bf16_tuned_gemm.csv"].replace("7.9191", us))[0]
     assert row.config is not None and row.record is None
 
 
-@pytest.mark.parametrize("name", TUNED)
+@each("name", TUNED)
 def test_what_was_read_and_is_reported_changes_nothing(name: str) -> None:
     for text in (TUNED[name], TUNED[name].removesuffix("\n"), TUNED[name].replace("\n", "\r\n")):
         records = [row.record for row in read(name, text) if row.record]

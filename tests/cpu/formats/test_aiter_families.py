@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import Defaults, FormatRow
@@ -30,7 +31,7 @@ def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "head", "row", "key"),
     [
         ("bf16_untuned_gemm.csv", "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle",

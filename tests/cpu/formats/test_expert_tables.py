@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
@@ -66,7 +67,7 @@ def test_the_sizes_are_both_products_at_every_m_of_the_ladder() -> None:
         VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", dtype_a="bf16"), 8)
 
 
-@pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx950"])
+@each("target", ["sm90", "gfx942", "gfx950"])
 def test_what_the_servers_run_today_can_be_raced(target: str) -> None:
     facts, triton = load_target(target), registry.get(KernelBackend, "triton")
     (up, down) = VLLM.list_sizes(768, 2048, replace(GIVEN, fp8_encoding=facts.fp8), 8, (16,))

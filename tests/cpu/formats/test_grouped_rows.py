@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import options
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -22,7 +23,7 @@ def rows(text: str) -> list[Problem]:
     return [row.problem for row in format_of(path, text).read(path, text, Defaults())]
 
 
-@pytest.mark.parametrize(
+@each(
     "problem",
     [
         GROUPED,
@@ -60,7 +61,7 @@ def test_shares_are_rows_of_every_m() -> None:
     assert rows(f"- {size}, M: 1000}}\n") == [many]  # their order is the same each time
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("groups: 2, group_shares: [0.5, 0.4]", "shares add up to 0.9, not to 1"),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import product
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.problem import Problem
@@ -77,10 +78,10 @@ def test_keys_are_those_that_torch_makes_and_finds() -> None:
         assert choices.lookup_template_configs(first, "mm", uids) == {mm.aten_mm.uid: [{}]}
 
 
-@pytest.mark.parametrize("bias", ["none", "n"])
-@pytest.mark.parametrize("a", [True, False])
-@pytest.mark.parametrize("b", [True, False])
-@pytest.mark.parametrize("sizes", [(16, 8, 32), (1, 8, 32), (16, 1, 32), (16, 8, 1), (1, 1, 1)])
+@each("bias", ["none", "n"])
+@each("a", [True, False])
+@each("b", [True, False])
+@each("sizes", [(16, 8, 32), (1, 8, 32), (16, 1, 32), (16, 8, 1), (1, 1, 1)])
 def test_what_is_written_is_read_back(sizes: tuple[int, int, int], a: bool, b: bool, bias: str) -> None:
     m, n, k = sizes
     given = product(m, n, k, "fp16", row_major_a=a, row_major_b=b, bias=bias)
@@ -123,7 +124,7 @@ def test_the_library_and_rows_that_are_there() -> None:
     assert json.loads(lost.files[""]) == {MM: [{"template_id": "aten::mm"}]} and lost.count == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("record", "why"),
     [
         (result(product(batch=2)), "looks up mm and addmm of dense operands"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
@@ -170,7 +171,7 @@ def test_the_head_has_the_number_of_the_schema() -> None:
     assert [r.record for r in rows(text.split("\n", 1)[1])] == [RECORD], "a file without it is read as well"
 
 
-@pytest.mark.parametrize(
+@each(
     ("unknown", "words"),
     [
         ("'problem': {'m': 16, 'n': 4096}", "has an unknown key 'problem'; there are: M, N, K"),

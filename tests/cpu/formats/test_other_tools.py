@@ -19,6 +19,7 @@ from tests.cpu.formats import test_tensile_logic as tensile
 from tests.cpu.formats import test_tile_tables as tables
 from tests.cpu.formats import test_tunableop as tunableop
 from tests.support.foreign_rows import REVISION, algorithm, product
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Translation
@@ -159,9 +160,7 @@ DAMAGED: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "complaint"), [(name, *case) for name, cases in DAMAGED.items() for case in cases]
-)
+@each(("name", "given", "complaint"), [(name, *case) for name, cases in DAMAGED.items() for case in cases])
 def test_a_damaged_row_costs_itself_alone(name: str, given: Any, complaint: str) -> None:
     path, text, right, row, line = in_second_row(name, given)
     reader = plugin("aiter" if name == "moe" else name)
@@ -242,9 +241,7 @@ LOST: dict[str, list[tuple[Record, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "record", "before", "why"), [(name, *case) for name, cases in LOST.items() for case in cases]
-)
+@each(("name", "record", "before", "why"), [(name, *case) for name, cases in LOST.items() for case in cases])
 def test_what_can_not_be_expressed_has_a_reason(name: str, record: Record, before: str, why: str) -> None:
     """And the file stays as it is."""
     written: Translation = plugin(name).translate([record], {} if "_json" in name else {"": before})

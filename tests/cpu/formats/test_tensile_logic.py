@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.support import foreign_rows
+from tests.support.tables import each
 from tritongemm.cli import convert
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.problem import Problem
@@ -149,7 +150,7 @@ def test_the_more_efficient_stays() -> None:
     assert any("1 solutions are those of no size any more" in note for note in moved.notes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         (logic({A: (0, 0.0)}, kind={**KIND, "DataTypeA": 4}), "is of another problem type than"),
@@ -166,7 +167,7 @@ def test_what_does_not_belong_together_is_refused(text: str, complaint: str) -> 
 TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         (logic({A: (0, 0.0)}, type="GridBased"), "of kind GridBased; only exact sizes"),

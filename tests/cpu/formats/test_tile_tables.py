@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
@@ -67,7 +68,7 @@ def test_the_encoding_of_fp8_is_that_of_the_device() -> None:
     assert found.config and found.config.options == (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "claimed"),
     [
         (NAME, "vllm_dense_json"),
@@ -103,7 +104,7 @@ def test_null_is_another_kernel_of_the_server() -> None:
         SGLANG.read(Path(BLANK), table({512: None}), Defaults())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         (table()[:-40], "line 143, column 9: Unterminated string"),
@@ -146,7 +147,7 @@ def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
     assert [r.config for r in VLLM.read(Path(NAME), text, Defaults()) if r.problem.m == 13] == [result(13).config]
 
 
-@pytest.mark.parametrize("text", [table(), table(indent=2), table(indent=None), table().replace("\n", "\r\n")])
+@each("text", [table(), table(indent=2), table(indent=None), table().replace("\n", "\r\n")])
 def test_only_retuned_rows_change(text: str) -> None:
     assert not VLLM.translate([], {NAME: text}).files
     (new,) = VLLM.translate([result(64), result(80)], {NAME: text, "E=1.json": "{"}).files.values()
@@ -174,7 +175,7 @@ def test_a_short_table_goes_on_serving_what_it_served() -> None:
     assert all(served(new, m) == served(text, m) for m in (1, 2, 4, 8, 11, 24, 512, 1500, 2600, 4096))
 
 
-@pytest.mark.parametrize(
+@each(
     ("other", "why"),
     [
         (result(64, winner="torch"), "torch won, which is not the server's kernel; vLLM runs what it runs today"),

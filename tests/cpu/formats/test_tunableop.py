@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import algorithm, product
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.problem import Problem
@@ -36,7 +37,7 @@ def result(problem: Problem, winner: str = "torch", config: Config | None = None
     return foreign_rows.result(problem, config or Config("tile", 16, 64, 64), **facts)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "expected", "operation"),
     [
         (LINEAR, product(), "mm"),
@@ -65,7 +66,7 @@ def test_scaled_products() -> None:
         assert not CSV.read(PATH, line.partition("_rw")[0] + "\n", Defaults())
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "why"),
     [
         ("GemmTunableOp_float_TN,tn_8_16_32_ld_32_32_8", "it multiplies full float32"),
@@ -112,7 +113,7 @@ def test_only_retuned_lines_change() -> None:
     assert again.files == written.files
 
 
-@pytest.mark.parametrize("text", [TUNED, TUNED.rstrip("\n"), TUNED.replace("\n", "\r\n")])
+@each("text", [TUNED, TUNED.rstrip("\n"), TUNED.replace("\n", "\r\n")])
 def test_a_product_that_is_not_there_is_added(text: str) -> None:
     new = [product(37), product(5, 64, 48, batch=3), product(9, 64, 48, "fp16", row_major_b=True, bias="n")]
     written = CSV.translate([result(p) for p in new], {"": text})

@@ -5,6 +5,7 @@ import yaml
 
 from tests.support import DATA
 from tests.support.formats import read_text
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
@@ -73,7 +74,7 @@ def test_callers_defaults() -> None:
     assert typed.problem == Problem(1, 2, 3, *matrices("fp8e5m2fnuz", "fp16", "bf16", layout="NT"), bias="none")
 
 
-@pytest.mark.parametrize(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
+@each(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
 def test_c_follows_a(a: str, c: str) -> None:
     assert make_problem(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, *matrices(a, c=c))
 
@@ -87,7 +88,7 @@ SIZE = "M: 16, N: 16, K: 16"
 TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "complaint"),
     [
         ("{M: 16, N: 16}", "has no K"),
@@ -160,7 +161,7 @@ def test_wrong_row_is_named(row: str, complaint: str) -> None:
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "row",
     [
         "{M: 1, N: 1, K: %s}", "{M: 1, N: 1, K: '%s'}", "{M: 1, N: 1, %s: 1}", "{M: 1, N: 1, K: 1, dtype_a: %s}",
@@ -169,14 +170,14 @@ def test_wrong_row_is_named(row: str, complaint: str) -> None:
         "{M: 1, '%s': 1, '%s': 1}",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("text", ["x" * 100_000, "9" * 100_000])
+@each("text", ["x" * 100_000, "9" * 100_000])
 def test_a_message_does_not_repeat_a_long_value(row: str, text: str) -> None:
     with pytest.raises(InputError) as error:
         rows(f"- {row.replace('%s', text)}\n")
     assert len(str(error.value)) < 900
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("M: 16\nN: 16\n", "rows.yaml must be a list of maps, one a size, such as - {M: 4096"),

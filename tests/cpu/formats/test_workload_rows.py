@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.workloads import sizes
@@ -38,7 +39,7 @@ def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "written"),
     [
         ("'count': 0", "count must be above 0"),

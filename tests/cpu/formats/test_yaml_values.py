@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults, results_format
 from tritongemm.formats import _yaml_values as values
@@ -141,7 +142,7 @@ def test_aliases_do_not_take_the_memory() -> None:
     assert row.fault == "has more than 10000 values"
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "fault"),
     [
         ("{a: 1, b: {c: 1, c: 2}}", "has b: c twice; keep one of them"),

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.support.counted_calls import count_calls
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.hip_ext.binaries import code_object
 
@@ -129,7 +130,7 @@ def test_cubin_figures_are_those_of_cuobjdump(compiled: Compiled, tmp_path: Path
     assert (kernel.spills > 0) == (size == SPILLING.get(name))
 
 
-@pytest.mark.parametrize("sm", [80, 90])
+@each("sm", [80, 90])
 def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path, sm: int) -> None:
     code = ptxas(tmp_path, sm)
     reported = usage(tmp_path, code)

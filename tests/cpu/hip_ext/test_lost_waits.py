@@ -1,7 +1,6 @@
 """Waits that a compiler lost: what is followed along the paths of an assembly text."""
 
-import pytest
-
+from tests.support.tables import each
 from tritongemm.hip_ext.binaries.lost_waits import loses_a_wait
 
 NOTHING = "s_waitcnt vmcnt(63) expcnt(7) lgkmcnt(15)"
@@ -14,7 +13,7 @@ def assembly(*steps: str) -> str:
     return "\t.text\nkernel:    ; @kernel\n" + "\n".join(lines) + "\n\t.section\t.rodata\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "lost"),
     [
         ((STORE, MEET), True),

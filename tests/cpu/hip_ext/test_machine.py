@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import tune
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
@@ -30,7 +31,7 @@ class FakeDevice:
     device = __init__
 
 
-@pytest.mark.parametrize(("wanted", "named"), [
+@each(("wanted", "named"), [
     ("sm90", "sm90 (H100)"), ("H200", "sm90 (H200)"), ("MI300A", "gfx942 (MI300A, with the figures of MI300X)"),
 ])  # fmt: skip
 def test_without_a_gpu_the_machine_is_what_was_asked_for(

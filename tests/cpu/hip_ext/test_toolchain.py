@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError, ToolKilledError
 from tritongemm.hip_ext.compilers import toolchain
 
@@ -22,7 +23,7 @@ echo run >> {folder}/runs
     return [str(script)]
 
 
-@pytest.mark.parametrize(
+@each(
     "ends",
     ["kill -9 $$", "kill -15 $$", "echo 'nvcc error : cicc died due to signal 9' >&2; exit 9",
      "echo 'clang: error: unable to execute command: Killed' >&2; exit 254"],

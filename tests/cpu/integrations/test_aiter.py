@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.integrations.aiter import fused_moe, gemm_a16w16, tgemm
 
@@ -100,7 +101,7 @@ def test_a_mixture_is_called_as_aiter_calls_its_own() -> None:
         fused_moe(*given, ids, None, 1, *after[1:], None)
 
 
-@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 1)])
+@each("shape", [(3,), (3, 1), (3, 1, 1)])
 def test_one_factor_for_each_expert(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     w1, w2 = (torch.randn(3, rows, 128).to(torch.float8_e4m3fn) for rows in (256, 128))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
@@ -17,7 +18,7 @@ def test_they_compute_what_aiters_do() -> None:
     torch.testing.assert_close(aiter.batched_gemm_bf16_CK(x, w, bias), wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fnuz])
+@each("dtype", [torch.int8, torch.float8_e4m3fnuz])
 def test_scales_of_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, w = (torch.randn(s).mul(9).to(dtype) for s in ((3, 5, 16), (3, 8, 16)))

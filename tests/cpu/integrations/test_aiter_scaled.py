@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
@@ -27,7 +28,7 @@ def shuffled(w: Tensor) -> Tensor:
     return registry.get(WeightLayout, "shuffled_16x16").pack(w.t()).t()
 
 
-@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+@each("dtype", [FP8, torch.int8])
 def test_a_factor_for_each_row(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, w = ((torch.randn(rows, K) * 20).to(dtype) for rows in (M, N))
@@ -56,7 +57,7 @@ def test_factors_of_blocks() -> None:
         assert verify.deviation(result, exact) < 0.01
 
 
-@pytest.mark.parametrize("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
+@each("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
 def test_fp4(variant: str) -> None:
     family, defaults = registry.family_of(variant)
     one = family.problem(Problem(33, 64, 256, *matrices("fp4e2m1", c="bf16", layout="TN", order=defaults.order_b)))

@@ -4,10 +4,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tables import each
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.measure.choose import MARGIN, Choice, beaten, choose, decided, faster, still_racing
 
@@ -32,7 +32,7 @@ SAME = [1e-5] * 20
 WITHIN = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))  # faster without doubt, by less than the margin
 
 
-@pytest.mark.parametrize(
+@each(
     ("samples", "choice"),
     [
         (race(ours=1e-5, slow=2e-5, library=1.2e-5), Choice("ours", library_won=False, tie=False)),
@@ -53,7 +53,7 @@ def test_the_margin_is_the_callers() -> None:
     assert choose(race(noise=1e-6, ours=1e-5, library=1.2e-5), margin=0.5).library_won
 
 
-@pytest.mark.parametrize(
+@each(
     ("truth", "libraries", "choice"),
     [
         ({"kernel": 1e-5, "quick": 1.002e-5, "slow": 2e-5, "library": 3e-5}, {"quick", "slow"}, ("quick", False)),
@@ -72,7 +72,7 @@ def test_the_best_algorithm_of_a_library_counts(
     assert (found.name, found.library_won) == choice and found.tie == found.library_won
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@each("seed", range(1, 6))
 def test_equal_times_are_a_tie_and_go_to_the_library(seed: int) -> None:
     choice = choose(race(seed, ours=1e-5, library=1e-5))
     assert choice.library_won and choice.tie
@@ -91,7 +91,7 @@ def test_the_margin_protects_the_librarys_best_algorithm() -> None:
     assert choose(far, margin=0.05, libraries={"algorithm"}) == kept
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@each("seed", range(1, 6))
 def test_a_tie_with_an_algorithm_goes_to_it(seed: int) -> None:
     """Whichever of the two had the better median."""
     samples = race(seed, kernel=1e-5, algorithm=1e-5, library=2e-5)
@@ -130,7 +130,7 @@ def test_false_wins_are_rare() -> None:
     assert wins <= 8
 
 
-@pytest.mark.parametrize("rounds", [3, 8, 20, 60])
+@each("rounds", [3, 8, 20, 60])
 def test_all_at_once_is_one_by_one(rounds: int) -> None:
     times = {f"c{i}": 1e-5 * (1 + i / 500) for i in range(20)}
     samples = race(rounds, rounds=rounds, noise=0.01, **times)

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
+from tests.support.tables import each
 from tritongemm.measure.guarded_operands import guarded
 
 
-@pytest.mark.parametrize(
+@each(
     "tensor",
     [
         torch.arange(15.0).view(3, 5),
@@ -27,7 +27,7 @@ def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor) -> None:
     assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
 
 
-@pytest.mark.parametrize("count", [1, 1024, 5000])
+@each("count", [1, 1024, 5000])
 def test_nothing_can_be_read_or_written_behind_a_guarded_tensor(count: int) -> None:
     """Its last byte is the last of its pages, and the page behind it allows no access."""
     copy = guarded(torch.zeros(count, dtype=torch.int32))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import SM90
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
@@ -71,7 +72,7 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])
+@each("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])
 def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match=r"--invariant: .*rows"):
         possible_orders([problem], SM90, "triton", NO_LIMITS)

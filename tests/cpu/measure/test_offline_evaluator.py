@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.measure.interpreting import InterpreterJob
@@ -15,10 +16,9 @@ from tritongemm.system.child_process import WorkerDied
 KILLED, FAULT = WorkerDied("signal SIGKILL", from_outside=True), WorkerDied("signal SIGSEGV")
 
 
-@pytest.mark.parametrize(
+@each(
     ("ends", "status", "try_again"),
     [([KILLED], "ok", False), ([KILLED, KILLED], "crashed", True), ([FAULT], "crashed", False)],
-    ids=["killed once", "killed again", "its own fault"],
 )
 def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch, ends: list[WorkerDied], status: str, try_again: bool

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -42,7 +43,7 @@ def old_row(_: int, name: str, start: int, end: int) -> str:
     return f'"KERNEL_DISPATCH",1,139690710949888,15,"{name}",0,{start},{end},0,0,256,1,1,8192,1,1\n'
 
 
-@pytest.mark.parametrize(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
+@each(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
 def test_a_kernel_trace_is_read_in_the_order_of_launching(
     tmp_path: Path, header: str, line: Callable[[int, str, int, int], str]
 ) -> None:
@@ -87,7 +88,7 @@ def test_rows_belong_to_the_launch_they_follow() -> None:
     assert found["a"] == pytest.approx([1e-7] * 2) and found[BASELINE_ENTRY] == pytest.approx([2e-7] * 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "message"),
     [
         (["M", "a", "M", "b"], "2 launches were made, the trace has 1"),

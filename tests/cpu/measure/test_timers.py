@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import each
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, profiled
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
@@ -150,7 +151,7 @@ def operands_with(timer: str) -> OperandSets:
     return one
 
 
-@pytest.mark.parametrize(("name", "screened"), [("cupti", "graph-events"), ("events", "graph-events")])
+@each(("name", "screened"), [("cupti", "graph-events"), ("events", "graph-events")])
 def test_the_screen_has_the_clock_that_the_races_names(
     name: str, screened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,8 +161,8 @@ def test_the_screen_has_the_clock_that_the_races_names(
         made.append(label)
         return label
 
-    for each in ("cupti", "events"):
-        timer = registry.get(Timer, each)
+    for name in ("cupti", "events"):
+        timer = registry.get(Timer, name)
         monkeypatch.setattr(timer, "clock", partial(make, timer.label))
     one: Any = operands_with(name)
     race_label = registry.get(Timer, name).label
@@ -169,7 +170,7 @@ def test_the_screen_has_the_clock_that_the_races_names(
     assert made == list(dict.fromkeys([screened, race_label])), "each is made once"
 
 
-@pytest.mark.parametrize("name", ["cupti", "rocprofiler", "rocprofv3"])
+@each("name", ["cupti", "rocprofiler", "rocprofv3"])
 def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         driver, "open_driver", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.tables import each
 from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
 from tritongemm.core.config import Config
@@ -108,7 +109,7 @@ def test_instances() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "problem", "reason"),
     [
         (SMALL, replace(FP4, k=384), "K 384 must be a multiple of 256"),

@@ -10,6 +10,7 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
+from tests.support.tables import each
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
@@ -52,7 +53,7 @@ CONFIGS = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("problem", "target", "reason"),
     [
         (FP8, GFX942, None),
@@ -71,7 +72,7 @@ def test_what_it_is_for(problem: Problem, target: Target, reason: str | None) ->
     assert found if reason is None else reason in found.reason and not found
 
 
-@pytest.mark.parametrize("problem", [FP8, INT8, replace(FP8, k=4096)])
+@each("problem", [FP8, INT8, replace(FP8, k=4096)])
 def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
     operands = FAMILY.make_inputs(problem, "cpu")
     assert list(operands) == ["a", "b", "scale_a", "scale_b", "bias"] == ["a", "b", *(e.name for e in problem.extras)]

@@ -11,6 +11,7 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
+from tests.support.tables import each
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -79,7 +80,7 @@ def lifted(problem: Problem, operands: Operands) -> torch.Tensor:
     return c
 
 
-@pytest.mark.parametrize("scales", FORMS)
+@each("scales", FORMS)
 def test_a_scale_in_another_place_fails(scales: str) -> None:
     problem = of(scales, **{**FORMS[scales], "bias": "none"})
     operands = FAMILY.make_inputs(problem, "cpu")

@@ -1,13 +1,12 @@
 """The families that messages offer in place of one that a target can't compute."""
 
-import pytest
-
+from tests.support.tables import each
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.computable_families import name_others
 from tritongemm.search_spaces.loader import load_target
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "able", "unable"),
     [
         ("gfx950", {"dense", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "a4w4_bpreshuffle"}, set[str]()),

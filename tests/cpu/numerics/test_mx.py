@@ -13,6 +13,7 @@ from tests.support import emulated
 from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
+from tests.support.tables import each
 from tritongemm.codegen import render
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -139,7 +140,7 @@ def test_each_group_has_its_own_powers(interpreted: Interpreted, dtype: str, sca
     interpreted.check(problem, configs, target)
 
 
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@each(("dtype", "scales"), FORMS)
 def test_a_group_is_a_product_of_its_rows(dtype: str, scales: str) -> None:
     """The reference of groups beside that of single products with scales in rows."""
     problem = uneven(dtype, scales)
@@ -162,7 +163,7 @@ def operands_scaling(problem: Problem, name: str) -> Scaling:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@each(("dtype", "scales"), FORMS)
 def test_a_scale_in_another_place_fails(dtype: str, scales: str) -> None:
     problem = of(dtype, scales)
     family = registry.get(Family, problem.family)

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
+from tests.support.tables import each
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
@@ -52,7 +52,7 @@ def test_equal_rows_with_other_bits_are_named() -> None:
     assert isinstance(shared_rows.hash_rows(PROBLEM, made["c"]), str)
 
 
-@pytest.mark.parametrize(
+@each(
     "problem",
     [
         Problem(13, 24, 96, *matrices("fp16", layout="NT")),
@@ -68,7 +68,6 @@ def test_equal_rows_with_other_bits_are_named() -> None:
         replace(scaled("a8w8_blockscale", "block"), groups=Groups(4, spread="skewed")),
         scaled("a4w4_blockscale", "mx_shuffled", "fp4e2m1"),
     ],
-    ids=lambda problem: problem.key,
 )
 def test_operands_are_in_memory_as_a_problems_own(problem: Problem) -> None:
     family = registry.get(Family, problem.family)

@@ -9,6 +9,7 @@ import torch
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
+from tests.support.tables import each
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.torch import backend as torch_backend
@@ -37,7 +38,7 @@ def problem(
     return registry.get(Family, family).problem(Problem(m, n, k, *matrices(a, c="bf16", layout="TN", order=order)))
 
 
-@pytest.mark.parametrize(("dtype", "run"), [(torch.int8, 16), (torch.bfloat16, 8), (torch.float32, 4)])
+@each(("dtype", "run"), [(torch.int8, 16), (torch.bfloat16, 8), (torch.float32, 4)])
 def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
     """16 bytes of each of 16 rows, then the next 16 bytes of each, until 32 elements are there; then on along K."""
     b = (
@@ -54,7 +55,7 @@ def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
         assert flat[place] == b[k, n]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each("family", FAMILIES)
 def test_the_reference_reads_it(family: str) -> None:
     one = problem(family)
     plugin = registry.get(Family, family)
@@ -80,7 +81,7 @@ def test_the_reference_reads_it(family: str) -> None:
     assert not plugin.supports(replace(one, k=520), target)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each("family", FAMILIES)
 def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942
@@ -98,7 +99,7 @@ MANIFEST = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
 I8, MX, BLOCK = "I8gemm_bf16_perTokenI8_32x128", "f4gemm_bf16_per1x32Fp4_256x256", "fp8gemm_bf16_blockscale_32x128"
 
 
-@pytest.mark.parametrize(
+@each(
     ("symbol", "shuffled", "one", "reason"),
     [
         (I8, 1, problem("a8w8"), None),
@@ -129,7 +130,7 @@ def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Prob
         assert not found and reason in refused[symbol]
 
 
-@pytest.mark.parametrize(
+@each(
     ("symbol", "family", "k", "offered"),
     [
         (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of full steps are 7, which AITER launches so

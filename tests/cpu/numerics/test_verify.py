@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.support.tables import each
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
@@ -48,15 +49,15 @@ def put(value: float) -> Run:
     return spoil
 
 
-@pytest.mark.parametrize("dtype_c", ["fp16", "bf16", "fp32", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz"])
-@pytest.mark.parametrize("bias", ["none", "m", "n"])
+@each("dtype_c", ["fp16", "bf16", "fp32", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz"])
+@each("bias", ["none", "m", "n"])
 def test_rounding_passes(dtype_c: str, bias: str) -> None:
     found = verified(Problem(33, 65, 70, *matrices("bf16", c=dtype_c), bias=bias))
     assert found.ok and found.reason == ""
     assert found.error > 0 or dtype_c == "fp32"
 
 
-@pytest.mark.parametrize("dtype_c", ["int32", "int8"])
+@each("dtype_c", ["int32", "int8"])
 def test_integers_are_exact(dtype_c: str) -> None:
     problem = Problem(33, 65, 70, *matrices("int8", c=dtype_c))
     assert (DENSE.tolerance(problem), verified(problem).error) == (0.0, 0.0)
@@ -76,7 +77,7 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
     assert c.shape == (1024, 1024)
 
 
-@pytest.mark.parametrize(
+@each(
     "dtypes",
     [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3],
 )
@@ -99,7 +100,7 @@ def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
     assert not verify(problem, DENSE, run, c, exact).ok
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
+@each("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
 def test_poison_is_nan_where_there_is_one(dtype: str) -> None:
     c = torch.zeros((3, 3), dtype=getattr(torch, DTYPES[dtype].torch))
     poison(c)
@@ -156,8 +157,8 @@ def test_decisions() -> None:
     assert not VerifyResult(math.nan, 0.1).ok
 
 
-@pytest.mark.parametrize("row_major_a", [True, False])
-@pytest.mark.parametrize("row_major_b", [True, False])
+@each("row_major_a", [True, False])
+@each("row_major_b", [True, False])
 def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool) -> None:
     problem = Problem(5, 6, 7, *matrices(layout="NT"[row_major_a] + "NT"[row_major_b]), bias="m")
     operands = DENSE.make_inputs(problem, "cpu")
@@ -169,7 +170,7 @@ def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool
     assert torch.equal(a, again["a"]) and not torch.equal(a, DENSE.make_inputs(problem, "cpu", seed=1)["a"])
 
 
-@pytest.mark.parametrize("init", INITS)
+@each("init", INITS)
 def test_inits(init: str) -> None:
     a = DENSE.make_inputs(Problem(64, 64, 64, *matrices("fp32")), "cpu", init)["a"]
     assert a.isfinite().all() and (init == "zeros") == (not a.any())

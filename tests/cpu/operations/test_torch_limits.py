@@ -1,7 +1,6 @@
 """PyTorch's limits in one table: what they say, and that what serves a row of another M reads them there."""
 
-import pytest
-
+from tests.support.tables import each
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.operations.torch_limits import serves_other_m, takes_blocks, takes_fp8, takes_groups, takes_int8
 from tritongemm.plugins import registry
@@ -16,7 +15,7 @@ def test_sizes() -> None:
     assert takes_groups(32, 4096) and not takes_groups(32, 4104) and not takes_groups(8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "m", "n", "fast"),
     [("int8", 17, 24, True), ("int8", 16, 24, False), ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)],
 )

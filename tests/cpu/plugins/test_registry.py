@@ -13,6 +13,7 @@ from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import PLAIN, Problem
@@ -159,7 +160,7 @@ LACKING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", LACKING)
+@each("kind", LACKING)
 def test_a_class_without_what_its_kind_must_have_can_not_be_defined(kind: type[Plugin]) -> None:
     """It names what is lacking, methods and attributes."""
     with pytest.raises(TypeError, match=f"Half is no {kind.kind} plug-in yet: it lacks {LACKING[kind]}"):
@@ -187,7 +188,7 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
         registry.get(Family, "toy_half")
 
 
-@pytest.mark.parametrize("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])
+@each("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])
 def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are there, with a warning that names it; who asks for it by name gets the error."""
     (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")

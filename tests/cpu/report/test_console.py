@@ -6,6 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
@@ -90,7 +91,7 @@ def printed(records: list[Record], width: int, compare: bool) -> list[str]:
     return out.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("compare", [False, True])
+@each("compare", [False, True])
 def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
     """On one line each, with a distinguishable config; the title names the clock once."""
     config = Config("tile", 128, 128, 64, 4, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0)))
@@ -103,7 +104,7 @@ def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
     assert max(map(len, (title, head, row))) <= 120
 
 
-@pytest.mark.parametrize("compare", [False, True])
+@each("compare", [False, True])
 def test_a_long_size_is_complete(compare: bool) -> None:
     size = Problem(1048576, 16384, 16, *matrices("fp8e4m3fnuz", "fp8e5m2fnuz", "bf16", layout="TN"))
     assert len(size.key) == 48
@@ -131,7 +132,7 @@ def test_two_clocks_have_a_column() -> None:
 HOSTILE = ("[/x]", "[bold red]y", ":key:", "\x1b[31mz\r", "long" * 9999)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_what_comes_from_files_is_text(name: str) -> None:
     """No markup, emoji or escape sequence of a name has an effect wherever it is printed; nor is it too long."""
     reported = dataclasses.replace(record(SIZE, OURS, 1.0, 2.0), winner=name, timer=name, library=name)

@@ -2,13 +2,13 @@
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.tables import each
 from tritongemm.report.console import Reporter
 from tritongemm.report.plain_table import align
 
@@ -35,7 +35,7 @@ def test_it_looks_as_rich_lays_it_out(rows: list[tuple[str, ...]]) -> None:
     assert lines == by_rich(rows)
 
 
-@pytest.mark.parametrize(("width", "count"), [(60, 3), (41, 3), (40, 5), (10, 7)])
+@each(("width", "count"), [(60, 3), (41, 3), (40, 5), (10, 7)])
 def test_rows_that_do_not_fit_go_on_in_the_next_line(width: int, count: int) -> None:
     """In a terminal; a column that is too wide by itself makes a line as long as it is."""
     out = io.StringIO()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -73,7 +74,7 @@ def test_other_stages_count_what_they_work_on(clock: list[float]) -> None:
     assert run.line() == "2 of 8 results verified, about 3 h left (compiled 0 of 4)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "kept", "tried", "said"),
     [
         (1, 3040, 3040, "3,040 configs are compiled: about 51 min on 2 cores; --budget N"),
@@ -94,8 +95,6 @@ def test_what_is_compiled_without_a_gpu_is_said_before(sizes: int, kept: int, tr
     assert len(lines) == bool(said) and all(line.startswith(said) for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1, "5 s"), (88, "90 s"), (90, "2 min"), (7200, "2 h"), (2e5, "2 days")]
-)
+@each(("seconds", "words"), [(1, "5 s"), (88, "90 s"), (90, "2 min"), (7200, "2 h"), (2e5, "2 days")])
 def test_times_are_round(seconds: float, words: str) -> None:
     assert about(seconds) == f"about {words}"

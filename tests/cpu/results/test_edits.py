@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, rows, take, written
+from tests.support.tables import each
 from tritongemm.core.errors import DamagedFileWarning
 from tritongemm.core.problem import Problem
 from tritongemm.formats import results_format
@@ -58,7 +59,7 @@ def unsummed(line: bytes) -> dict[str, Any]:
     return {key: value for key, value in json.loads(line).items() if key != "crc32"}
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         b"- {M: 1\n",
@@ -66,7 +67,6 @@ def unsummed(line: bytes) -> dict[str, Any]:
         b"- {M: 1, N: 1, K: 1}\n",
         results_format().write([record(ONE, target="sm90")]).encode(),
     ],
-    ids=["no YAML", "no text", "no result", "another target"],
 )
 def test_an_edit_that_can_not_be_read_is_kept_beside(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "out.yaml"
@@ -87,7 +87,7 @@ def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(tmp_path: Path) -> N
     assert path.read_bytes() == b"- {M: 1\n" and not list(tmp_path.glob("*.edited*"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("seconds", math.nan), ("seconds", 1e-320), ("target", "sm90"), ("toolchain", None), ("problem", "abc"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import DATA
 from tests.support.stores import ONE, TWO, append, journal_of, record, take, trial
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.results import history, journal
 
@@ -55,7 +56,7 @@ def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
         assert store.trials(ONE) and store.record(TWO) == record(TWO)
 
 
-@pytest.mark.parametrize("elapsed", [-1, "1", True, None, [1], 1e999])
+@each("elapsed", [-1, "1", True, None, [1], 1e999])
 def test_a_trial_without_a_time_is_unread(tmp_path: Path, elapsed: object) -> None:
     with take(tmp_path / "out.yaml"):
         pass
@@ -74,7 +75,7 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     assert len(written.tried) == 1 and written.unread == 2
 
 
-@pytest.mark.parametrize("text", ["", "M,N,K\n", json.dumps({"trial": 1})])
+@each("text", ["", "M,N,K\n", json.dumps({"trial": 1})])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "journal"
     path.write_text(text, encoding="utf-8")

@@ -30,6 +30,7 @@ from tests.support.stores import (
     trial,
     written,
 )  # fmt: skip
+from tests.support.tables import each
 from tritongemm.core.errors import DamagedFileWarning, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.results import journal
@@ -119,7 +120,7 @@ def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, entire: bytes, 
     journal_of(path).unlink()
 
 
-@pytest.mark.parametrize(
+@each(
     "damage",
     [
         b"{",
@@ -131,7 +132,6 @@ def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, entire: bytes, 
         b'{"merged": []}',  # without a checksum
         b"[" * 200_000,
     ],
-    ids=lambda damage: repr(damage[:8]),
 )
 def test_a_damaged_line_costs_itself(tmp_path: Path, entire: bytes, damage: bytes) -> None:
     """One warning names the file and the line; everything else is there, and the run goes on."""
@@ -161,7 +161,7 @@ def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, entire: bytes) -> N
         assert list(read.damaged) == [number + 1] and len(read.lines) == len(lines) - 1, place
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         {}, None, [], "x", {"toolchain": {}, "protocol": {}}, {"target": "gfx942", "protocol": {}},

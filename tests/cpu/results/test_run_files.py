@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores import ONE, journal_of, record, take
+from tests.support.tables import each
 from tritongemm.core.errors import OutputError
 from tritongemm.results.run_files import holding_module_folder, module_folder
 
@@ -22,8 +23,8 @@ def put_link(path: Path) -> None:
     path.symlink_to("precious")
 
 
-@pytest.mark.parametrize("suffix", BESIDE)
-@pytest.mark.parametrize("put", [put_text, put_link, os.mkfifo, Path.mkdir], ids=["text", "link", "pipe", "folder"])
+@each("suffix", BESIDE)
+@each("put", [put_text, put_link, os.mkfifo, Path.mkdir])
 def test_what_stands_beside_an_output_is_refused_at_once(
     tmp_path: Path, suffix: str, put: Callable[[Path], None]
 ) -> None:
@@ -79,7 +80,7 @@ def test_results_that_are_read_only_are_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o444
 
 
-@pytest.mark.parametrize("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml"])
+@each("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml"])
 def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     """Nor may those be too long that a run keeps beside its results."""
     with pytest.raises(OutputError, match=r"can't be written: .*choose another file with -o"):

@@ -20,6 +20,7 @@ from tests.support.stores import (
     take,
     trial,
 )  # fmt: skip
+from tests.support.tables import each
 from tritongemm.core.errors import DamagedFileWarning, NewerFileError, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA
@@ -72,7 +73,7 @@ def test_a_run_goes_on_from_written_files(tmp_path: Path) -> None:
     assert rows(path) == rows(again) and next(r.seconds for r in rows(path) if r) == 7e-6
 
 
-@pytest.mark.parametrize("resume", [True, False])
+@each("resume", [True, False])
 def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> None:
     """Whatever its lines hold, and whichever reader."""
     path = written_run(tmp_path)
@@ -110,7 +111,7 @@ def test_a_newer_file_that_appears_during_a_run_is_kept_beside(tmp_path: Path) -
     assert newer in [p.read_text() for p in tmp_path.iterdir()] and rows(path) == [record(ONE)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "reason"),
     [
         ({"problem": ONE.to_json(), "trial": {**trial(0).to_json(), "watts": 3}}, ""),
@@ -118,7 +119,6 @@ def test_a_newer_file_that_appears_during_a_run_is_kept_beside(tmp_path: Path) -
         ({"record": {**record(ONE).to_json(), "power": {}}}, "has unknown keys: power"),
         ({"uplift": 1.5}, "it is of no known kind"),
     ],
-    ids=["trial", "problem", "record", "kind"],
 )
 def test_a_line_with_something_unknown_is_damaged(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
     """A trial's is noticed when the trial is asked for."""
@@ -141,7 +141,7 @@ def test_a_family_that_is_not_here(tmp_path: Path) -> None:
         assert list(store.trials(absent).values()) == [trial(0)]
 
 
-@pytest.mark.parametrize("number", [0, SCHEMA - 1, "2", True, 1.5, None])
+@each("number", [0, SCHEMA - 1, "2", True, 1.5, None])
 def test_a_schema_that_is_no_number_is_damage(tmp_path: Path, number: object) -> None:
     path = tmp_path / "out.yaml"
     take(path).close()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, record, rows, take, trial
+from tests.support.tables import each
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -97,7 +98,7 @@ def test_a_merge_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert len(sizes.from_file(path, Defaults())) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("other", "complaint"),
     [
         ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
@@ -136,7 +137,7 @@ def test_files_that_can_not_be_written(tmp_path: Path) -> None:
         take(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error", "complaint"),
     [
         (b"- {M: 1, N: 1, K: 1}\n", OutputError, r"out\.yaml: line 1 is not a result; name another file"),
@@ -218,7 +219,7 @@ def test_measuring_anew_does_not_lose_what_was_not_merged(tmp_path: Path) -> Non
         assert rows(path) == [record(ONE), record(TWO)]
 
 
-@pytest.mark.parametrize("resume", [True, False])
+@each("resume", [True, False])
 def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) -> None:
     """Neither a prediction nor another chip of the same architecture may replace what a GPU measured."""
     path = tmp_path / "out.yaml"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import options, tune
 from tritongemm.core.errors import UnavailableError
 from tritongemm.system import settings
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("", r"is empty"),
@@ -37,7 +38,7 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "complaint"),
     [
         ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
@@ -75,7 +76,7 @@ def test_bad_options(
     assert err.startswith("error: ") and complaint in err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "complaint"),
     [
         ((), "name a size with -m, -n and -k, a table with --m_range, -n and -k"),
@@ -166,7 +167,7 @@ def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.cache_folder()
 
 
-@pytest.mark.parametrize("option", ["--compare_wo_tuning", "--benchmark"])
+@each("option", ["--compare_wo_tuning", "--benchmark"])
 def test_sizes_are_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     path = tmp_path / "sizes.yaml"
     path.write_text("- {M: 3, N: 5, K: 7}\n")

@@ -21,6 +21,7 @@ from tests.support.kernel_cases import (
     TMA_POLLED,
     TMA_SWAPPED,
 )
+from tests.support.tables import each
 from tritongemm.cli import tune
 from tritongemm.codegen import geometry, render, template_facts
 from tritongemm.core.config import Config
@@ -146,13 +147,13 @@ def test_what_a_batch_takes() -> None:
     assert ours[1].semaphore_bytes == 2 * ours[0].semaphore_bytes > 0
 
 
-@pytest.mark.parametrize(("shared", "batch"), [("c", 2), ("a", 1)])
+@each(("shared", "batch"), [("c", 2), ("a", 1)])
 def test_what_no_batch_shares(shared: str, batch: int) -> None:
     with pytest.raises(InputError, match="shared"):
         Problem.from_json(ODD.to_json() | {"batch": batch, "shared": shared})
 
 
-@pytest.mark.parametrize("template", ["tile", "gemv", "tma"])
+@each("template", ["tile", "gemv", "tma"])
 def test_a_single_product_has_nothing_of_a_batch(template: str) -> None:
     assert "product" not in render.kernel_source(replace(ODD, batch=1), template, SM90)
     assert "product * batch_c" in render.kernel_source(ODD, template, SM90)

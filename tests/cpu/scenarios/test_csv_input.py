@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.cli import gradlib, tune
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
@@ -94,7 +95,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("text", MEANT.values(), ids=list(MEANT))
+@each("text", MEANT.values())
 def test_what_is_meant_is_read(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tune(text) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "x64x" in line]
@@ -116,7 +117,7 @@ def test_what_is_not_clear_is_refused(
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         (f'{HEADER}\n{FIRST}\n"16,64,128,{KIND}\n', f": row 2 (line 3) {NO_CSV}"),
@@ -145,7 +146,7 @@ def test_an_empty_type_is_what_the_command_line_says(
     assert "16x64x128_fp16_TN " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cell", ["dtype", "q_dtype_a", "q_dtype_w"])
+@each("cell", ["dtype", "q_dtype_a", "q_dtype_w"])
 def test_an_empty_type_of_experts_is_refused(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
     types = {"dtype": "torch.bfloat16", "q_dtype_a": "torch.int8", "q_dtype_w": "torch.int8", cell: ""}
     Path("untuned_fmoe.csv").write_text(
@@ -156,7 +157,7 @@ def test_an_empty_type_of_experts_is_refused(cell: str, capsys: pytest.CaptureFi
     assert f"untuned_fmoe.csv: row 1 (line 2) {cell} is empty; write a value such as" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [[], ["--to", "aiter"]])
+@each("more", [[], ["--to", "aiter"]])
 def test_an_output_that_is_not_understood_says_why(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     output = Path("bf16_tuned_gemm.csv")
     output.write_text(f"gfx;cu_num;{HEADER.replace(',', ';')}\n")

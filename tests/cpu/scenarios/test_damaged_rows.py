@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.formats import write_text
 from tests.support.stores import CONFIG, ONE, THREE, TWO, record
+from tests.support.tables import each
 from tritongemm.cli import export as export_command
 from tritongemm.cli import tune
 from tritongemm.core.errors import DamagedFileWarning, InputError
@@ -123,7 +124,7 @@ def test_the_others_are_exported(
     assert capsys.readouterr().err.count("left out: ") == 2
 
 
-@pytest.mark.parametrize("argv", [("--compare_wo_tuning",), ("--benchmark",)])
+@each("argv", [("--compare_wo_tuning",), ("--benchmark",)])
 def test_a_file_without_a_right_row_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import passed
+from tests.support.tables import each
 from tritongemm.cli import tune
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
@@ -59,7 +60,7 @@ def test_a_range_is_of_n_and_k(tmp_path: Path) -> None:
     assert all(after[0] == before[1] + 1 for before, after in pairwise(spans))
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "complaint"),
     [
         (["--m_range", "9-3", "-n", "8", "-k", "8"], "'9-3' is not a range of M such as 1-8192"),

@@ -10,6 +10,7 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
+from tests.support.tables import each
 from tritongemm.codegen import modules, render
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -108,7 +109,7 @@ def _packed(b: torch.Tensor) -> torch.Tensor:
     return registry.get(WeightLayout, ORDER).pack(b)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3fnuz", "int8"])
+@each("dtype", ["bf16", "fp8e4m3fnuz", "int8"])
 def test_pieces_are_the_order(dtype: str) -> None:
     """What kernels assume of the order, beside the order itself."""
     one = problem(dtype, dtype_c="int32" if dtype == "int8" else "bf16")
@@ -120,7 +121,7 @@ def test_pieces_are_the_order(dtype: str) -> None:
     assert torch.equal(groups.transpose(1, 2).reshape(one.n, one.k).T, _packed(b.T))
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "reason"),
     [
         (Config("gemv", 1, 8, 256), "read in blocks of 16 columns and 16 elements along K, not 8 and 256"),
@@ -133,7 +134,7 @@ def test_configs_that_can_not_read_it(config: Config, reason: str) -> None:
     assert reason in triton.check(config, problem(OCP, "row"), SM90).reason
 
 
-@pytest.mark.parametrize(("n", "k"), [(40, 64), (48, 48)])
+@each(("n", "k"), [(40, 64), (48, 48)])
 def test_sizes_that_do_not_divide_are_refused(n: int, k: int) -> None:
     one = problem("bf16", n=n, k=k)
     said = registry.get(Family, "dense").supports(one, GFX942).reason

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import triton
 
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.template_facts import TEMPLATES, exchanges_sums, fault, padded_columns, tail
@@ -150,7 +151,7 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
     assert not {264, 272} & {c.block_m for c in prune(space(even, SM90), even, SM90).kept}
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "complaint"),
     [
         (replace(WS_TWO_PARTS, block_n=232), f"{NOT_PADDED}, not 232"),
@@ -194,7 +195,7 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     assert trials[0].reason == unchecked.reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtypes", "n", "there"),
     [
         (("bf16", "bf16", "bf16"), 4096, True),

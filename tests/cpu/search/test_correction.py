@@ -11,6 +11,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from tests.support import ROOT
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
@@ -84,7 +85,7 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
     assert entire[0] > 0.92 and entire[1] > 0.97
 
 
-@pytest.mark.parametrize(
+@each(
     "problem",
     [
         replace(BF16, a=BF16.a._replace(dtype="fp16"), b=BF16.b._replace(dtype="fp16")),
@@ -92,7 +93,6 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
         replace(BF16, batch=4),
         replace(BF16, groups=Groups(2)),
     ],
-    ids=lambda p: p.key,
 )
 def test_problems_without_a_table_are_the_analytical_models(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds(problem) == analytical(monkeypatch, problem)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core import target
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -40,8 +41,8 @@ def test_rank_is_sorted_complete_and_repeatable() -> None:
     assert [p.config for p in rank(reversed(kept), LARGE, GFX942)] == [p.config for p in ordered]
 
 
-@pytest.mark.parametrize("name", target_files.target_names())
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "int8", "fp8e4m3fn", "fp8e4m3fnuz"])
+@each("name", target_files.target_names())
+@each("dtype", ["fp16", "bf16", "fp32", "int8", "fp8e4m3fn", "fp8e4m3fnuz"])
 def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: str) -> None:
     target = target_files.load_target(name)
     problem = Problem(2048, 2048, 2048, *matrices(dtype, c="fp16"))
@@ -50,7 +51,7 @@ def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: st
         assert found.seconds > target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
 
 
-@pytest.mark.parametrize("template", ["tile", "persistent", "stream_k", "gemv", "not_known_yet"])
+@each("template", ["tile", "persistent", "stream_k", "gemv", "not_known_yet"])
 def test_templates_all_get_a_finite_time(template: str) -> None:
     for size in [(1, 1, 1), (1, 8192, 28672), (4097, 4097, 4096)]:
         found = predict(replace(TILE, template=template), Problem(*size), GFX942)
@@ -231,7 +232,7 @@ def test_the_binary_corrects_the_estimate() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "config", "shared"),
     [
         # Seen in Triton 3.9 binaries of a plain fp16 kernel.
@@ -250,7 +251,7 @@ def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) ->
     assert occupancy.lds_bytes(config, LARGE, target_files.load_target(name)) == shared
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "seen"),
     [
         # Seen in Triton 3.6 binaries; scales and the epilogue take the rest.
@@ -268,7 +269,7 @@ def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int) -
     assert 0.93 * seen <= guess <= seen
 
 
-@pytest.mark.parametrize(
+@each(
     ("tile", "num_stages", "parts", "seen"),
     [
         # Seen in Triton 3.6 and 3.9 binaries of fp8; barriers and factors take the rest.
@@ -293,9 +294,7 @@ def test_what_is_stored_of_c_takes_lds_beside_a_ring(
     assert reason == (f"LDS {guess} > 232448" if seen > 232448 else None)
 
 
-@pytest.mark.parametrize(
-    ("tile", "num_warps", "seen"), [((64, 64, 64), 4, 94), ((128, 128, 64), 4, 182), ((128, 128, 64), 2, 314)]
-)
+@each(("tile", "num_warps", "seen"), [((64, 64, 64), 4, 94), ((128, 128, 64), 4, 182), ((128, 128, 64), 2, 314)])
 def test_registers_are_near_what_triton_uses(tile: tuple[int, int, int], num_warps: int, seen: int) -> None:
     guess = occupancy.wanted_registers(Config("tile", *tile, num_warps=num_warps), LARGE, GFX942)
     assert abs(guess - seen) <= 0.1 * seen

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
@@ -43,8 +44,8 @@ def test_guard_skips_the_rule_that_would_leave_nothing(wide: Space) -> None:
     assert prune([], problem, GFX942).kept == ()
 
 
-@pytest.mark.parametrize("name", target_files.target_names())
-@pytest.mark.parametrize("size", ODD)
+@each("name", target_files.target_names())
+@each("size", ODD)
 def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]) -> None:
     target, problem = target_files.load_target(name), Problem(*size)
     entire = space(problem, target, templates=("tile",))
@@ -72,7 +73,7 @@ def test_reasons_carry_numbers() -> None:
     assert pruned.removed["lds"] == 1 and pruned.reasons["lds"] == f"{big.name}: LDS 131072 > 65536"
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "size", "rule"),
     [
         (Config("tile", 64, 64, 64, split_k=4), (4096, 4096, 4096), "split_k"),
@@ -110,7 +111,7 @@ def roles(m: int, stages: int, **options: int) -> Config:
     return Config("ws_tma", m, 64, 64, num_warps=m // 16, num_stages=stages, options=tuple(sorted(options.items())))
 
 
-@pytest.mark.parametrize(
+@each(
     ("rule", "m", "kept", "dropped"),
     [
         ("group_m", 256, [tile(128, 128, 2), tile(128, 128, 2, 2), tile(256, 64)], [tile(128, 128), tile(128, 128, 4)]),
@@ -149,7 +150,7 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(100, [0]), (256, [0, 1]), (1000, [0, 1])])
+@each(("rows", "kept"), [(100, [0]), (256, [0, 1]), (1000, [0, 1])])
 def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(rows: int, kept: list[int]) -> None:
     problem = Problem(16 * rows, 2048, 768, groups=Groups(16))
     configs = [tile(128, 128, 2, template="grouped_ws_tma", adjacent=n) for n in (0, 1)]
@@ -157,7 +158,7 @@ def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(
     assert [c.option("adjacent") for c in prune(configs, problem, SM90, rules).kept] == kept
 
 
-@pytest.mark.parametrize(("m", "ahead"), [(64, 4), (128, 4), (256, 2), (512, 0)])
+@each(("m", "ahead"), [(64, 4), (128, 4), (256, 2), (512, 0)])
 def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_256_rows(m: int, ahead: int) -> None:
     problem = Problem(m, 8192, 4096)
     kept = [n for n in (0, 2, 4, 8) if "overlap" not in reasons(roles(64, 8, ahead=n), problem, SM90)]

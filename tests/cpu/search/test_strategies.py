@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
@@ -139,8 +140,8 @@ def interacting(on: Case, pairs: Sequence[Pairs], seed: int, spread: float = 0.0
     return dict(zip(on.order, np.exp(logs).tolist(), strict=True))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("count", [1, 2, 5])
+@each("name", STRATEGIES)
+@each("count", [1, 2, 5])
 def test_a_tiny_space_is_tried_completely(name: str, count: int, hopper: Case) -> None:
     small = Case(hopper.space, hopper.expected[:count])
     assert set(flat(play(name, small, separable))) == set(small.order)
@@ -219,8 +220,8 @@ def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
     assert np.mean(model) > 0.03 and max(model) > 0.3, "too easy: the model's order finds it alone"
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("seconds", [1e-5, None])
+@each("name", STRATEGIES)
+@each("seconds", [1e-5, None])
 def test_a_single_config_is_tried_once(name: str, seconds: float | None, hopper: Case) -> None:
     for config in (hopper.order[0], Config("tile", 16, 16, 64)):  # with options and without any
         single = Case(hopper.space, rank((config,), hopper.space.problem, hopper.space.target))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.tables import each
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import Problem
@@ -25,6 +26,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     def write_toy(text: str) -> None:
         (tmp_path / "toy.yaml").write_text(text)
+        target_files.space_file.cache_clear()
 
     yield write_toy
     target_files.space_file.cache_clear()
@@ -33,7 +35,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 FACTS = target_files.space_file("gfx942")["target"]
 
 
-@pytest.mark.parametrize("fact", FACTS)
+@each("fact", FACTS)
 def test_every_fact_is_needed(write: Write, fact: str) -> None:
     write(yaml.safe_dump({"target": {k: v for k, v in FACTS.items() if k != fact}, "templates": {}}))
     with pytest.raises(InputError, match=rf"^search_spaces/toy\.yaml: target lacks {fact}$"):
@@ -44,7 +46,7 @@ GFX942 = "inherit: gfx942\n"
 CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it stands in
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("inherit: gfx9\n", "toy.yaml inherits 'gfx9', which is not there"),
@@ -101,13 +103,12 @@ def test_wrong_files(write: Write, text: str, complaint: str) -> None:
     assert str(refused.value).startswith("search_spaces/toy.yaml") and complaint in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"]
-)
-def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, tmp_path: Path, name: str) -> None:
+@each("name", ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"])
+def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, name: str) -> None:
     """A file that is stored elsewhere is not read, nor is one here that is no target."""
-    (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
-    (tmp_path.parent / "elsewhere" / "evil.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
+    elsewhere = target_files.SPACES.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "evil.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
     with pytest.raises(TargetError, match=r"unknown target '.*'; there are: gfx1100, "):
         target_files.load_target(name)
     with pytest.raises(TargetError, match="unknown target"):
@@ -123,7 +124,7 @@ def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pyt
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("device", "target"),
     [
         ("NVIDIA_H200", "sm90"),

@@ -15,6 +15,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.scaling import Scaling
@@ -24,9 +25,9 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_source import read_source
 
 
-@pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each("lead", [(), (7,), (2, 3)])
+@each("with_bias", [False, True])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_the_cpu_it_is_linear(lead: tuple[int, ...], with_bias: bool, dtype: torch.dtype) -> None:
     x, w = torch.randn(*lead, 24).to(dtype), torch.randn(10, 24).to(dtype)
     bias = torch.randn(10).to(dtype) if with_bias else None

@@ -11,6 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
@@ -45,7 +46,7 @@ def eight_bits(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(-99, 99, shape, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+@each("dtype", [torch.bfloat16, torch.float32, torch.int8])
 def test_pytorch_computes_what_no_kernel_does(dtype: torch.dtype) -> None:
     a, b = eight_bits(dtype, 3, 5, 9), eight_bits(dtype, 3, 7, 9).mT
     wide = torch.int32 if dtype == torch.int8 else dtype
@@ -196,7 +197,7 @@ def test_one_binary_serves_a_range_of_m() -> None:
     assert len({triton.compile_job(replace(TILE, split_k=1), p, SM90).digest for p in problems}) == 1
 
 
-@pytest.mark.parametrize("wanted", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@each("wanted", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_results_of_eight_bits_are_saturated(wanted: torch.dtype) -> None:
     """As tuned kernels write them, in each of PyTorch's ways; NaN stays one where the type has it."""
     a, b = torch.eye(4, 16)[None], torch.zeros(1, 16, 2)

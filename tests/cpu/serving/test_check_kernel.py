@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.linear_layers import HostKernel, record, run_on_cpu, stand_in_device
+from tests.support.tables import each
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.served_call import PatchedLaunch
@@ -33,7 +34,7 @@ def computing(of: Problem, off: float = 0.0, lost: str = "") -> HostKernel:
     return HostKernel((exact + off).to(getattr(torch, of.c.type.torch)))
 
 
-@pytest.mark.parametrize("of", PROBLEMS, ids=lambda of: of.family)
+@each("of", PROBLEMS)
 def test_what_serves_and_what_does_not(of: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     check = partial(check_kernel, record=record(of), device=stand_in_device())
     right = computing(of)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
@@ -134,7 +135,7 @@ BLOCKS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRa
 ASM = "_ZN5aiter42fp8gemm_bf16_blockscale_BpreShuffle_32x128E"
 
 
-@pytest.mark.parametrize(
+@each(
     ("variable", "header", "row", "key"),
     [
         ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", BLOCKS,

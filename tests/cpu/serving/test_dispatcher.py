@@ -12,6 +12,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
+from tests.support.tables import each
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.served_call import LoadedKernel
@@ -180,7 +181,7 @@ def test_mm_itself_follows_pytorchs_precision(
     assert all(isinstance(operands, DenseOperands) for _, operands in seen)
 
 
-@pytest.mark.parametrize("old", [False, True])
+@each("old", [False, True])
 def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
     if old:
         monkeypatch.setattr(torch_products, "_read_precision", None)

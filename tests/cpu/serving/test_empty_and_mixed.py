@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.operation_calls import CALLS, QUANTISED, Rows, parts
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 
 M, N, K = 3, 32, 256
@@ -18,7 +19,7 @@ def q(*shape: int) -> Tensor:
     return torch.ones(shape).to(torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@each("name", CALLS)
 def test_no_rows_give_an_empty_result(name: str) -> None:
     """One of the type and extents that rows give, also where a tracer asks; a factor of all numbers is there, as 1."""
     of_five, none = (parts(CALLS[name](Rows(rows))()) for rows in (5, 0))
@@ -33,8 +34,8 @@ def test_no_rows_give_an_empty_result(name: str) -> None:
         assert none[1].numel() == (name == "quantize tensor")
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("factors", [ONE(1), ONE(N), ONE(1, 2), torch.full((N, K // 32), 127, dtype=torch.uint8)])
+@each("value", NO_NUMBERS)
+@each("factors", [ONE(1), ONE(N), ONE(1, 2), torch.full((N, K // 32), 127, dtype=torch.uint8)])
 def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(value: float, factors: Tensor) -> None:
     """As on a GPU, where no program waits to look at them: one token must not end the batch of a server."""
     x = ONE(4, K)
@@ -44,8 +45,8 @@ def test_activations_that_are_no_numbers_make_their_row_of_a_layer_nan(value: fl
         assert found.isnan().any(1).tolist() == [False, True, False, False] and bool(found[1].isnan().all())
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("name", ["fused_moe", "fused_moe rows", "fused_moe int8", "fused_moe blocks"])
+@each("value", NO_NUMBERS)
+@each("name", ["fused_moe", "fused_moe rows", "fused_moe int8", "fused_moe blocks"])
 def test_tokens_that_are_no_numbers_make_their_own_result_nan(value: float, name: str) -> None:
     call = CALLS[name](Rows(4, wide=torch.float32))
     x, w1, w2, weights, ids, *scales = call.tensors
@@ -59,7 +60,7 @@ def powers(*shape: int) -> Tensor:
     return torch.full(shape, 127, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "says"),
     [
         ({"scale_a": ONE(1, 2)}, "scale_a is"),
@@ -93,8 +94,8 @@ def test_no_k_gives_zeros_where_mm_has_them() -> None:
         assert none.shape == (2, M, N) and not none.any()
 
 
-@pytest.mark.parametrize("factors", [ONE(N), ONE(1), ONE(1, 2), powers(N, 8)], ids=["row", "one", "block", "mx"])
-@pytest.mark.parametrize("tokens", [(0,), (2, 0)])
+@each("factors", [ONE(N), ONE(1), ONE(1, 2), powers(N, 8)])
+@each("tokens", [(0,), (2, 0)])
 def test_a_layer_of_no_tokens_has_no_rows(factors: Tensor, tokens: tuple[int, ...]) -> None:
     out = tritongemm.linear_fp8(ONE(*tokens, K), q(N, K), factors, ONE(N), torch.bfloat16)
     assert out.shape == (*tokens, N) and out.dtype == torch.bfloat16
@@ -102,7 +103,7 @@ def test_a_layer_of_no_tokens_has_no_rows(factors: Tensor, tokens: tuple[int, ..
         tritongemm.linear_fp8(ONE(*tokens, K), q(N, K), factors, ONE(N + 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("of_a", "of_b"), [((0, M, 2), (0, 2, 1)), ((0, M, 2), (0, 2, 128)), ((0, M), (0, 128)), ((0, M, 1), (0, 1, 128))]
 )
 def test_a_batch_of_no_products_is_empty(of_a: tuple[int, ...], of_b: tuple[int, ...]) -> None:
@@ -112,7 +113,7 @@ def test_a_batch_of_no_products_is_empty(of_a: tuple[int, ...], of_b: tuple[int,
         tritongemm.scaled_bmm(q(0, M, K), q(0, K, 128), ONE(0, M, 3), ONE(of_b))
 
 
-@pytest.mark.parametrize("bias", [torch.arange(4.0), torch.arange(8.0).view(2, 4), torch.arange(8.0).view(2, 1, 4)])
+@each("bias", [torch.arange(4.0), torch.arange(8.0).view(2, 4), torch.arange(8.0).view(2, 1, 4)])
 def test_a_product_without_k_is_its_bias(bias: Tensor) -> None:
     out = tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, 4), ONE(2, M), ONE(2, 4), bias)
     assert torch.equal(out.float(), bias.view(-1, 1, 4).expand(2, M, 4))
@@ -141,7 +142,7 @@ def test_groups_may_have_no_rows_and_a_step_no_token() -> None:
     assert tritongemm.grouped_mm(codes[0], codes[1].mT, ends[:2], *codes[2:]).shape == (0, 8)
 
 
-@pytest.mark.parametrize(("n", "k"), [(16, 2048), (64, 8192), (17, 2048)])
+@each(("n", "k"), [(16, 2048), (64, 8192), (17, 2048)])
 def test_factors_of_blocks_are_no_factors_of_rows(n: int, k: int) -> None:
     """[1, K / 128] of a weight that has as many rows."""
     x, w, scale = torch.randn(5, k), torch.randn(n, k).to(FP8), torch.rand(1, k // 128) + 0.1
@@ -149,7 +150,7 @@ def test_factors_of_blocks_are_no_factors_of_rows(n: int, k: int) -> None:
     assert (tritongemm.linear_fp8(x, w, scale) - right).norm() < 0.05 * right.norm()
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@each("masked", [False, True])
 def test_groups_without_factors_are_summed_as_wide_as_their_result(masked: bool) -> None:
     """Integers of eight bits overflow in eight bits, and bfloat16 has few digits of a float32 result."""
     call = CALLS["grouped_mm masked" if masked else "grouped_mm"](Rows(M))

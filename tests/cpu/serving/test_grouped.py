@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,6 +12,7 @@ import tritongemm
 from tests.support import ROOT, forked
 from tests.support.kernel_cases import SM90
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tests.support.tables import each
 from tritongemm.build import expert_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -125,7 +125,7 @@ def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: 
     return out
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@each("activation", ["silu", "gelu"])
 def test_a_mixture_is_the_sum_of_its_experts(activation: str) -> None:
     torch.manual_seed(0)
     x, w1, w2 = torch.randn(7, 32), torch.randn(5, 48, 32), torch.randn(5, 32, 24)
@@ -136,7 +136,7 @@ def test_a_mixture_is_the_sum_of_its_experts(activation: str) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["row", "block"])
+@each("mode", ["row", "block"])
 def test_quantised_experts_are_close(mode: str) -> None:
     torch.manual_seed(0)
     x, weights, ids = torch.randn(6, 128), torch.rand(6, 2), torch.randint(0, 4, (6, 2))
@@ -148,7 +148,7 @@ def test_quantised_experts_are_close(mode: str) -> None:
     assert (found - exact).norm() / exact.norm() < 0.1
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@each("activation", ["silu", "gelu"])
 def test_experts_of_integers_are_those_of_float64(activation: str) -> None:
     """Tokens, and what is activated, are rounded to int8 with a factor for each row, and nothing else is."""
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
@@ -120,7 +121,7 @@ def test_alone_there_is_no_rank_to_compare_with() -> None:
     assert loaded_tables.agree("0123456789ab")
 
 
-@pytest.mark.parametrize("name", ["a" * 5000, "x/" * 3000, "a" * 300 + ".zip", "a\0b", "a\ud800", "loop"])
+@each("name", ["a" * 5000, "x/" * 3000, "a" * 300 + ".zip", "a\0b", "a\ud800", "loop"])
 def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)

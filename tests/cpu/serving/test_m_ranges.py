@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
+from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
@@ -104,7 +105,7 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.config.template)
+@each("row", ROWS)
 def test_one_binary_serves_every_m_of_a_range(row: Record) -> None:
     """The launch at another M is that of a kernel compiled for it: its grid, sizes and workspace, never padded."""
     cache = ArtifactCache(settings.cache_folder())

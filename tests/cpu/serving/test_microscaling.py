@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
@@ -33,8 +34,8 @@ def numbers(q: Tensor) -> Tensor:
     return torch.cat((E2M1, -E2M1))[halves.long()].double()
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
-@pytest.mark.parametrize(("m", "k"), [(1, 32), (7, 300), (33, 96)])
+@each("dtype", LARGEST)
+@each(("m", "k"), [(1, 32), (7, 300), (33, 96)])
 def test_powers_are_the_least_that_hold_their_numbers(dtype: torch.dtype, m: int, k: int) -> None:
     x = activations(m, k)
     q, powers = tritongemm.quantize(x, "mx", dtype)
@@ -70,7 +71,7 @@ def test_what_is_no_number_says_so_and_tiny_ones_are_zero() -> None:
         assert powers[2, 0] == 0 and bool(numbers(q)[2].isfinite().all())
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
+@each("dtype", LARGEST)
 def test_layouts_hold_the_same_powers(dtype: torch.dtype) -> None:
     x = activations(33, 300)
     q, rows = tritongemm.quantize(x, "mx", dtype)
@@ -109,8 +110,8 @@ def test_weights_go_into_an_order_and_back() -> None:
         tritongemm.pack_scales(torch.zeros(3, 8))
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
-@pytest.mark.parametrize("layout", ["", "e8m0_32x8"])
+@each("dtype", LARGEST)
+@each("layout", ["", "e8m0_32x8"])
 def test_products_of_what_was_quantised(dtype: torch.dtype, layout: str) -> None:
     x, w = activations(7, 320), torch.randn(48, 320)
     (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", dtype, layout or "rows") for t in (x, w))
@@ -135,7 +136,7 @@ def test_kernels_compile_ahead_of_time(arch: str, dtype: str, tmp_path: Path) ->
     assert [p.value for p in launch.params] == ["x", "q", "scale", 13, 7168, 32, 224, "", ""]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 8])
+@each("rows", [1, 5, 8])
 def test_float_factors_are_stored_as_a_layout_says(rows: int) -> None:
     """What `quantize` writes, and a product reads."""
     x = torch.randn(rows, 300)
@@ -152,7 +153,7 @@ def test_float_factors_are_stored_as_a_layout_says(rows: int) -> None:
         tritongemm.unpack_scales(plain, 2, 9, "groups")
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
+@each("dtype", LARGEST)
 def test_a_linear_layer_of_mx_quantises_its_activations_so(dtype: torch.dtype) -> None:
     x, w = torch.randn(2, 3, 330), torch.randn(45, 330) * torch.logspace(-3, 3, 330)
     q, powers = tritongemm.quantize(w, "mx", dtype)

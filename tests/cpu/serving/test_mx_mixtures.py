@@ -12,6 +12,7 @@ import tritongemm
 from tests.support import ROOT, forked, mixtures
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.mixtures import FP4, FP8, HIDDEN, INNER, SHUFFLED, Mixture
+from tests.support.tables import each
 from tritongemm.build import expert_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
@@ -40,8 +41,8 @@ def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
     return made
 
 
-@pytest.mark.parametrize("layout", ["", SHUFFLED])
-@pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2, FP4])
+@each("layout", ["", SHUFFLED])
+@each("dtype", [FP8, torch.float8_e5m2, FP4])
 def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever serves: with powers of two along K, and those of activations in the order of the weights'."""
     asked: list[object] = []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -69,7 +70,7 @@ def test_aiters_own_rows_stay(tmp_path: Path) -> None:
     assert (tmp_path / CSV_FILE).read_text().startswith(theirs + "\nfalse,")
 
 
-@pytest.mark.parametrize("name", [FILE, CSV_FILE])
+@each("name", [FILE, CSV_FILE])
 def test_what_can_not_be_written_is_reported(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.warns(UserWarning, match=f"{name} can't be written: "):

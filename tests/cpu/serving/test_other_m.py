@@ -11,6 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
+from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
@@ -44,7 +45,7 @@ def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str
     return made
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "arch", "serves"),
     [
         (problem(777, 256, 512), "sm90", False),
@@ -63,7 +64,6 @@ def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str
         (scaled(777, family="a8w8", batch=4), "sm90", True),
         (scaled(777, groups=4), "sm90", True),
     ],
-    ids=lambda value: value.key if isinstance(value, Problem) else str(value),
 )
 def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch: str, serves: bool) -> None:
     assert serves_other_m(asked, arch) == serves

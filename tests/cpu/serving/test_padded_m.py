@@ -18,6 +18,7 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -54,7 +55,7 @@ def test_all_of_aiters_rows_are_found_where_aiter_finds_them() -> None:
     assert len(sizes) == 93 and found == {"exact": 136, "gl0": 836, "gl1": 643, "miss": 245}
 
 
-@pytest.mark.parametrize(
+@each(
     ("m", "n", "expected"),
     [
         (13, 64, [16, 16]),

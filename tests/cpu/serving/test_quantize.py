@@ -13,6 +13,7 @@ import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
 from tests.support.linear_layers import attach_device, record, run_on_cpu
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
@@ -58,8 +59,8 @@ def assert_quantised(x: Tensor, q: Tensor, scale: Tensor, granularity: str) -> N
     assert bool((q.double()[x == 0] == 0).all()) and float(q.double().abs().max()) == dtype.maximum
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("granularity", SCALINGS)
+@each("dtype", TYPES)
+@each("granularity", SCALINGS)
 def test_pytorchs_operations_are_right(granularity: str, dtype: torch.dtype) -> None:
     for (m, k), given in itertools.product(((1, 128), (7, 300), (3, 129)), (torch.bfloat16, torch.float32)):
         x = activations(m, k, given)
@@ -87,8 +88,8 @@ def with_no_numbers(m: int, k: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("granularity", SCALINGS)
+@each("dtype", TYPES)
+@each("granularity", SCALINGS)
 def test_a_factor_of_what_is_no_number_is_nan(granularity: str, dtype: torch.dtype) -> None:
     """int8 has no NaN: without this one in a token would count as zero."""
     x = with_no_numbers(7, 300)
@@ -171,8 +172,8 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("form", SCALES)
+@each("dtype", [torch.float8_e4m3fn, torch.int8])
+@each("form", SCALES)
 def test_a_layer_is_right_within_its_quantisation(form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, w = torch.randn(2, 3, 384), tritongemm.quantize(torch.randn(200, 384), "tensor", dtype)[0]

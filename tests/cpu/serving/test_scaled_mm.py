@@ -11,6 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
+from tests.support.tables import each
 from tritongemm.codegen import template_facts
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
@@ -64,8 +65,8 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [FP8, torch.float8_e4m3fnuz, INT8])
-@pytest.mark.parametrize("form", FORMS)
+@each("dtype", [FP8, torch.float8_e4m3fnuz, INT8])
+@each("form", FORMS)
 def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
     for m, n, k in ((1, 48, 256), (5, 300, 390), (3, 3, 2)):
         a, w = quantised(m, n, k, dtype)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.owners import pretend
+from tests.support.tables import each
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.system import compiled_files
@@ -88,7 +89,7 @@ def test_nothing_that_is_kept_can_be_written_by_others(tmp_path: Path, home: Pat
     assert modes[tmp_path / "named"] == 0o755 & ~umask and modes[home] == 0o700 == modes[home.parent]
 
 
-@pytest.mark.parametrize(
+@each(
     ("part", "owner", "mode"),
     [
         ("", OTHER, None),

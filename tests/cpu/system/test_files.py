@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import OutputError
 from tritongemm.system import files, temporary_folder
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("tritongemm-x", temporary_folder.TEMPORARY_ADVICE), ("mine", files.ADVICE)]
-)
+@each(("name", "advice"), [("tritongemm-x", temporary_folder.TEMPORARY_ADVICE), ("mine", files.ADVICE)])
 def test_a_full_folder_of_temporary_files_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.owners import pretend
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.system import compiled_files
 
@@ -36,7 +37,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_files.is_member.cache_clear()
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "others"),
     [
         (status(ME, 0o755), False),
@@ -61,7 +62,7 @@ def test_files_of_trusted_users_are_used_where_no_other_user_writes() -> None:
     assert not compiled_files.Owners(frozenset(), group=STAFF).may_use(status(4000, 0o644)), "no member, or unknown"
 
 
-@pytest.mark.parametrize(
+@each(
     ("owner", "mode", "above", "trusted"),
     [
         (ADMIN, 0o755, (0, 0o755), True),  # filled by an administrator, for others to read

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.system import reading
 from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
@@ -49,7 +50,7 @@ def test_a_named_pipe_is_read_to_its_end(pipe: Path) -> None:
     wait()
 
 
-@pytest.mark.parametrize("text", [b"", b"sizes"])
+@each("text", [b"", b"sizes"])
 def test_what_a_command_prints(text: bytes) -> None:
     """As a shell's <(command) gives it: a pipe that is open, under the number of its descriptor."""
     ours, theirs = os.pipe()
@@ -75,7 +76,7 @@ def test_a_silent_writer_is_given_up(pipe: Path) -> None:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "complaint"),
     [
         ("/dev/zero", "/dev/zero is a device or a socket; name a file"),

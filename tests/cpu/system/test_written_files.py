@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.errors import OutputError
 from tritongemm.system import files
 
@@ -28,7 +29,7 @@ def write_protected(path: Path) -> None:
     path.chmod(0o444)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "what"),
     [
         (Path.mkdir, "a folder"),
@@ -56,7 +57,7 @@ def test_what_is_no_file_of_ours_is_not_replaced(
         assert Path("real").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["/proc/out", "n" * 250, "file/out", "/dev/null/out"])
+@each("name", ["/proc/out", "n" * 250, "file/out", "/dev/null/out"])
 def test_places_that_can_not_be_written_are_found_before_work_starts(tmp_path: Path, name: str) -> None:
     """A name may be so long that the text that is to take its place has none."""
     (tmp_path / "file").write_text("")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.linear_layers import record
+from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper
 from tritongemm.build.pool import BuildPool
@@ -39,7 +40,7 @@ def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> 
     return made
 
 
-@pytest.mark.parametrize(
+@each(
     ("of", "granularity", "strides"),
     [
         (problem("a8w8"), "row", (1, 1)),
@@ -91,8 +92,8 @@ def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     evaluator, queue = Evaluator(), CompileQueue()
     one, plain = problem("a8w8"), Problem(16, 256, 512, *matrices("bf16", layout="TN"))
-    for each in (one, replace(one, n=512), plain):
-        queue.put_ahead(quantization.compile_jobs(each, evaluator), turn=3)  # type: ignore[arg-type]
+    for asked in (one, replace(one, n=512), plain):
+        queue.put_ahead(quantization.compile_jobs(asked, evaluator), turn=3)  # type: ignore[arg-type]
     queue.end()
     (job,) = queue.draw()
     assert queue.turn(job.digest) == 3 and not queue.take(job.digest)

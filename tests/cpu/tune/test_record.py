@@ -8,6 +8,7 @@ import pytest
 from tests.support.evaluators import FakeEvaluator
 from tests.support.formats import read_text, write_text
 from tests.support.racing import SIZE
+from tests.support.tables import each
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -26,9 +27,7 @@ KERNEL = Config("tile", 16, 16, 16)
 ALGORITHM = Config("heuristic", 16, 16, 16, backend="blaslt")
 
 
-@pytest.mark.parametrize(
-    ("gain", "winner"), [(MARGIN / 2, "blaslt"), (-0.1, "blaslt"), (2 * MARGIN, "triton"), (0.5, "triton")]
-)
+@each(("gain", "winner"), [(MARGIN / 2, "blaslt"), (-0.1, "blaslt"), (2 * MARGIN, "triton"), (0.5, "triton")])
 def test_a_kernel_must_beat_the_librarys_best_algorithm_by_the_margin(gain: float, winner: str, tmp_path: Path) -> None:
     """Beyond the noise, of which there is none here; both beat the baseline by far."""
     rounds = [1 + i * 1e-6 for i in range(20)]

@@ -13,6 +13,7 @@ from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
+from tests.support.tables import each
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core.config import Config
@@ -215,9 +216,7 @@ def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> 
         assert batches_of(found.begin((), ())) == [[]] and not found.kept
 
 
-@pytest.mark.parametrize(
-    ("problems", "cores", "width"), [(3, 8, 1), (4, 8, 4), (9, 1, 1), (200, 16, 8), (200, 128, 32)]
-)
+@each(("problems", "cores", "width"), [(3, 8, 1), (4, 8, 4), (9, 1, 1), (200, 16, 8), (200, 128, 32)])
 def test_how_many_processes_there_are(problems: int, cores: int, width: int) -> None:
     """One for two compilers; a host of many GPUs has cores for more than its memory should hold."""
     planning = Planner.for_problems(problems, cores)

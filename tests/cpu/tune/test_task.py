@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
@@ -17,7 +18,7 @@ def test_a_size_goes_down_the_line() -> None:
     assert task.finished
 
 
-@pytest.mark.parametrize(("state", "wrong"), [("QUEUED", "RACING"), ("BUILDING", "DONE"), ("DONE", "BUILDING")])
+@each(("state", "wrong"), [("QUEUED", "RACING"), ("BUILDING", "DONE"), ("DONE", "BUILDING")])
 def test_it_does_not_jump(state: str, wrong: str) -> None:
     task = Task(Problem(1, 2, 3), TaskState[state])
     with pytest.raises(ValueError, match=f"1x2x3_fp16_TT can't go from {TaskState[state].value} to"):

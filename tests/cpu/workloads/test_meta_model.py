@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import meta_model
@@ -99,7 +100,7 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
     assert joined[0] == joined[1] and len(joined[0]) > 10
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "complaint"),
     [
         ({"architectures": ["pipeline"]}, "names 'pipeline'; the installed transformers has no such class"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.model_configs import without_transformers  # noqa: F401
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.operations.served_problems import is_layer, layer_problem
@@ -211,7 +212,7 @@ def test_what_is_multiplied(tmp_path: Path) -> None:
     assert dtypes(Defaults()) == "fp16" and dtypes(Defaults(family="a8w8")).endswith("-fp16")
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "complaint"),
     [
         ("", "line 1: it is not JSON"),

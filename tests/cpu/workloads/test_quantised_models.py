@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.model_configs import without_transformers  # noqa: F401
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
 from tritongemm.workloads.model_sizes import ModelSizes, from_model
@@ -83,7 +84,7 @@ INT4 = "bf16-int4-bf16_TN_a16w4"
 FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor"
 
 
-@pytest.mark.parametrize(
+@each(
     ("quantised", "key"),
     [
         (compressed("float", ("block", "group")), f"{FP8}_blockscale"),
@@ -127,9 +128,7 @@ def test_factors_of_int4_are_of_the_models_type(tmp_path: Path) -> None:
     assert "its weights are int4 (gptq), family a16w4 --scales weight_64" in found.remarks[-1]
 
 
-@pytest.mark.parametrize(
-    "pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"]
-)
+@each("pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"])
 def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str) -> None:
     quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
     rows = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised}).rows
@@ -137,14 +136,14 @@ def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str)
     assert not any("self_attn" in row.callers[0] for row in rows if row.problem.family == "a8w8")
 
 
-@pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:" + "x" * 300, "*" * 50, "re:["])
+@each("pattern", ["re:(a+)+$", "re:" + "x" * 300, "*" * 50, "re:["])
 def test_an_expression_can_not_stop_the_run(tmp_path: Path, pattern: str) -> None:
     quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
     with pytest.raises(InputError, match="quantization_config ignores"):
         sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
 
 
-@pytest.mark.parametrize("said", [Defaults("bf16"), Defaults(family="a8w8")])
+@each("said", [Defaults("bf16"), Defaults(family="a8w8")])
 def test_the_users_word_goes_before_the_files(tmp_path: Path, said: Defaults) -> None:
     found = sizes_of(tmp_path, DEEPSEEK_V3, said)
     assert {row.problem.family for row in found.rows} == {said.family}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.linear_layers import problem, record
+from tests.support.tables import each
 from tritongemm.core.format_row import FormatRow
 from tritongemm.workloads.sibling_layers import find_siblings, join_rows, saved_by_joining, saved_seconds
 
@@ -38,7 +39,7 @@ def test_rows_of_siblings_are_joined_and_share_their_rows_calls() -> None:
     assert (mlp.row.problem, mlp.row.count, [p.n for p in mlp.parts]) == (problem(16, 448, 64), 20, [224, 224])
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         row(17, 224, 64, 1, MLP + "gate_proj"),
@@ -51,7 +52,6 @@ def test_rows_of_siblings_are_joined_and_share_their_rows_calls() -> None:
             callers=(MLP + "gate_proj",),
         ),
     ],
-    ids=["another M", "another K", "a bias", "a bias along M", "another layout"],
 )
 def test_unlike_rows_are_not_joined(changed: FormatRow) -> None:
     assert join_rows([changed, replace(LLAMA[2], callers=(MLP + "up_proj",))]) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.plugins import dropped
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, FormatRow
@@ -21,9 +22,7 @@ def test_options() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("size", "complaint"), [((0, 1, 1), "M must"), ((1, -4, 1), "N must"), ((1, 1, 2**31), "K must")]
-)
+@each(("size", "complaint"), [((0, 1, 1), "M must"), ((1, -4, 1), "N must"), ((1, 1, 2**31), "K must")])
 def test_options_out_of_range(size: tuple[int, int, int], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         sizes.from_options(*size, Defaults())

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import libraries
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.support import Support
@@ -85,7 +86,7 @@ def _set(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "complaint"),
     [
         (_set("low", to=0), "low must be"),

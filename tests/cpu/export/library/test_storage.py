@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_library, open_library
@@ -72,9 +73,7 @@ def _in_folder(path: Path, change: Callable[[str], str]) -> None:
     (path / MANIFEST).write_text(change(text))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [('"grid":[1', '"grid":[3'), ('"seconds":2e-06', '"seconds":1e-06'), ('"sm90"', '"sm80"')]
-)
+@each(("old", "new"), [('"grid":[1', '"grid":[3'), ('"seconds":2e-06', '"seconds":1e-06'), ('"sm90"', '"sm80"')])
 def test_an_edited_entry_is_refused_by_name(tmp_path: Path, old: str, new: str) -> None:
     libraries.write(tmp_path / "library", *RECORDS[:2])
     _in_folder(tmp_path / "library", lambda text: text.replace(old, new, 1))
@@ -168,7 +167,7 @@ def test_names_that_no_text_holds_are_refused(tmp_path: Path) -> None:
             open_library(Path(name))
 
 
-@pytest.mark.parametrize("entry", [None, 7, [], {}, {"record": 1}, {"record": {}, "sha256": "x"}])
+@each("entry", [None, 7, [], {}, {"record": 1}, {"record": {}, "sha256": "x"}])
 def test_an_entry_of_another_kind_costs_itself_alone(tmp_path: Path, entry: object) -> None:
     libraries.write(tmp_path / "library", RECORDS[0])
 
@@ -210,7 +209,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, 
     return path.read_bytes(), {e.name: json.dumps(e.to_json()) for e in open_library(path).entries}
 
 
-@pytest.mark.parametrize("offset", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@each("offset", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_a_member_beyond_the_end_of_an_archive_is_refused(tmp_path: Path, offset: int) -> None:
     """An archive may give a member's place in 64 bits."""
     path = tmp_path / "library.zip"

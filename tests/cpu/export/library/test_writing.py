@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
+from tests.support.tables import each
 from tritongemm.cli import library as command
 from tritongemm.core.errors import OutputError
 from tritongemm.export.library import writing
@@ -116,7 +117,7 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
     assert not open_library(out).faults() and len(open_library(out).entries) == 3
 
 
-@pytest.mark.parametrize("name", ["out", "out.zip"])
+@each("name", ["out", "out.zip"])
 def test_a_complete_copy_of_damaged_code_is_taken(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.workloads import sizes
@@ -95,7 +96,7 @@ def bytes_of(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.int8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "key", "operation"),
     [
         (lambda: torch.mm(some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "mm"),
@@ -123,7 +124,7 @@ def test_each_operation_is_written_as_what_it_becomes(
     assert (row.problem.key, row.operation, row.count) == (key, operation, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "batch", "operation", "shared", "bias"),
     [
         (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm", "", "none"),

@@ -4,10 +4,9 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
 from tests.support.summing import DEPTH, RANKS_ROLE, ROLE, STEP
+from tests.support.tables import each
 from tritongemm.codegen import modules
 from tritongemm.codegen.reduction_orders import reduction_order
 from tritongemm.core.config import Config
@@ -84,7 +83,7 @@ SIZE = Problem(16, 512, 4096, *BF16)
 BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, *FP8))
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "problem", "order"),
     [
         (replace(PLAIN, block_k=128), SIZE, "1x4096"),
@@ -107,7 +106,7 @@ def test_stated_orders(config: Config, problem: Problem, order: str) -> None:
     assert str(reduction_order(config, problem, SM90)) == order
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         STREAM,

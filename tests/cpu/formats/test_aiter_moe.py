@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores import take
+from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.core.format_row import Defaults, FormatRow
@@ -46,7 +47,7 @@ def test_a_layer_is_two_products_of_groups() -> None:
     assert {(r.problem.layout, r.problem.c.dtype) for r in read(UNTUNED)} == {("TN", "bf16")}
 
 
-@pytest.mark.parametrize(("dtype", "family"), [("torch.float4_e2m1fn_x2", "a4w4_blockscale"), (FP8, "a8w8_blockscale")])
+@each(("dtype", "family"), [("torch.float4_e2m1fn_x2", "a4w4_blockscale"), (FP8, "a8w8_blockscale")])
 def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
     row = BLOCKS.replace(FP8, dtype).replace("per_1x128", "per_1x32")
     found = [row.problem for row in read(f"{KEYS}\n{row}\n")]
@@ -72,7 +73,7 @@ def test_experts_of_mixed_types(types: str, family: str, scales: str) -> None:
         assert all(registry.get(Family, family).supports(p, load_target(target)) for p in found)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "other", "reason"),
     [
         ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
@@ -127,7 +128,7 @@ def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -
     assert [row.number for row in written.wanted(rows, None, here, False)[0]] == [2, 2, 3, 3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("other", "reason"), [({"timer": "model"}, "a prediction"), ({"target": "gfx942"}, "kernels of AITER's own alone")]
 )
 def test_what_can_not_be_expressed_is_named(other: dict[str, str], reason: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.four_bit_weights import PackedWeight
@@ -61,8 +62,8 @@ ASYMMETRIC: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("order", ["plain", "halves_32"])
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@each("order", ["plain", "halves_32"])
+@each("checkpoint", CHECKPOINTS)
 def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str) -> None:
     packed: PackedWeight = CHECKPOINTS[checkpoint](order=order)
     assert packed.weight.is_contiguous() and packed.scale.is_contiguous()  # kernels take no others
@@ -89,7 +90,7 @@ def test_a_checkpoint_has_the_zero_points_that_it_stores(checkpoint: str, order:
         assert deviation(tritongemm.linear_w4(X, *packed._replace(scale=only_zeros)), exact) > 0.02
 
 
-@pytest.mark.parametrize("order", ["plain", "halves_32"])
+@each("order", ["plain", "halves_32"])
 def test_mxfp4_has_the_numbers_that_it_stores(order: str) -> None:
     blocks = (NUMBERS[:, ::2] | NUMBERS[:, 1::2] << 4).byte().view(N, K // 32, 16)
     exponents = torch.randint(117, 138, (N, K // 32), generator=RANDOM).byte()
@@ -118,7 +119,7 @@ def test_a_gradient_reaches_the_activations() -> None:
     assert deviation(x.grad, ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).sum(0).expand(3, -1)) < 2e-2
 
 
-@pytest.mark.parametrize(
+@each(
     ("function", "given", "said"),
     [
         ("pack_gptq", (GPTQ, HALF, filled(0x777F7777, GROUPS, N // 8)), "the zero point 16; a number .* from 0 to 15"),
@@ -160,7 +161,7 @@ ONE = torch.ones(8, N)
 RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale": HALF}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "said"),
     [
         ({"weight": 3}, "weight must be a tensor, not int"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tritongemm
+from tests.support.tables import each
 from tritongemm.core.problem import matrices
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
@@ -35,7 +36,7 @@ def read(scale_a: torch.Tensor, scale_b: torch.Tensor, sizes: tuple[int, int, in
     return found.family, found.scales, found.left_out
 
 
-@pytest.mark.parametrize(
+@each(
     ("scale_a", "scale_b", "family", "scales"),
     [
         (ones(1), ones(1, 1), "a8w8", "tensor"),
@@ -60,7 +61,7 @@ def test_one_row_is_no_other_granularity() -> None:
     assert read(ones(256, 128), ones(2, 128), (256, 256, wide))[0] == "a8w8_blockscale"
 
 
-@pytest.mark.parametrize("scale_b", [ones(4, 2).t(), ones(N, 4)])
+@each("scale_b", [ones(4, 2).t(), ones(N, 4)])
 def test_factors_that_no_family_has_are_named(scale_b: torch.Tensor) -> None:
     family, _, reason = read(ones(M), scale_b, SIZES)
     assert family == "dense" and reason.startswith("scale factors of A for 1 x K (fp32) and of B for ")
@@ -134,7 +135,7 @@ def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert tritongemm.scaled_mm is scaled_mm
 
 
-@pytest.mark.parametrize(
+@each(
     ("scale_a", "scale_b", "family", "scales"),
     [
         (ones(3, M), ones(3, 1, N), "a8w8", ""),
@@ -169,7 +170,7 @@ ENDS = torch.tensor([4, 4, M], dtype=torch.int32)
 X = torch.zeros(M, K, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "family", "scales", "others"),
     [
         (lambda: tritongemm.scaled_mm(fp8(M, K), fp8(N, K), *MX), "a8w8_blockscale", "mx", {}),

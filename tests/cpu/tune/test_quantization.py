@@ -92,8 +92,8 @@ def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     evaluator, queue = Evaluator(), CompileQueue()
     one, plain = problem("a8w8"), Problem(16, 256, 512, *matrices("bf16", layout="TN"))
-    for asked in (one, replace(one, n=512), plain):
-        queue.put_ahead(quantization.compile_jobs(asked, evaluator), turn=3)  # type: ignore[arg-type]
+    for product in (one, replace(one, n=512), plain):
+        queue.put_ahead(quantization.compile_jobs(product, evaluator), turn=3)  # type: ignore[arg-type]
     queue.end()
     (job,) = queue.draw()
     assert queue.turn(job.digest) == 3 and not queue.take(job.digest)

@@ -34,7 +34,7 @@ from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.numerics.scale_factors import block_order, scale_places
 from tritongemm.plugins.contracts import Pieces
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
     known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
-    return text.render(parameters=list(arguments(meta, problem)), scale_places=scale_places, **known).strip() + "\n"
+    known |= {"scale_places": scale_places, "block_order": block_order}
+    return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 
 @cache

@@ -59,6 +59,14 @@ def scale_places(layout: str) -> tuple[str, str]:
     return order.row_place, order.group_place
 
 
+def block_order(layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return `block` and `axes` of a layout of factors, both empty where kernels load factors one by one."""
+    if layout in ("rows", "groups"):
+        return (), ()
+    order = registry.get(ScaleLayout, layout)
+    return order.block, order.axes
+
+
 def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
     """Return factors that change along K as [..., rows, groups along K], still padded.
 

@@ -84,6 +84,14 @@ def test_kernels_apply_powers_of_two(interpreted: Interpreted, arch: str, dtype:
     interpreted.check(problem, CONFIGS, target)
 
 
+@pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
+def test_complete_blocks_of_factors_are_loaded_as_they_are_stored(interpreted: Interpreted) -> None:
+    """K has part of a block, M and N part of a tile; a tile of 16 rows has no complete block of A's factors."""
+    configs = Config("tile", 64, 32, 256, split_k=2), Config("tile", 16, 32, 512, options=(("swap_ab", 1),))
+    interpreted.check(of(FP4, "mx_shuffled", 70, 37, 800), configs, GFX950)
+    interpreted.check(of(FP4, "mx_shuffled", 33, 37, 512), configs[:1], GFX950)
+
+
 @pytest.mark.parametrize(
     ("dtype", "scales"),
     [form if form in FORMS[::2] else pytest.param(*form, marks=pytest.mark.heavy) for form in FORMS],
@@ -281,9 +289,9 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, s
 
 
 IN_GEMV = (Config("gemv", 1, 8, 256, num_stages=1), Config("gemv", 4, 16, 256, split_k=2, num_stages=1))
-IN_BATCHES = (EMULATED["gfx942"][0], Config("gemv", 2, 8, 256, split_k=2, num_stages=1))
+IN_BATCHES = (replace(EMULATED["gfx942"][0], block_k=256), Config("gemv", 2, 8, 256, split_k=2, num_stages=1))
 IN_GROUPS = (
-    Config("grouped", 16, 32, 128, 4, num_warps=2, options=(("matrix_instr_nonkdim", 16), ("per_unit", 1))),
+    Config("grouped", 16, 32, 256, 4, num_warps=2, options=(("matrix_instr_nonkdim", 16), ("per_unit", 1))),
     Config("grouped_tile", 32, 32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
 )
 

@@ -21,6 +21,8 @@ class E8m0Blocks(ScaleLayout):
     pad: ClassVar[tuple[int, int]] = (ROWS, GROUPS)
     row_place: ClassVar[str] = "r // 32 * (32 * groups) + r % 16 * 4 + r // 16 % 2"
     group_place: ClassVar[str] = "g // 8 * 256 + g % 4 * 64 + g // 4 % 2 * 2"
+    block: ClassVar[tuple[int, ...]] = (GROUPS // 2, ROWS // 2, 2, 2)
+    axes: ClassVar[tuple[int, ...]] = (0, 5, 3, 1, 4, 2)
 
     def pack(self, scales: Tensor) -> Tensor:
         """Return the factors [rows, groups], of complete blocks, in the order of the matrix instructions."""
@@ -31,5 +33,4 @@ class E8m0Blocks(ScaleLayout):
     def unpack(self, scales: Tensor) -> Tensor:
         """Return the argument of `pack`."""
         rows, groups = scales.shape
-        blocks = scales.reshape(rows // ROWS, groups // GROUPS, GROUPS // 2, ROWS // 2, 2, 2)
-        return blocks.permute(0, 5, 3, 1, 4, 2).reshape(rows, groups)
+        return scales.reshape(rows // ROWS, groups // GROUPS, *self.block).permute(self.axes).reshape(rows, groups)

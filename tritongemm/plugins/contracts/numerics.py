@@ -171,6 +171,9 @@ class ScaleLayout(Plugin, abstract=True):
         row_place, group_place: a factor's offset in memory is their sum, of its row and its group along K, as source
             text for kernels in ``r``, ``g`` and ``groups``, the padded number of groups of a row; "" if none of our
             kernels reads the layout.
+        block, axes: how a block of `pad` factors is stored, where kernels may load complete blocks: factors that are
+            next to each other, as [blocks of rows, blocks of groups, *block], become [rows, groups] when these axes
+            are put into this order.
     """
 
     package = "tritongemm.numerics.scale_layouts"
@@ -178,6 +181,8 @@ class ScaleLayout(Plugin, abstract=True):
     pad: ClassVar[tuple[int, int]] = (1, 1)
     row_place: ClassVar[str] = ""
     group_place: ClassVar[str] = ""
+    block: ClassVar[tuple[int, ...]] = ()
+    axes: ClassVar[tuple[int, ...]] = ()
 
     @abstractmethod
     def pack(self, scales: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBacken
 _FEW_ROWS, _COLUMNS, _NARROW, _FULL, _SHORTEST_RUN, _STEP = 64, 32, 0.55, 2, 1024, 256
 _RUN_STEP = 32  # of a run of K: the least depth of a block
 LIBRARY = ("library", "cublas", "hipblaslt")  # names by which algorithms of the library are let race
-_LARGEST = {"block_m": 128, "block_n": 128, "block_k": 128, "split_k": 1, "num_warps": 8}  # of a tile of many rows
+_LARGEST = {"block_m": 128, "block_n": 128, "num_warps": 8}  # of a tile of many rows
 
 
 class Invariance:
@@ -126,8 +126,9 @@ def possible_orders(
     orders = {product: _unsplit_order(problem, target, searched, limits) for product, problem in largest.items()}
     if runs > 1:
         return {product: (_pairwise(order, product, runs),) for product, order in orders.items()}
+    few = {product for product, m in least.items() if m <= _FEW_ROWS and _is_narrow(product, target)}
     return {
-        product: (order, *(_split_orders(order, product, target, limits) if least[product] <= _FEW_ROWS else ()))
+        product: (order, *(_split_orders(order, largest[product], target, searched, limits) if product in few else ()))
         for product, order in orders.items()
     }
 
@@ -142,29 +143,51 @@ def _pairwise(order: ReductionOrder, product: Problem, runs: int) -> ReductionOr
     return replace(order, run=order.k // runs, sums=PAIRS if runs > 2 else "")
 
 
+def _is_narrow(product: Problem, target: Target) -> bool:
+    """Return whether tiles of few rows leave compute units idle."""
+    return cdiv(product.n, _COLUMNS) * product.batch <= _NARROW * target.compute_units
+
+
 def _split_orders(
-    order: ReductionOrder, product: Problem, target: Target, limits: SearchLimits
+    unsplit: ReductionOrder, problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits
 ) -> Iterator[ReductionOrder]:
-    """Yield the orders of splits that fill the device with a narrow product's tiles of few rows."""
-    tiles = cdiv(product.n, _COLUMNS) * product.batch
-    if not order.k or order.block or tiles > _NARROW * target.compute_units:
-        return
+    """Yield the orders of splits that fill the device with a narrow product's tiles of few rows.
+
+    Where templates have two splits exchange their sums, which are fast at many rows too, theirs is the only one.
+    """
+    tiles = cdiv(problem.n, _COLUMNS) * problem.batch
     for splits in (2, 4, 8):
         fits = tiles * splits <= _FULL * target.compute_units and splits <= (limits.most_splits or splits)
-        if fits and order.k >= splits * _SHORTEST_RUN and order.k % (splits * _STEP) == 0:
-            yield replace(order, run=order.k // splits)
+        if not (unsplit.k and fits and unsplit.k >= splits * _SHORTEST_RUN and unsplit.k % (splits * _STEP) == 0):
+            continue
+        exchanged = _order_of_large(problem, target, searched, limits, splits) if splits == 2 else None
+        if exchanged is not None and exchanged.sums:
+            yield exchanged
+            return
+        if not unsplit.block:
+            yield replace(unsplit, run=unsplit.k // splits)
 
 
 def _unsplit_order(problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits) -> ReductionOrder:
     """Return the order of a config for many rows that does not split K."""
-    sizes = _LARGEST | {"block_k": min(problem.scale_depth or 128, 128) if not problem.microscaled else 128}
-    spaces = limits.narrow(searched.space(problem, target)).axes
-    for axes in sorted(spaces, key=_is_for_few):
-        config = _nearest(axes, sizes)
+    order = _order_of_large(problem, target, searched, limits, 1)
+    if order is None:
+        raise InputError(f"--invariant: no config of {problem.key} states in which order it adds up products")
+    return order
+
+
+def _order_of_large(
+    problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits, splits: int
+) -> ReductionOrder | None:
+    """Return the order of a config for many rows with as many splits; None if none states one."""
+    depth = 128 if problem.microscaled else min(problem.scale_depth or 128, 128)
+    for axes in sorted(limits.narrow(searched.space(problem, target)).axes, key=_is_for_few):
+        config = _nearest(axes, _LARGEST | {"block_k": depth, "split_k": splits})
         order = searched.reduction_order(config, problem, target)
-        if isinstance(order, ReductionOrder) and order.runs == 1 and searched.check(config, problem, target):
+        able = isinstance(order, ReductionOrder) and order.runs in (1, splits) and config.split_k == splits
+        if isinstance(order, ReductionOrder) and able and searched.check(config, problem, target):
             return order
-    raise InputError(f"--invariant: no config of {problem.key} states in which order it adds up products")
+    return None
 
 
 def _nearest(axes: TemplateSpace, sizes: Mapping[str, int]) -> Config:

@@ -32,7 +32,10 @@ class PlannedProblem:
 
 
 def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) -> tuple[Rule, ...]:
-    """Return the rules of pruning, with one for the only reduction order that limits allow."""
+    """Return the rules of pruning, with one for the only reduction order that limits allow.
+
+    If that is of several runs, splits are kept where an unsplit K would fill the device.
+    """
     if limits.order is None:
         return RULES
     wanted = limits.order
@@ -41,7 +44,7 @@ def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) ->
         order = searched.reduction_order(config, problem, target)
         return None if order == wanted else f"{order}, not {wanted}"
 
-    return Rule("order", other_order), *RULES
+    return Rule("order", other_order), *(rule for rule in RULES if wanted.runs == 1 or rule.name != "split_k")
 
 
 def _with_runs(space: Space, limits: SearchLimits) -> Space:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf, log
 from pathlib import Path
+from statistics import geometric_mean
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -13,10 +14,12 @@ from tritongemm.results.store import Store
 from tritongemm.system.temporary_folder import TemporaryFolder
 from tritongemm.tune.run import TuningRun
 
-COMPARED = 5  # M of a product at which its orders are compared, from the least to the largest
+COMPARED = 6  # most M of a product at which its orders are compared, from the least to the largest
 BUDGET, FINALISTS = 24, 4  # configs tried of each order at each of them, and those that race
-_SHARE_OF_TIME = 0.05  # of a run of limited time, which the races of each order may take
-_ALIKE = 0.98  # share of the best order's figure from which the first order is taken
+_SHARE_OF_TIME = 0.1  # of a run of limited time, which the races of each order may take
+_LEAST_S = 8.0  # less time than this gives no order a fair race
+_NO_SPEED = 1e-3  # of an order that has no kernel at a size
+_ALIKE = 0.98  # share of the best order's least speed from which an order is compared by its mean
 
 
 def choose(
@@ -24,14 +27,14 @@ def choose(
 ) -> None:
     """Decide on the order of each product of a run that may have several: that of its stored results, or by races.
 
-    At some M of a product, from the least to the largest, its orders are compared; the one that loses least at any of
-    them is taken.
+    At some M of a product, from the least to the largest, its orders are compared with the library. The one whose least
+    share of its speed is the greatest is taken, and of several that are alike in this the fastest on average.
 
     Args:
         run: its options have the orders of each product.
         problems: all that the run tunes.
         open_store: opens a results file of such a run.
-        races: whether kernels can be timed; if not, the first order is taken.
+        races: whether kernels can be timed; if not, or if too little time is left, the first order is taken.
 
     Raises:
         InputError: a stored result has none of its product's orders.
@@ -39,7 +42,8 @@ def choose(
     invariance = run.options.invariance
     assert invariance is not None
     invariance.note(filter(None, map(run.store.record, problems)))
-    if races:
+    limit = run.options.seconds * _SHARE_OF_TIME
+    if races and (limit == 0 or limit >= _LEAST_S):
         _choose_by_races(run, invariance, problems, open_store)
 
 
@@ -48,32 +52,46 @@ def _choose_by_races(
 ) -> None:
     orders = {product: those for product, those in invariance.orders.items() if len(those) > 1}
     sizes = {product: _compared(problems, product) for product in orders}
-    costs: dict[Problem, list[list[float]]] = {product: [] for product in orders}
+    results: dict[Problem, list[list[Record | None]]] = {product: [] for product in orders}
     for rank in range(max(map(len, orders.values()), default=0)):
         raced = {product: those[rank] for product, those in orders.items() if rank < len(those)}
         found = _race(run, [p for product in raced for p in sizes[product]], raced, open_store)
         for product in raced:
-            costs[product].append([_cost(found[p]) for p in sizes[product]])
+            results[product].append([found[p] for p in sizes[product]])
     for product, those in orders.items():
-        shares = least_shares(costs[product])
-        best = 0 if shares[0] >= _ALIKE * max(shares) else shares.index(max(shares))
+        speeds = _speeds(results[product])
+        best = choose_order(speeds)
         invariance.decide(product, those[best])
-        text = ", ".join(f"{order} {share:.3f}" for order, share in zip(those, shares, strict=True))
+        listed = (f"{those[i]} {min(own):.3f} (mean {geometric_mean(own):.3f})" for i, own in enumerate(speeds))
         at = ", ".join(str(p.m) for p in sizes[product])
-        run.watcher.say(
-            f"{product.product}: order {those[best]}; least share of the fastest order's speed at M {at}: {text}"
-        )
+        run.watcher.say(f"{product.product}: order {those[best]}; least speed at M {at}: {', '.join(listed)}")
 
 
-def least_shares(costs: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each order the least, over sizes, of the fastest order's time over its own."""
-    fastest = [min(at_size) for at_size in zip(*costs, strict=True)]
-    return [min(least / cost if cost < inf else 0.0 for least, cost in zip(fastest, own, strict=True)) for own in costs]
+def choose_order(speeds: Sequence[Sequence[float]]) -> int:
+    """Return the place of the order to take.
+
+    Args:
+        speeds: of each order at each size, over the library's or the fastest order's; more than 1 is no loss.
+    """
+    least = [min(1.0, *own) for own in speeds]
+    alike = [place for place, share in enumerate(least) if share >= _ALIKE * max(least)]
+    return max(alike, key=lambda place: geometric_mean(speeds[place]))
+
+
+def _speeds(results: Sequence[Sequence[Record | None]]) -> list[list[float]]:
+    """Return the speed of each order at each size, over the library's, or if it has none there the fastest order's."""
+    fastest = [min((r.seconds for r in at_size if r), default=inf) for at_size in zip(*results, strict=True)]
+    return [
+        [(r.library_seconds or least) / r.seconds if r else _NO_SPEED for r, least in zip(own, fastest, strict=True)]
+        for own in results
+    ]
 
 
 def _compared(problems: Sequence[Problem], product: Problem) -> list[Problem]:
-    """Return the sizes at which a product's orders are compared, evenly over the powers of two."""
+    """Return the sizes at which a product's orders are compared: all, or some evenly over the powers of two."""
     every = sorted((p for p in problems if p.at(1) == product), key=lambda p: p.m)
+    if len(every) <= COMPARED:
+        return every
     low, high = every[0].m, every[-1].m
     wanted = (low * (high / low) ** (i / (COMPARED - 1)) for i in range(COMPARED))
     return list(dict.fromkeys(min(every, key=lambda p: abs(log(p.m / m))) for m in wanted))
@@ -101,8 +119,3 @@ def _race(
         )
         TuningRun(run.evaluators, run.pool, store, options, run.watcher).tune(problems)
         return {problem: store.record(problem) for problem in problems}
-
-
-def _cost(record: Record | None) -> float:
-    """Return a result's time, in units of the library's in the same race where that computes it."""
-    return inf if record is None else record.seconds / (record.library_seconds or 1.0)

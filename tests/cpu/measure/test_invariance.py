@@ -14,11 +14,13 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import EXACT, ReductionOrder
 from tritongemm.core.space import SearchLimits
+from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.invariance import Invariance, possible_orders
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, plan_search
+from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.task import make_record
 
@@ -40,7 +42,7 @@ def raced(*bits: str, library: str = "") -> RaceResult:
 def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
     int8 = Problem(16, 64, 512, *matrices("int8", "int8", "int32", layout="TN"))
-    orders = possible_orders([SIZE, SIZE.at(2048), blocks, int8], SM90, "triton", NO_LIMITS)
+    orders = possible_orders([SIZE, SIZE.at(2048), blocks.at(100), int8], SM90, "triton", NO_LIMITS)
     assert orders == {
         SIZE.at(1): (UNSPLIT,),
         blocks.at(1): (ReductionOrder(2048, 2048, 128, "wgmma"),),
@@ -50,11 +52,16 @@ def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
 
 def test_narrow_products_of_few_rows_may_have_the_order_of_splits_that_fill_the_device() -> None:
     narrow = Problem(16, 1280, 8192, *BF16)
-    assert possible_orders([narrow, narrow.at(2048)], SM90, "triton", NO_LIMITS) == {
-        narrow.at(1): (ReductionOrder(8192, 8192), ReductionOrder(8192, 4096), ReductionOrder(8192, 2048))
-    }
-    for problem in (narrow.at(512), replace(narrow, n=2560)):
-        assert [len(those) for those in possible_orders([problem], SM90, "triton", NO_LIMITS).values()] == [1]
+
+    def others(problem: Problem, target: Target = SM90) -> list[str]:
+        (orders,) = possible_orders([problem, problem.at(2048)], target, "triton", NO_LIMITS).values()
+        return [str(order) for order in orders[1:]]
+
+    assert others(narrow) == ["2x4096 by warp groups"]
+    assert others(narrow, load_target("sm120")) == ["2x4096", "4x2048", "8x1024"]
+    blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 2112, 7168, *FP8))
+    assert others(blocks) == ["2x3584 blocks of 128 by wgmma by warp groups"]
+    assert others(narrow.at(512)) == others(replace(narrow, n=2560)) == []
 
 
 def test_runs_of_k_are_added_pairwise_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -90,6 +97,9 @@ def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None
     kept = plan_search(narrow, SM90, tmp_path, "triton", SearchLimits(order=split)).pruned.kept
     assert {str(triton.reduction_order(c, narrow, SM90)) for c in kept} == {"4x2048"}
     assert {c.option("runs", 1) for c in kept} >= {4} and (m > 1 or any(c.split_k == 4 for c in kept))
+    groups = ReductionOrder(8192, 4096, sums="by warp groups")
+    kept = plan_search(narrow, SM90, tmp_path, "triton", SearchLimits(order=groups)).pruned.kept
+    assert {c.split_k for c in kept} == {2} and "ws_tma" in " ".join(c.template for c in kept)
     none = plan_search(problem, SM90, tmp_path, "triton", SearchLimits(order=ReductionOrder(2048, 1024, unit="hand")))
     assert not none.pruned.kept and not none.order.configs
 

@@ -37,6 +37,8 @@ TRANSPOSE_COST = 2.0
 PRODUCT_CLOCKS = 4.0
 # sums that one SIMD multiplies and adds in a clock
 ADDED_A_CLOCK = 32
+# instructions of a thread for each weight of four bits that it widens
+WIDENING_INSTRUCTIONS = 2.0
 # Matrix instructions fed from registers reach this share of the peak where warp groups are native.
 FALLBACK_RATE = 0.6
 
@@ -75,6 +77,7 @@ class IterationCost(Generic[Number]):
         sums = split.rows * split.shape[0] * split.columns * split.shape[1]
         own = sums * config.block_k // config.option("slices", 1)
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
+        matrix += _widening_seconds(config, problem, target)
         if occupancy.without_matrix_units(config):
             matrix = occupancy.accumulator_registers(config, target) * PRODUCT_CLOCKS / clock
             lds: float = (
@@ -116,6 +119,14 @@ def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int)
         return 0.0
     hidden = "warp_roles" in search_facts(config.template).rules and config.num_warps > SIMDS
     return sums / ADDED_A_CLOCK / (target.clock_ghz * 1e9) * (0.5 if hidden else 1.0)
+
+
+def _widening_seconds(config: Config, problem: Problem, target: Target) -> float:
+    """Return the seconds in which a warp widens its part of a block of B in registers, for weights of four bits."""
+    if problem.b.type.packed == problem.a.type.packed:
+        return 0.0
+    own = config.block_n * config.block_k / (config.num_warps * target.wave_size)
+    return own * WIDENING_INSTRUCTIONS / (target.clock_ghz * 1e9)
 
 
 def _matrix_flops(problem: Problem, target: Target) -> float:

@@ -8,6 +8,8 @@ from tritongemm.search.cost_model.waves import count_tiles
 
 # Partial sums of a tile that fit into a few registers of each thread; more of them are not polled for.
 POLLED_SUMS = 2048
+# Most warps of a compute unit that share tiles with others.
+SLICED_WARPS = 24
 
 
 def split_k(config: Config, problem: Problem, target: Target) -> str | None:
@@ -16,11 +18,13 @@ def split_k(config: Config, problem: Problem, target: Target) -> str | None:
     if split == 1:
         return None
     tiles, units = count_tiles(config, problem), target.compute_units
-    if tiles * split > 4 * units:
+    # Programs of warps that share a block of K are small: at M of 1 to 16, 20 warps on a unit were best on an H200.
+    most = SLICED_WARPS // config.num_warps if config.option("slices", 1) > 1 else 4
+    if tiles * split > most * units:
         return f"split-K {split} makes {tiles * split} programs for {units} CUs"
     if problem.k < 2 * split * config.block_k:
         return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
-    if config.option("slices", 1) > 1:  # small programs, of which a compute unit has several
+    if most > 4:
         return None
     if tiles >= units:
         return f"split-K {split}: {tiles} tiles fill {units} CUs"

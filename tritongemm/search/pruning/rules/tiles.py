@@ -9,8 +9,8 @@ from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides,
 
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
-# Rows of one matrix instruction, and the most for which warps share blocks of K.
-MATRIX_ROWS, SLICED_ROWS = 16, 64
+# Most rows for which warps share blocks of K.
+SLICED_ROWS = 64
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -144,7 +144,7 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     shared, held = config.option("slices", 1) > 1, _power_of_two_above(problem.m, 8)
     if shared and (config.block_m > held or problem.m > SLICED_ROWS):
         return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"
-    if not shared and (problem.m <= MATRIX_ROWS or config.block_m < min(64, held)):
+    if not shared and config.block_m < min(64, held):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
     return None
 

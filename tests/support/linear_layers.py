@@ -97,6 +97,8 @@ class StandInDriver:
     api: Any = SimpleNamespace(symbol=lambda role: "")
     arch = "sm90"
 
+    name = "NVIDIA H200"
+
     def __init__(self) -> None:
         self.next_address, self.allocated, self.full = 1 << 32, list[int](), False
 

@@ -139,6 +139,10 @@ def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
     moved = [record for record in serving if record.toolchain.get("torch", torch) != torch]
     if stale := sum(map(device.is_algorithm, moved)):
         again += f"; {stale} are algorithms of the library beside another torch than {torch}, each checked when loaded"
+    here = device.device.driver_device.name
+    elsewhere = Counter(record.toolchain.get("device", here) for record in serving)
+    del elsewhere[here]
+    again += "".join(f"; {n} were timed on {printable(name)}, not on this {here}" for name, n in elsewhere.items())
     return f"{files}: {_describe_rows(tables, device)}{again}"
 
 

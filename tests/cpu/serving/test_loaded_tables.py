@@ -28,7 +28,7 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     file = tmp_path / "tuned.yaml"
     kinds = [
         record(problem(1, 32, 64), compute_units=132),
-        record(problem(2, 32, 64), toolchain={"triton": "3.0.0"}),
+        record(problem(2, 32, 64), toolchain={"triton": "3.0.0", "device": "NVIDIA H100"}),
         record(problem(3, 32, 64), compute_units=78),
         record(problem(4, 32, 64), target="gfx942", compute_units=304),
         record(problem(5, 32, 64), target="gfx942", compute_units=304),
@@ -54,6 +54,7 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     ):
         assert part in line
     assert "; 1 of those that serve were made by another Triton than " in line and "\n" not in line
+    assert line.endswith("; 1 were timed on NVIDIA H100, not on this NVIDIA H200")
     other = loaded_tables.read_table(kinds[:1])
     assert other.name == "records" and len({digest, other.digest, loaded_tables.combined_digest([table, other])}) == 3
 

@@ -14,7 +14,7 @@ from tritongemm.hip_ext.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.tune.request import Outputs, SearchScope, SizeSource, TuneRequest
 
-N, K, MOST = 1056, 2048, 300
+N, K, MOST = 1056, 1920, 300  # a K that splits do not cut evenly, so that its order is that of an unsplit K
 SOME = (1, 2, 5, 16, 17, 64, 100, 256, MOST)
 
 
@@ -29,9 +29,9 @@ def empty(monkeypatch: pytest.MonkeyPatch, gpu_machine: Machine, gpu_cache: Path
         yield dispatcher
 
 
-def operands() -> tuple[torch.Tensor, torch.Tensor]:
+def operands(n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(device="cuda").manual_seed(1)
-    x, w = (torch.randn(rows, K, device="cuda", generator=generator).bfloat16() for rows in (MOST, N))
+    x, w = (torch.randn(rows, k, device="cuda", generator=generator).bfloat16() for rows in (MOST, n))
     return x, w
 
 
@@ -75,6 +75,22 @@ def test_rows_of_a_table_and_untuned_kernels_beyond_it(
     for m, kind in ((1, ("exact", "range")), (100, ("exact", "range")), (MOST, ("invariant",))):
         assert tritongemm.explain(x[:m], w).startswith(kind), tritongemm.explain(x[:m], w)
     assert torch.equal(assert_invariant(x, w), untuned), "an order gives the same bits whichever kernels have it"
+
+
+def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
+    empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, (n, k) = TuneRequest(), (1280, 8192)
+    defaults = replace(plain.sizes.defaults, dtype_a="bf16", row_major_b=False)
+    source = SizeSource(n=n, k=k, m_range=(1, 128), defaults=defaults)
+    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "t.yaml"))
+    table = list(tritongemm.autotune(replace(request, invariant=True)))
+    assert len({(r.order, r.row_bits) for r in table}) == 1, {r.order for r in table}
+    monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
+    empty.load(table)
+    x, w = operands(n, k)
+    assert tritongemm.explain(x, w).startswith("invariant")
+    assert_invariant(x, w)
 
 
 def test_a_row_that_claims_an_order_or_bits_does_not_serve(

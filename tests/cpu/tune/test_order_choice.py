@@ -56,7 +56,4 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     order_choice.choose(run, every, take)
     assert str(invariance.order(NARROW.at(777))) == chosen
     assert invariance.order(other) == ORDERS[0]
-    assert (
-        f"order {chosen}; least share of the fastest order's speed at M 1, 16, 64, 1024, 4096"
-        in capsys.readouterr().out
-    )
+    assert f"order {chosen}; least speed at M 1, 16, 64, 1024, 4096: 1x8192 " in capsys.readouterr().out

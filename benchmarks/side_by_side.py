@@ -51,7 +51,7 @@ def problems(path: Path) -> list[Problem]:
     Raises:
         InputError: a size that is no plain linear layer.
     """
-    found = [row.problem for row in sizes.from_file(path, Defaults("bf16", row_major_b=False))]
+    found = [row.problem for row in sizes.from_file(path, Defaults.of("bf16", layout="TN"))]
     for problem in found:
         plain = Problem(problem.m, problem.n, problem.k, *matrices(*[problem.a.dtype] * 3, layout="TN"))
         if problem != plain or problem.a.dtype not in ("bf16", "fp16"):

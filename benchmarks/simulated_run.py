@@ -250,7 +250,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=seconds, help=f"seconds that {what}")
     args = parser.parse_args()
     target, waits = target_files.load_target(args.target), Waits(args)
-    defaults = Defaults("bf16", "bf16", "bf16", row_major_b=False)
+    defaults = Defaults.of("bf16", "bf16", "bf16", layout="TN")
     problems = list(dict.fromkeys(row.problem for row in sizes.from_file(args.sizes, defaults)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

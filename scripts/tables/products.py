@@ -23,9 +23,9 @@ MOST_TOKENS = 8192  # that a server multiplies in one step
 MOST_SEQUENCES = 512  # of a step; the output layer multiplies one token of each
 
 _TYPES = {
-    "bf16": Defaults(dtype_a="bf16", row_major_b=False),
+    "bf16": Defaults.of("bf16", layout="TN"),
     # Factors as DeepGEMM's callers store them; those of our own `quantize` are stored as a row reads them.
-    "fp8": Defaults(family="a8w8_blockscale", dtype_a="fp8", dtype_c="bf16", row_major_b=False, scales="block_tma"),
+    "fp8": Defaults.of("fp8", c="bf16", layout="TN", family="a8w8_blockscale", scales="block_tma"),
 }
 
 

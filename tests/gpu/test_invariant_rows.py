@@ -9,6 +9,7 @@ import torch
 
 import tritongemm
 from tritongemm.core.config import Config
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
@@ -51,7 +52,7 @@ def table(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> lis
     """An invariant table over M, tuned quickly, with the library's algorithms."""
     path = tmp_path_factory.mktemp("tuned") / "invariant.yaml"
     plain = TuneRequest()
-    defaults = replace(plain.sizes.defaults, dtype_a="bf16", row_major_b=False)
+    defaults = Defaults.of("bf16", layout="TN")
     source = SizeSource(n=N, k=K, m_range=(1, 256), defaults=defaults)
     request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(path))
     return list(tritongemm.autotune(replace(request, invariant="library")))
@@ -126,7 +127,7 @@ def test_fp8_blocks_have_the_same_bits_by_rows_and_by_untuned_kernels(
 ) -> None:
     """Activations are quantised row by row; at some M a row of the table serves, at others an untuned kernel."""
     plain, n = TuneRequest(), 1024
-    defaults = replace(plain.sizes.defaults, family="a8w8_blockscale", row_major_b=False)
+    defaults = Defaults.of(layout="TN", family="a8w8_blockscale")
     source = SizeSource(n=n, k=K, m_range=(1, 128), defaults=defaults)
     request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "fp8.yaml"))
     table = list(tritongemm.autotune(replace(request, invariant=True)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tritongemm.cli import arguments, options
 from tritongemm.cli import report as report_command
 from tritongemm.core.errors import InputError, RemarkWarning
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
@@ -205,11 +206,11 @@ def _request(
     effort_named(effort)
     try:
         limit = None if budget is None else arguments.budget(str(budget))
-        named = options.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else None
+        named = options.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else ""
     except argparse.ArgumentTypeError as error:
         raise InputError(str(error)) from None
     asked = TuneRequest()
-    defaults = replace(asked.sizes.defaults, dtype_a=named, row_major_b=False)
+    defaults = Defaults.of(named, layout="TN")
     if isinstance(sizes, (str, os.PathLike)):
         source = SizeSource(path=Path(sizes), defaults=defaults)
     else:

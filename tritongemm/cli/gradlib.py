@@ -232,8 +232,8 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
     request, model = _measuring_request(args), model_options.read_model(args, args.batch_size or 1)
     defaults = request.sizes.defaults
     if model is not None:
-        types = _DTYPES.get(args.indtype), _DTYPES.get(args.outdtype or args.indtype)
-        defaults = replace(defaults, dtype_a=types[0], dtype_c=types[1])
+        of_a, of_c = _DTYPES.get(args.indtype, ""), _DTYPES.get(args.outdtype or args.indtype, "")
+        defaults = replace(defaults, a=defaults.a._replace(dtype=of_a), c=defaults.c._replace(dtype=of_c))
     source = _sizes_file(args, output) if model is None else None
     # The tuners of AITER's other families try splits only when asked to.
     unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16

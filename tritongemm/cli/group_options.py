@@ -1,10 +1,9 @@
 """The options of a grouped GEMM, as in a mixture of experts."""
 
 import argparse
-from typing import Any
 
 from tritongemm.cli import arguments
-from tritongemm.core.group_rows import GROUP_FORMS, MOST_GROUPS, SPREADS
+from tritongemm.core.group_rows import GROUP_FORMS, MOST_GROUPS, SPREADS, Groups
 
 
 def add_group_options(g: argparse._ArgumentGroup) -> None:
@@ -22,14 +21,9 @@ def add_group_options(g: argparse._ArgumentGroup) -> None:
         help="rows that each group has room for in the masked form, which needs it")  # fmt: skip
 
 
-def read_groups(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the options, by the field names of `Defaults`."""
-    given = args.spread
-    spread, counts = (given, ()) if isinstance(given, str) else ("captured", given)
-    return {
-        "groups": args.groups,
-        "group_form": args.group_form,
-        "spread": spread,
-        "counts": counts,
-        "room": args.room,
-    }
+def read_groups(args: argparse.Namespace) -> Groups | None:
+    """Return the groups that the options describe; None of one product."""
+    if args.groups == 1:
+        return None
+    given = {"spread": args.spread} if isinstance(args.spread, str) else {"spread": "captured", "counts": args.spread}
+    return Groups.from_json({"groups": args.groups, "group_form": args.group_form, "room": args.room, **given})

@@ -14,7 +14,7 @@ from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, Operand, Problem
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
@@ -65,7 +65,7 @@ def _families() -> Iterator[tuple[str, str]]:
     for family in registry.every(Family):
         yield family.name, family.summary
         for name, given in family.variants.items():
-            yield "", f"{name}: the same with B in the order {given.order_b}"
+            yield "", f"{name}: the same with B in the order {given.b.order}"
 
 
 def _backends() -> Iterator[tuple[str, str]]:
@@ -163,18 +163,15 @@ def problem(args: argparse.Namespace, target: Target) -> Problem:
 def given_defaults(args: argparse.Namespace) -> Defaults:
     """Return the values of `problem_options`, without what depends on the target."""
     return Defaults(
-        dtype_a=args.dtype_a,
-        dtype_b=args.dtype_b,
-        dtype_c=args.dtype_c,
-        row_major_a=not args.col_a,
-        row_major_b=not args.col_b,
+        Operand(args.dtype_a or "", not args.col_a, shared=args.shared == "a"),
+        Operand(args.dtype_b or "", not args.col_b, shared=args.shared == "b"),
+        Operand(args.dtype_c or ""),
         bias=args.bias_vector or "none",
         epilogue=args.epilogue,
         family=args.family,
         scales=args.scales,
         batch=args.batch,
-        shared=args.shared,
-        **group_options.read_groups(args),
+        groups=group_options.read_groups(args),
     )
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Operand, Problem, matrices
 from tritongemm.core.record import Record
 
 _MOST_NAMED = 10  # damaged rows of a file that one line names
+_UNSAID = Operand("")
 
 
 @dataclass(frozen=True)
@@ -115,30 +118,39 @@ class NamedKernel:
 
 @dataclass(frozen=True)
 class Defaults:
-    """The values of a row that states none."""
+    """The values of a row that states none; those of a family are what its problems usually have."""
 
-    dtype_a: str | None = None  # name or alias; None for the family's own default
-    dtype_b: str | None = None  # the same; None for A's
-    # The same; None for the family's default, or for A's, or fp16 where A is fp8, or int32 where A is int8.
-    dtype_c: str | None = None
-    # row_major_a, row_major_b: layouts
-    row_major_a: bool = True
-    row_major_b: bool = True
+    # a, b, c: operands, of a dtype or an alias; "" is the family's own, else A's, or for C fp16 where A is fp8, and
+    # int32 where A is int8
+    a: Operand = _UNSAID
+    b: Operand = _UNSAID
+    c: Operand = _UNSAID
     bias: str = "none"  # `none`, `m` or `n`
     epilogue: str = "none"
     family: str = DEFAULT_FAMILY  # plug-in of numerics/families
-    order_b: str = PLAIN  # order of B in memory, `plain` or a plug-in of numerics/weight_layouts
     scales: str = ""  # granularity of the scale factors, of `core.scaling`; "" for the family's usual one
     fp8_encoding: str = "fn"  # meaning of `fp8` and `bf8`: `fn`, `fnuz` or, on a target without fp8, `none`
     families: tuple[str, ...] = ()  # what such a target computes all the same, for messages
     batch: int = 1  # number of independent products
-    shared: str = ""  # operand that all products of a batch share: `a`, `b` or ""
-    # groups, group_form, spread, counts, room: as of a `Problem`
-    groups: int = 1
-    group_form: str = "contiguous"
-    spread: str = "uniform"
-    counts: tuple[int, ...] = ()
-    room: int = 0
+    groups: Groups | None = None
+
+    @classmethod
+    def of(
+        cls, a: str = "", b: str = "", c: str = "", *, layout: str = "TT", order: str = PLAIN, **more: Any
+    ) -> Defaults:
+        """Return the defaults with operands of these dtypes, in the layout and the order of B that `matrices` has."""
+        left, right, _ = matrices(a, layout=layout, order=order, shared=more.pop("shared", ""))
+        return cls(left, right._replace(dtype=b), Operand(c), **more)
+
+    @property
+    def shared(self) -> str:
+        """The operand that all products of a batch share, ``a`` or ``b``; "" where each has its own."""
+        return "a" if self.a.shared else "b" if self.b.shared else ""
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups; 1 of one product."""
+        return self.groups.count if self.groups else 1
 
     def dtype(self, name: str) -> str:
         """Return our name of the dtype called `name`.

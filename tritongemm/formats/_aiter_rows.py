@@ -67,9 +67,9 @@ class CellReader:
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.integer(name, 1) for name in "MNK")
         encoding, family = encoding_of(target, self._defaults), self._family
-        if "dtype" in family.keys and self._defaults.dtype_a is None:
+        if "dtype" in family.keys and not self._defaults.a.dtype:
             cells.require("dtype", A_DTYPE)
-        dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
+        dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.a.dtype or family.dtype
         scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
         if scaled and (shuffled or not family.scaled):
             cells.fail("scaleAB is True: one scale for all of A and of B is known here with plain B of the family bf16")
@@ -77,8 +77,8 @@ class CellReader:
         given: dict[str, Any] = {
             "family": family.scaled if scaled else family.shuffled if family.shuffled and shuffled else family.ours,
             "dtype_a": dtype,
-            "dtype_b": self._defaults.dtype_b or "",
-            "dtype_c": cells.text("outdtype") or self._defaults.dtype_c or usual,
+            "dtype_b": self._defaults.b.dtype,
+            "dtype_c": cells.text("outdtype") or self._defaults.c.dtype or usual,
             "row_major_a": True,
             "row_major_b": False,
             "bias": ("n" if cells.flag("bias") else "none") if cells.text("bias") else self._defaults.bias,
@@ -258,7 +258,7 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
     if problem.scales != family.scales:
         return False
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
-    return any((found.name, typical.order_b) == (problem.family, problem.b.order) for found, typical in known)
+    return any((found.name, typical.b.order) == (problem.family, problem.b.order) for found, typical in known)
 
 
 def _has_one_scale(problem: Problem) -> bool:

@@ -90,18 +90,19 @@ class ExpertTables(ServerTables, abstract=True):
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
         """Return the two products of the layer for each number of tokens: gate and up, then down."""
-        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.dtype_a)
-        if chosen > defaults.groups:
-            raise InputError(f"a token can't go to {chosen} of {defaults.groups} experts")
+        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
+        groups, count = defaults.groups, defaults.group_count
+        if chosen > count:
+            raise InputError(f"a token can't go to {chosen} of {count} experts")
         word = next(word for word, known in self.kinds.items() if known is kind)
         found = list[FormatRow]()
         for number, m in enumerate(tokens or kind.ladder, start=1):
             if m * chosen > MAX_DIM:
                 raise InputError(f"{m} tokens of {chosen} experts each are more than {MAX_DIM} rows")
-            subject = {"E": str(defaults.groups), "N": str(n), "M": str(m), "dtype": word}
+            subject = {"E": str(count), "N": str(n), "M": str(m), "dtype": word}
             for columns, depth in ((2 * n, k), (k, n)):
-                given = {**kind.given, "spread": defaults.spread} if not defaults.counts else kind.given
-                problem = make_problem(defaults, m * chosen, columns, depth, {**given, "groups": defaults.groups})
+                given = kind.given | ({"spread": groups.spread} if groups and not groups.counts else {})
+                problem = make_problem(defaults, m * chosen, columns, depth, {**given, "groups": count})
                 found.append(FormatRow(problem, number=number, subject=subject))
         return found
 

@@ -140,7 +140,7 @@ class RowReader:
         try:
             if kind not in self._kinds:
                 if "family" in given:
-                    given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
+                    given.setdefault("order_b", registry.family_of(given["family"])[1].b.order)
                     given.setdefault("scales", "")
                 model = make_problem(self._defaults, m, n, k, given)
                 if model.groups:

@@ -27,33 +27,26 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     """
     row = dict(given or {})
     family, typical = registry.family_of(row.get("family") or defaults.family)
-    a = defaults.dtype(row.get("dtype_a") or defaults.dtype_a or typical.dtype_a)
-    b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or typical.dtype_b or a)
-    groups = row.get("groups", 1) if row.get("groups", 1) > 1 else defaults.groups
-    wide = typical.dtype_c or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
+    a = defaults.dtype(row.get("dtype_a") or defaults.a.dtype or typical.a.dtype)
+    b = defaults.dtype(row.get("dtype_b") or defaults.b.dtype or typical.b.dtype or a)
+    wide = typical.c.dtype or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
     said = {
         "m": m, "n": n, "k": k, "dtype_a": a, "dtype_b": b,
-        "dtype_c": defaults.dtype(row.get("dtype_c") or defaults.dtype_c or wide),
-        "row_major_a": row.get("row_major_a", defaults.row_major_a),
-        "row_major_b": row.get("row_major_b", defaults.row_major_b and typical.row_major_b),
+        "dtype_c": defaults.dtype(row.get("dtype_c") or defaults.c.dtype or wide),
+        "row_major_a": row.get("row_major_a", defaults.a.row_major),
+        "row_major_b": row.get("row_major_b", defaults.b.row_major and typical.b.row_major),
         "bias": row.get("bias") or defaults.bias,
         "epilogue": row.get("epilogue") or defaults.epilogue,
         "batch": row.get("batch", defaults.batch),
         "shared": row.get("shared", "" if "batch" in row else defaults.shared),
-        "order_b": row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
+        "order_b": row.get("order_b") or (typical.b.order if defaults.b.order == PLAIN else defaults.b.order),
     }  # fmt: skip
-    several = {"groups": groups, **_groups(defaults, row)} if groups > 1 else {}
+    several = defaults.groups.to_json() if defaults.groups else {}
+    if row.get("groups", 1) > 1:  # how its rows are shared out is said by the row alone
+        several = {"group_form": "masked"} if row.get("room") else {}
+        several |= {"spread": "captured"} if row.get("counts") else {}
+        several |= {key: row[key] for key in ("groups", "group_form", "spread", "counts", "room") if row.get(key)}
     return family.problem(Problem.from_json(said | several), row.get("scales", defaults.scales))
-
-
-def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how rows are shared out to groups, by a row and the defaults; counts and their spread go together."""
-    if row.get("groups", 1) == 1:
-        return {name: getattr(defaults, name) for name in ("group_form", "spread", "counts", "room")}
-    counts = row.get("counts", ())
-    spread = row.get("spread") or ("captured" if counts else "uniform")
-    form = row.get("group_form") or ("masked" if row.get("room") else "contiguous")
-    return {"group_form": form, "spread": spread, "counts": counts, "room": row.get("room", 0)}
 
 
 def results_format() -> ResultsFormat:

@@ -85,10 +85,10 @@ class ServerTable:
     vendor: str = field(compare=False)
 
 
-def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str | None = None) -> K:
+def find_kind(kinds: Iterable[K], server: str, family: str, dtype: str = "") -> K:
     """Return the kind of a server's table of a family's products of some dtype."""
     known = list(kinds)
-    wanted = "fp8" if dtype is None or dtype in ENCODINGS or dtype in BY_ENCODING else dtype
+    wanted = "fp8" if not dtype or dtype in ENCODINGS or dtype in BY_ENCODING else dtype
     name = registry.family_of(family)[0].name
     found = next((kind for kind in known if kind.family == name and kind.dtype == wanted), None)
     if found is None:

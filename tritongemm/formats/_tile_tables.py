@@ -92,7 +92,7 @@ class TileTables(ServerTables, abstract=True):
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
         """Return a size for each M of the ladder."""
-        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.dtype_a)
+        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
         return [FormatRow(make_problem(defaults, m, n, k, kind.given)) for m in tokens or kind.ladder]
 
     def limits(self, family: str, target: Target) -> SearchLimits:

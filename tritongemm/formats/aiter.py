@@ -63,7 +63,7 @@ class AiterCsv(TunerFormat):
         """
         table = CsvTable.parse(path, text)
         check_names(path, text, table.columns)
-        family = family_of_file(path, table.columns, defaults.family, defaults.dtype_a or "")
+        family = family_of_file(path, table.columns, defaults.family, defaults.a.dtype)
         _remark(path, family, table)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []

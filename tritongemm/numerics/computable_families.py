@@ -52,7 +52,7 @@ def _computable(target: Target) -> Iterator[tuple[str, Problem]]:
 def _typical(name: str, target: Target) -> Iterator[Problem]:
     """Yield the problems of a family in its own dtypes, and in int8, which targets without fp8 multiply."""
     family, given = registry.family_of(name)
-    for a in (given.dtype_a, "int8"):
+    for a in (given.a.dtype, "int8"):
         with suppress(InputError):  # the target has no such dtype
-            a_, b, c = (dtype(d, target.fp8).name for d in (a, given.dtype_b or a, given.dtype_c or a))
-            yield family.problem(Problem(*_SIZES, *matrices(a_, b, c, layout="TN", order=given.order_b)))
+            a_, b, c = (dtype(d, target.fp8).name for d in (a, given.b.dtype or a, given.c.dtype or a))
+            yield family.problem(Problem(*_SIZES, *matrices(a_, b, c, layout="TN", order=given.b.order)))

@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Final, TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.support import Support
-from tritongemm.plugins.contracts import Family, FamilyDefaults, LibraryBackend, Plugin
+from tritongemm.plugins.contracts import Family, LibraryBackend, Plugin
 
 P = TypeVar("P", bound=Plugin)
 _LOADING: Final = threading.RLock()  # re-entrant, as plug-ins ask for others when they are made
@@ -140,7 +141,7 @@ def resolve(kind: type[Plugin], text: str) -> str:
     return aliases[text]
 
 
-def family_of(text: str) -> tuple[Family, FamilyDefaults]:
+def family_of(text: str) -> tuple[Family, Defaults]:
     """Return the family of a name or of a variant's name, and its defaults for problems that state less.
 
     Raises:

@@ -25,7 +25,7 @@ def server_format(server: str, groups: int = 1) -> ServerFormat:
 
 def format_of(request: TuneRequest) -> ServerFormat:
     """Return the format that sets the kernels of the server that a request names."""
-    return server_format(request.search.server or "", request.sizes.defaults.groups)
+    return server_format(request.search.server or "", request.sizes.defaults.group_count)
 
 
 def limits(request: TuneRequest, machine: Machine, backends: Sequence[str]) -> SearchLimits:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Operand, Problem
 from tritongemm.core.scaling import SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.values import MAP
 from tritongemm.formats import make_problem
@@ -51,14 +51,14 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     quantised = read_quantisation(config)
     found = list_layers(config, tp, quantised.keeps)
     # The user's values go before the file's.
-    is_quantised = quantised.family and defaults.family == Defaults.family and defaults.dtype_a is None
+    is_quantised = quantised.family and defaults.family == Defaults.family and not defaults.a.dtype
     plain = _in_dtypes_of(config, defaults)
     scaled = plain
     if is_quantised:
-        as_file = replace(defaults, family=quantised.family, scales=quantised.scales, dtype_a=quantised.dtype)
+        as_file = replace(defaults, family=quantised.family, scales=quantised.scales, a=Operand(quantised.dtype))
         if quantised.dtype == _INT4:  # beside activations of the model's type, which the factors have too
-            scales = quantised.scales + "_fp16" * (plain.dtype_a == "fp16")
-            as_file = replace(as_file, scales=scales, dtype_a=plain.dtype_a, dtype_b=_INT4)
+            scales = quantised.scales + "_fp16" * (plain.a.dtype == "fp16")
+            as_file = replace(as_file, scales=scales, a=plain.a, b=Operand(_INT4))
         scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
     layers = {replace(one, bias=False): n for one, n in found.layers.items()} if every_bias else found.layers
@@ -66,7 +66,8 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
         of_layer = plain if layer.kept else scaled
         for bias in ("none", "n") if every_bias and layer.groups == 1 else ("n" if layer.bias else "none",):
             for m in tokens:
-                own = replace(of_layer, bias=bias, row_major_a=True, row_major_b=False)
+                a, b = of_layer.a._replace(row_major=True), of_layer.b._replace(row_major=False)
+                own = replace(of_layer, bias=bias, a=a, b=b)
                 row = _make_row(config, layer, count, m, own)
                 rows[row.problem] = _joined(rows.get(row.problem), row)
     remarks = list(found.left_out)
@@ -87,10 +88,9 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
 def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
     """Return the defaults with the model's dtype: of all operands or, in a scaled family, of the result."""
     family, typical = registry.family_of(defaults.family)
-    a = defaults.dtype(defaults.dtype_a or typical.dtype_a)
-    scaled = family.scalings(a, defaults.dtype(defaults.dtype_b or typical.dtype_b or a))[0] != (None, None)
-    given = defaults.dtype_c if scaled else defaults.dtype_a
-    if given is not None:
+    a = defaults.dtype(defaults.a.dtype or typical.a.dtype)
+    scaled = family.scalings(a, defaults.dtype(defaults.b.dtype or typical.b.dtype or a))[0] != (None, None)
+    if (defaults.c if scaled else defaults.a).dtype:
         return defaults
     if not config.dtype:
         option = "-dtype_c" if scaled else "-dtype_a"
@@ -99,7 +99,8 @@ def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
         name = defaults.dtype(config.dtype)
     except InputError as error:
         raise InputError(f"{config.path}: {error}") from None
-    return replace(defaults, dtype_c=name) if scaled else replace(defaults, dtype_a=name)
+    which = "c" if scaled else "a"
+    return replace(defaults, **{which: getattr(defaults, which)._replace(dtype=name)})
 
 
 def _make_row(config: ModelConfig, layer: ModelLayer, count: int, m: int, defaults: Defaults) -> FormatRow:

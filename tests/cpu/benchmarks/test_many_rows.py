@@ -17,7 +17,7 @@ def test_its_files_are_those_of_a_finished_run(
     script = importlib.import_module("many_rows")
     problems = script.make_problems(9)
     script.write_results(tmp_path, problems)
-    defaults = Defaults("bf16", dtype_c="bf16")
+    defaults = Defaults.of("bf16", c="bf16")
     assert [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", defaults)] == problems
     assert [row.problem for row in sizes.from_file(tmp_path / "done.yaml", Defaults())] == problems
     before = (tmp_path / "done.yaml").read_bytes()

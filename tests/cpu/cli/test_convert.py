@@ -205,7 +205,7 @@ def _problem(family: str, m: int, **given: Any) -> Problem:
             m,
             2112,
             7168,
-            *matrices(*types, layout="TN", order=typical.order_b, shared=given.pop("shared", "")),
+            *matrices(*types, layout="TN", order=typical.b.order, shared=given.pop("shared", "")),
             **given,
         )
     )

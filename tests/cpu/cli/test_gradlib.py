@@ -135,7 +135,7 @@ def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
     assert gradlib.main(flags.split()) == 0
     (asked,) = requests
     assert asked.sizes.model == ModelSource(Path("/models/m"), 8, (2, 32), every_bias=True)
-    assert (asked.sizes.defaults.dtype_a, asked.sizes.defaults.dtype_c) == ("bf16", "fp32")
+    assert (asked.sizes.defaults.a.dtype, asked.sizes.defaults.c.dtype) == ("bf16", "fp32")
     assert asked.outputs.path == Path("bf16_tuned_gemm.csv")
 
 

@@ -25,10 +25,10 @@ H200 = Machine(load_target("sm90"), "nvidia", (0,), "H200", "a GPU")
 TABLE = ["--for", "vllm", "-n", "6144", "-k", "4096", "--family", "a8w8_blockscale"]
 
 
-def choose(words: list[str], machine: Machine = H200, dtype: str | None = None) -> tuple[str, str]:
+def choose(words: list[str], machine: Machine = H200, dtype: str = "") -> tuple[str, str]:
     """The backend that races, and what is said of it."""
     request, said = tune.read_request(options.parse(words)), list[str]()
-    defaults = Defaults(family="a8w8_blockscale", dtype_a=dtype)
+    defaults = Defaults.of(dtype, family="a8w8_blockscale")
     rows: list[FormatRow] = servers.server_format("vllm").list_sizes(6144, 4096, defaults, 1, (1, 16))
     return servers.choose_kernels(request, rows, machine, said.append), " ".join(said)
 

@@ -29,15 +29,13 @@ family = each_with_toy(Family, TOY)
 
 @pytest.fixture
 def target(family: Family) -> Target:
-    return GFX950 if family.defaults.dtype_a.startswith("fp4") else GFX942
+    return GFX950 if family.defaults.a.dtype.startswith("fp4") else GFX942
 
 
 @pytest.fixture
 def problem(family: Family, target: Target) -> Problem:
-    dtype_b = DTYPES_B.get(family.name)
-    return make_problem(
-        Defaults(None, dtype_b, row_major_b=False, family=family.name, fp8_encoding=target.fp8), 33, 64, 512
-    )
+    dtype_b = DTYPES_B.get(family.name, "")
+    return make_problem(Defaults.of("", dtype_b, layout="TN", family=family.name, fp8_encoding=target.fp8), 33, 64, 512)
 
 
 def reference(family: Family, problem: Problem, operands: Operands) -> torch.Tensor:
@@ -112,7 +110,7 @@ def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> 
 def test_b_may_be_in_another_order(family: Family, problem: Problem, target: Target) -> None:
     """Which says nothing about the numbers."""
     for defaults in family.variants.values():
-        packed = replace(problem, b=problem.b._replace(order=defaults.order_b))
-        assert defaults.order_b != PLAIN and family.supports(packed, target)
+        packed = replace(problem, b=problem.b._replace(order=defaults.b.order))
+        assert defaults.b.order != PLAIN and family.supports(packed, target)
         exact = reference(family, problem, family.make_inputs(problem, "cpu"))
         assert torch.equal(reference(family, packed, family.make_inputs(packed, "cpu")), exact)

@@ -105,7 +105,7 @@ def test_it_reads_rows_in_order(plugin: Format) -> None:
         with pytest.raises(InputError, match="can't be tuned"):
             plugin.read(Path(name), text, Defaults())
         return
-    rows = plugin.read(Path(name), text, Defaults("int8", row_major_b=False))
+    rows = plugin.read(Path(name), text, Defaults.of("int8", layout="TN"))
     second = (4, 2, 3) if plugin.name in NAMED else (4, 5, 6)
     assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [(1, 2, 3), second]
     assert all(r.line and str(r.problem.m) in text.splitlines()[r.line - 1] for r in rows)

@@ -37,7 +37,7 @@ def test_kernels_find_factors_where_packing_puts_them(layout: ScaleLayout) -> No
 def test_families_pad_to_complete_blocks(layout: ScaleLayout) -> None:
     """Whatever a family names, its factors' extents can be packed and unpacked."""
     for family in registry.every(Family):
-        dtype = family.defaults.dtype_a
+        dtype = family.defaults.a.dtype
         for scaling in family.scalings(dtype, dtype)[0]:
             if scaling is not None and scaling.layout == layout.name:
                 for rows, k in ((1, 32), (33, 512), (100, 96)):

@@ -13,6 +13,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Operand
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
@@ -20,7 +21,7 @@ from tritongemm.plugins.contracts import KernelBackend, ServerFormat
 from tritongemm.search_spaces.loader import load_target
 
 NAME = "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
-GIVEN = Defaults(family="a8w8_blockscale", groups=128, fp8_encoding="fn")
+GIVEN = Defaults(family="a8w8_blockscale", groups=Groups(128), fp8_encoding="fn")
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SHARED, WIDE, UP = (Config("grouped_tile", 16, n, 128, 1, num_warps=4, num_stages=3) for n in (64, 128, 256))
 
@@ -59,12 +60,12 @@ def test_the_sizes_are_both_products_at_every_m_of_the_ladder() -> None:
     assert (up.n, up.k, down.n, down.k) == (1536, 2048, 2048, 768)
     assert up.groups == Groups(128) and up.scales == "block_rows" and not up.b.row_major
     assert [row.problem.m for row in rows_of(3)] == [24, 24]
-    skewed = VLLM.list_sizes(768, 2048, replace(GIVEN, spread="skewed"), 8, (64,))
+    skewed = VLLM.list_sizes(768, 2048, replace(GIVEN, groups=Groups(128, spread="skewed")), 8, (64,))
     assert {row.problem.groups for row in skewed} == {Groups(128, spread="skewed")}
     with pytest.raises(InputError, match="129 of 128 experts"):
         VLLM.list_sizes(768, 2048, GIVEN, 129)
     with pytest.raises(InputError, match="vLLM has no tables of family dense of bf16; choose --family: a8w8_blocks"):
-        VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", dtype_a="bf16"), 8)
+        VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", a=Operand("bf16")), 8)
 
 
 @each("target", ["sm90", "gfx942", "gfx950"])

@@ -84,7 +84,7 @@ def test_shares_that_can_not_be(text: str, message: str) -> None:
 def test_the_command_line_says_it_too() -> None:
     argv = ["-m", "41", "-n", "72", "-k", "88", "--groups", "5", "--spread", "7,0,33,1,0", "--target", "sm90"]
     given = options.defaults(options.parse(argv), load_target("sm90"))
-    assert (given.groups, given.spread, given.counts) == (5, "captured", (7, 0, 33, 1, 0))
+    assert given.groups == Groups(5, 0, "captured", (7, 0, 33, 1, 0))
     assert rows("- {M: 41, N: 72, K: 88}\n") == [Problem(41, 72, 88)]
     for wrong in ("uneven", "1,,2", "1.5"):
         with pytest.raises(SystemExit):

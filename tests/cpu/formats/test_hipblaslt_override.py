@@ -33,7 +33,7 @@ def result(problem: Problem, config: Config | None = None, **more: Any) -> Recor
 
 
 def test_rows_of_the_library_are_sizes_of_ours() -> None:
-    first, second = FORMAT.read(PATH, TUNED, Defaults("int8", bias="m"))
+    first, second = FORMAT.read(PATH, TUNED, Defaults.of("int8", bias="m"))
     assert first.problem == product() and (first.line, first.number) == (3, 1) and first.config is None
     other = Problem(128, 64, 32, *matrices(c="fp32", layout="NT"), batch=8)
     assert second.problem == other

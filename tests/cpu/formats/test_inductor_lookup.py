@@ -87,7 +87,7 @@ def test_what_is_written_is_read_back(sizes: tuple[int, int, int], a: bool, b: b
     given = product(m, n, k, "fp16", row_major_a=a, row_major_b=b, bias=bias)
     config = Config("tile", 16, 32, 64, 4, options=(("kpack", 2), ("waves_per_eu", 1)))
     (text,) = TABLE.translate([result(given, config)], {}).files.values()
-    (row,) = TABLE.read(PATH, text, Defaults("int8"))
+    (row,) = TABLE.read(PATH, text, Defaults.of("int8"))
     assert row.config == config and key_of(row.problem) == key_of(given)
     assert json.loads(text)[key_of(given)][0]["EVEN_K"] is (k % 64 == 0)
 

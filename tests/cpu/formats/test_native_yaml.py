@@ -69,7 +69,7 @@ def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch:
 
 def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
     text = write_text(RECORD)
-    (row,) = rows(text, Defaults("int8", bias="m", row_major_a=True, row_major_b=False))
+    (row,) = rows(text, Defaults.of("int8", layout="TN", bias="m"))
     assert row.record == RECORD
     assert (row.problem, row.config) == (RECORD.problem, RECORD.config)
     head, line = text.splitlines()

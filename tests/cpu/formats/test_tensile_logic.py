@@ -79,7 +79,7 @@ def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
 
 def test_sizes_and_their_solutions() -> None:
     with pytest.warns(UntunableRowsWarning, match="are apart"):
-        first, second = FORMAT.read(PATH, BASE, Defaults("int8"))
+        first, second = FORMAT.read(PATH, BASE, Defaults.of("int8"))
     assert first.problem == problem() and (first.target, first.compute_units) == ("gfx942", 304)
     assert second.problem == problem(8, 64, 32) and second.config is not None
     assert second.config.template == solution(1, "128x64x64")["SolutionNameMin"] and second.config.tile == (64, 128, 64)

@@ -38,7 +38,7 @@ def table(rows: dict[int, Any] | None = None, indent: int | None = 4) -> str:
 
 
 def result(m: int, config: Config | None = None, **more: Any) -> Record:
-    problem = make_problem(Defaults(row_major_b=False, family=more.pop("family", "a8w8_blockscale")), m, 6144, 4096)
+    problem = make_problem(Defaults.of(layout="TN", family=more.pop("family", "a8w8_blockscale")), m, 6144, 4096)
     config = config or Config("tile", 32, 64, 128, 8, num_warps=8, num_stages=5)
     facts = {"winner": config.backend, "seconds": 1e-5, "spread": 0.0, "timer": "graph-events", "target": "sm90"}
     facts["toolchain"] = {"triton": "3.6.0", "torch": "2.13.0", "device": "NVIDIA H200"}
@@ -52,7 +52,7 @@ def served(text: str, m: int) -> Any:
 
 
 def test_the_name_has_the_sizes_and_the_device() -> None:
-    rows = VLLM.read(Path("configs") / NAME, table(), Defaults("int8", row_major_b=True))
+    rows = VLLM.read(Path("configs") / NAME, table(), Defaults.of("int8"))
     assert [r.problem.m for r in rows] == list(LADDER)
     first = rows[0]
     assert first.problem == result(1).problem and first.target == "sm90" and (first.line, first.number) == (2, 1)

@@ -49,7 +49,7 @@ def result(problem: Problem, winner: str = "torch", config: Config | None = None
     ],
 )
 def test_the_first_size_is_our_n(line: str, expected: Problem, operation: str) -> None:
-    (row,) = CSV.read(PATH, line + "\n", Defaults("int8", bias="m"))
+    (row,) = CSV.read(PATH, line + "\n", Defaults.of("int8", bias="m"))
     assert (row.problem, row.operation, row.count, row.line) == (expected, operation, 1, 1)
 
 

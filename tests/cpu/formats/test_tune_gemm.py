@@ -66,7 +66,7 @@ def test_files_from_the_field(name: str, count: int, tuned: int) -> None:
 
 
 def test_callers_defaults() -> None:
-    flags = Defaults("fp8", None, "bf16", row_major_a=False, row_major_b=False, bias="m", fp8_encoding="fnuz")
+    flags = Defaults.of("fp8", "", "bf16", layout="NN", bias="m", fp8_encoding="fnuz")
     bare, typed = rows(
         "- {M: 1, N: 2, K: 3}\n- {M: 1, N: 2, K: 3, dtype_a: bf8, dtype_b: fp16, rowMajorB: T, bias: none}", flags
     )
@@ -76,12 +76,12 @@ def test_callers_defaults() -> None:
 
 @each(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
 def test_c_follows_a(a: str, c: str) -> None:
-    assert make_problem(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, *matrices(a, c=c))
+    assert make_problem(Defaults.of(a), 1, 1, 1) == Problem(1, 1, 1, *matrices(a, c=c))
 
 
 def test_open_fp8_needs_an_encoding() -> None:
     with pytest.raises(InputError, match="the target has no fp8; choose another dtype"):
-        make_problem(Defaults("fp8", fp8_encoding="none"), 1, 1, 1)
+        make_problem(Defaults.of("fp8", fp8_encoding="none"), 1, 1, 1)
 
 
 SIZE = "M: 16, N: 16, K: 16"

@@ -60,7 +60,7 @@ def test_factors_of_blocks() -> None:
 @each("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
 def test_fp4(variant: str) -> None:
     family, defaults = registry.family_of(variant)
-    one = family.problem(Problem(33, 64, 256, *matrices("fp4e2m1", c="bf16", layout="TN", order=defaults.order_b)))
+    one = family.problem(Problem(33, 64, 256, *matrices("fp4e2m1", c="bf16", layout="TN", order=defaults.b.order)))
     operands = registry.get(Family, one.family).make_inputs(one, "cpu")
     exact, out = family.reference(one, operands), torch.full((64, 64), 7.0, dtype=torch.bfloat16)
     padded = torch.zeros(256, operands["scale_a"].shape[1], dtype=torch.uint8)  # as AITER pads them

@@ -44,7 +44,7 @@ def test_what_it_is_for() -> None:
         assert reason in FAMILY.supports(problem, target).reason
     dense = Problem(33, 64, 512, *matrices("fp4e2m1", c="bf16"))
     assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
-    assert make_problem(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
+    assert make_problem(Defaults.of(layout="TN", family="a4w4_blockscale"), 33, 64, 512) == FP4
     assert [axes.template for axes in space(FP4, GFX950).axes] == ["tile", "stream_k"]
 
 

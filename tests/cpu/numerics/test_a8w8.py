@@ -122,7 +122,7 @@ def test_the_winner_takes_the_scales() -> None:
 def test_defaults_of_what_is_not_said() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
     assert make_problem(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
-    assert make_problem(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
+    assert make_problem(Defaults.of("int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
     with pytest.raises(
         InputError, match=r"no family is called 'a9w9'; there are: a16w4, a4w4_blockscale, .*a8w8, .*dense"
     ):

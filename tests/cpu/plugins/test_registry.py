@@ -99,10 +99,10 @@ def test_a_kind_within_a_kind() -> None:
 def test_families_and_their_variants() -> None:
     """A variant is the family with other defaults."""
     family, defaults = registry.family_of("dense")
-    assert (family.name, defaults.order_b) == ("dense", PLAIN)
+    assert (family.name, defaults.b.order) == ("dense", PLAIN)
     for name in ("dense_bpreshuffle", "a8w8_bpreshuffle", "a4w4_bpreshuffle", "a8w8_blockscale_bpreshuffle"):
         family, defaults = registry.family_of(name)
-        assert name in family.variants and defaults.order_b == "shuffled_16x16"
+        assert name in family.variants and defaults.b.order == "shuffled_16x16"
     with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: .*dense.*a8w8_bpreshuffle"):
         registry.family_of("a9w9")
 

@@ -27,7 +27,7 @@ TODAY = Config("tile", 64, 128, 128, 32, num_warps=4, num_stages=2)  # what vLLM
 
 def test_the_sizes_are_those_that_the_server_looks_up() -> None:
     assert [p.m for p in SIZES[:3]] == [1, 2, 4] and {p.layout for p in SIZES} == {"TN"}
-    channels = SGLANG.list_sizes(6144, 4096, Defaults(family="a8w8", dtype_a="fp8"))
+    channels = SGLANG.list_sizes(6144, 4096, Defaults.of("fp8", family="a8w8"))
     assert 33 in [row.problem.m for row in channels] and channels[0].problem.family == "a8w8"
     with pytest.raises(InputError, match=r"vLLM has no tables of family a8w8 of fp8; choose --family: a8w8_blockscale"):
         VLLM.list_sizes(6144, 4096, Defaults(family="a8w8"))

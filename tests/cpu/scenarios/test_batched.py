@@ -127,7 +127,7 @@ def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
     path.write_text(
         "- {M: 4, N: 8, K: 16}\n- {M: 4, N: 8, K: 16, batch: 2}\n- {M: 5, N: 8, K: 16, batch: 2, shared: a}\n"
     )
-    keys = [r.problem.key for r in sizes.from_file(path, Defaults(batch=3, shared="b"))]
+    keys = [r.problem.key for r in sizes.from_file(path, Defaults.of(shared="b", batch=3))]
     assert keys == ["4x8x16_fp16_TT_batch3_sharedb", "4x8x16_fp16_TT_batch2", "5x8x16_fp16_TT_batch2_shareda"]
 
 

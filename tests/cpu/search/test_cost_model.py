@@ -172,7 +172,7 @@ def test_half_a_line_a_row_takes_l2_twice_the_traffic() -> None:
 
 def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
     """With scales along K, gfx942's kernels load B after they multiply; AMD's tables have these smaller tiles."""
-    blocks = Defaults(row_major_b=False, family="a8w8_blockscale", fp8_encoding="fnuz")
+    blocks = Defaults.of(layout="TN", family="a8w8_blockscale", fp8_encoding="fnuz")
     for m, n, k, small, large in (
         (1024, 1536, 7168, (64, 64), (128, 64)),
         (128, 7168, 2048, (32, 32), (64, 64)),
@@ -192,7 +192,7 @@ def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
 
 
 def test_hoppers_loads_are_early_with_scales_too() -> None:
-    problem = make_problem(Defaults(row_major_b=False, family="a8w8_blockscale"), 1024, 1536, 7168)
+    problem = make_problem(Defaults.of(layout="TN", family="a8w8_blockscale"), 1024, 1536, 7168)
     plain = replace(problem, family="gemm").scaled((None, None))
     config = Config("tile", 64, 64, 128, num_warps=4, num_stages=3)
     assert predict(config, problem, SM90).terms["latency"] == predict(config, plain, SM90).terms["latency"]

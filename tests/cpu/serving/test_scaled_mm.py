@@ -27,7 +27,7 @@ BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
 
 
 def problem(family: str, m: int, n: int, k: int, bias: str = "none", dtype: str = "fp8e4m3fn") -> Problem:
-    order = registry.get(Family, family).defaults.order_b
+    order = registry.get(Family, family).defaults.b.order
     return registry.get(Family, family).problem(
         Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN", order=order), bias=bias)
     )

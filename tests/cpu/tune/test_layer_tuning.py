@@ -14,6 +14,7 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, take
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
@@ -58,10 +59,10 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
     """Of template `grouped_tile`, or of the server's own kernel, which has the same tiles."""
     tiles = [replace(config, backend=backend) for config in TILES]
     server = registry.get(ServerFormat, "vllm_moe_json")
-    rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=8), 2, (16,))
+    rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=Groups(8)), 2, (16,))
     evaluator = ScriptedEvaluator("sm90")
     evaluator.target = TARGET
-    source = SizeSource(defaults=Defaults(family="a8w8_blockscale", groups=8))
+    source = SizeSource(defaults=Defaults(family="a8w8_blockscale", groups=Groups(8)))
     request = TuneRequest(source, search=SearchScope(server="vllm"))
     limits = servers.limits(request, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
     assert {config.backend for config in limits.first} == {backend}

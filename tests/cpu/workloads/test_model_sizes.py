@@ -206,7 +206,7 @@ def test_what_is_multiplied(tmp_path: Path) -> None:
     def dtypes(given: Defaults) -> str:
         return from_model(tmp_path, 8, DEFAULT_TOKENS, given).rows[0].problem.dtypes
 
-    assert dtypes(Defaults()) == "bf16" and dtypes(Defaults("fp16")) == "fp16"
+    assert dtypes(Defaults()) == "bf16" and dtypes(Defaults.of("fp16")) == "fp16"
     assert dtypes(Defaults(family="a8w8")) == "fp8e4m3fn-fp8e4m3fn-bf16"
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"torch_dtype": None, "dtype": "float16"}))
     assert dtypes(Defaults()) == "fp16" and dtypes(Defaults(family="a8w8")).endswith("-fp16")

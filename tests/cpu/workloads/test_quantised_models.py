@@ -143,7 +143,7 @@ def test_an_expression_can_not_stop_the_run(tmp_path: Path, pattern: str) -> Non
         sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
 
 
-@each("said", [Defaults("bf16"), Defaults(family="a8w8")])
+@each("said", [Defaults.of("bf16"), Defaults(family="a8w8")])
 def test_the_users_word_goes_before_the_files(tmp_path: Path, said: Defaults) -> None:
     found = sizes_of(tmp_path, DEEPSEEK_V3, said)
     assert {row.problem.family for row in found.rows} == {said.family}

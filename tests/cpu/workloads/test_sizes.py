@@ -16,7 +16,7 @@ from tritongemm.workloads import sizes
 
 
 def test_options() -> None:
-    flags = Defaults("bf16", row_major_b=False, bias="n")
+    flags = Defaults.of("bf16", layout="TN", bias="n")
     assert sizes.from_options(16, 32, 64, flags) == [
         FormatRow(Problem(16, 32, 64, *matrices("bf16", layout="TN"), bias="n"), None, None, None)
     ]
@@ -69,7 +69,7 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         table = tmp_path / "table.csv"
         table.write_text("toy,M,N,K\na,4,5,6\nb,7,8,9\n")
         problems = [Problem(*size, *matrices("bf16")) for size in ((4, 5, 6), (7, 8, 9))]
-        assert sizes.from_file(table, Defaults("bf16")) == [FormatRow(p, line=n) for n, p in enumerate(problems, 2)]
+        assert sizes.from_file(table, Defaults.of("bf16")) == [FormatRow(p, line=n) for n, p in enumerate(problems, 2)]
 
 
 def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

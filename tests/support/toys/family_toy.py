@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import ScalePair, Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import StandardFamily
-from tritongemm.plugins.contracts import FamilyDefaults
 
 
 class WeightOnlyFamily(StandardFamily):
     """Weights of eight bits, each column with its own float32 scale; A is fp16 or bf16 and has none."""
 
     summary = "int8 weights with a scale per column, fp16 or bf16 activations"
-    defaults = FamilyDefaults(dtype_a="fp16", dtype_b="int8")
+    defaults = Defaults.of("fp16", "int8")
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """No factors of A; a float32 factor for each column of B, [N], which the epilogue applies."""

@@ -9,24 +9,22 @@ earlier one in the low half, or as an order of B says.
 from collections.abc import Mapping
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, WEIGHT_DEPTHS, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.families._four_bit_weights import SIZES, FourBitWeightFamily
 from tritongemm.numerics.families._standard import fp8_of
-from tritongemm.plugins.contracts import FamilyDefaults
 
 
 class SixteenByFourFamily(FourBitWeightFamily):
     """C = A @ (B * scale_b) (+ bias), scales of a weight of four bits."""
 
     summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx)"
-    defaults = FamilyDefaults(dtype_a="bf16", dtype_b="int4", dtype_c="bf16", row_major_b=False)
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        f"a16w4_{order}": FamilyDefaults(
-            dtype_a="bf16", dtype_b="int4", dtype_c="bf16", order_b=order, row_major_b=False
-        )
+    defaults = Defaults.of("bf16", "int4", "bf16", layout="TN")
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        f"a16w4_{order}": Defaults.of("bf16", "int4", "bf16", layout="TN", order=order)
         for order in ("halves_32", "halves_128", "fragments")
     }
 

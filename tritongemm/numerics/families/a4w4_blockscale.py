@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from math import log2
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import fp4_as_numbers, multiplied
-from tritongemm.plugins.contracts import FamilyDefaults
 
 _TYPICAL = 2.9  # root mean square of numbers whose bits are random
 
@@ -25,11 +25,9 @@ class MicroscaledFamily(StandardFamily):
 
     summary = "fp4 with a scale for each 32 numbers along K (OCP MX), shuffled or, --scales mx, in rows"
     kinds = ("one", "batched", "grouped")
-    defaults = FamilyDefaults(dtype_a="fp4e2m1", dtype_c="bf16", row_major_b=False)
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a4w4_bpreshuffle": FamilyDefaults(
-            dtype_a="fp4e2m1", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False
-        )
+    defaults = Defaults.of("fp4e2m1", c="bf16", layout="TN")
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        "a4w4_bpreshuffle": Defaults.of("fp4e2m1", c="bf16", layout="TN", order="shuffled_16x16")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

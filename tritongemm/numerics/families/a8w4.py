@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from math import log2, sqrt
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import EIGHT_BY_FOUR, GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.families._four_bit_weights import SIZES, FourBitWeightFamily
 from tritongemm.numerics.families._standard import OCP_FP8, fp8_of
-from tritongemm.plugins.contracts import FamilyDefaults
 
 _INTEGERS = 37.0  # root mean square of random ones of eight bits
 
@@ -24,11 +24,9 @@ class EightByFourFamily(FourBitWeightFamily):
     """C = (A * scale_a) @ (B * scale_b) (+ bias), scales of A and of a weight of four bits."""
 
     summary = "fp8 or int8 by a weight of fp4 (--scales mx, row_weight_mx, block_weight_mx) or int4 (row_weight_128, …)"
-    defaults = FamilyDefaults(dtype_a="fp8", dtype_b="fp4e2m1", dtype_c="bf16", row_major_b=False)
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a8w4_halves_32": FamilyDefaults(
-            dtype_a="fp8", dtype_b="fp4e2m1", dtype_c="bf16", order_b="halves_32", row_major_b=False
-        )
+    defaults = Defaults.of("fp8", "fp4e2m1", "bf16", layout="TN")
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        "a8w4_halves_32": Defaults.of("fp8", "fp4e2m1", "bf16", layout="TN", order="halves_32")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

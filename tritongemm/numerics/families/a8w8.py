@@ -9,11 +9,11 @@ The sum over K is exact in int32, or in float32; scales are float32, and C is bf
 from collections.abc import Mapping
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import StandardFamily
-from tritongemm.plugins.contracts import FamilyDefaults
 
 _RESULTS = ("bf16", "fp16", "fp32")
 
@@ -22,10 +22,10 @@ class RowScaledFamily(StandardFamily):
     """C = (A @ B) * scale_a * scale_b (+ bias), a scale for each row of A and each column of B."""
 
     summary = "fp8 or int8 with a scale per row of A and per column of B (or, --scales tensor, one of each)"
-    defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16")
+    defaults = Defaults.of("fp8", c="bf16")
     kinds = ("one", "batched", "grouped")
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False)
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        "a8w8_bpreshuffle": Defaults.of("int8", c="bf16", layout="TN", order="shuffled_16x16")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
@@ -18,7 +19,6 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import multiplied
 from tritongemm.numerics.verify import epilogue_reference
-from tritongemm.plugins.contracts import FamilyDefaults
 
 _RESULTS = ("bf16", "fp16", "fp32")
 _ALONG_128 = ("block", "block_rows", "group", "group_rows", "block_tma", "group_tma")
@@ -32,11 +32,9 @@ class BlockScaledFamily(StandardFamily):
 
     summary = "fp8 or int8 with a scale for each 1 x 128 of A, 128 x 128 of B (--scales group: 1 x 128; mx: 1 x 32)"
     kinds = ("one", "batched", "grouped")
-    defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16", row_major_b=False)
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a8w8_blockscale_bpreshuffle": FamilyDefaults(
-            dtype_a="fp8", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False
-        )
+    defaults = Defaults.of("fp8", c="bf16", layout="TN")
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        "a8w8_blockscale_bpreshuffle": Defaults.of("fp8", c="bf16", layout="TN", order="shuffled_16x16")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

@@ -7,11 +7,11 @@ anywhere shows, and rounding C contributes at most half its epsilon.
 from collections.abc import Mapping
 from typing import ClassVar
 
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.families._standard import StandardFamily, fp8_of
-from tritongemm.plugins.contracts import FamilyDefaults
 
 
 class DenseFamily(StandardFamily):
@@ -19,8 +19,8 @@ class DenseFamily(StandardFamily):
 
     summary = "no scales (the default)"
     kinds = ("one", "batched", "grouped")
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "dense_bpreshuffle": FamilyDefaults(dtype_a="bf16", order_b="shuffled_16x16", row_major_b=False)
+    variants: ClassVar[Mapping[str, Defaults]] = {
+        "dense_bpreshuffle": Defaults.of("bf16", layout="TN", order="shuffled_16x16")
     }
 
     def _supports(self, problem: Problem, target: Target) -> Support:

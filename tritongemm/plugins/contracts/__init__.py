@@ -30,7 +30,7 @@ from tritongemm.plugins.contracts.call_logs import CallLog
 from tritongemm.plugins.contracts.capabilities import NO_INPUTS, BuildInputs, Capabilities
 from tritongemm.plugins.contracts.formats import Format, ResultsFormat, ServerFormat, TunerFormat, WritableFormat
 from tritongemm.plugins.contracts.measuring import Clock, Evaluator, ExternalRaceJob, ExternalTimer, Timer
-from tritongemm.plugins.contracts.numerics import Family, FamilyDefaults, Pieces, ScaleLayout, WeightLayout
+from tritongemm.plugins.contracts.numerics import Family, Pieces, ScaleLayout, WeightLayout
 from tritongemm.plugins.contracts.plugin import Plugin
 from tritongemm.plugins.contracts.searching import Search, SearchPlan, Strategy, Watcher
 from tritongemm.plugins.contracts.sources import KernelSource
@@ -46,7 +46,6 @@ __all__ = [
     "ExternalRaceJob",
     "ExternalTimer",
     "Family",
-    "FamilyDefaults",
     "Format",
     "KernelBackend",
     "KernelSource",

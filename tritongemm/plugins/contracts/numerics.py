@@ -7,31 +7,13 @@ from typing import ClassVar, final
 
 from tritongemm.core.dtypes import DType
 from tritongemm.core.epilogues import RUN
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
-
-
-@dataclass(frozen=True)
-class FamilyDefaults:
-    """Default dtypes and layout of B of a family's problems.
-
-    Attributes:
-        dtype_a: of A.
-        dtype_b: of B; "" for A's.
-        dtype_c: of C; "" for A's, or fp16 where A is fp8, or int32 where A is int8.
-        order_b: memory layout of B.
-        row_major_b: B is stored [K, N]; otherwise [N, K].
-    """
-
-    dtype_a: str = "fp16"
-    dtype_b: str = ""
-    dtype_c: str = ""
-    order_b: str = PLAIN
-    row_major_b: bool = True
 
 
 class Family(Plugin, abstract=True):
@@ -47,8 +29,8 @@ class Family(Plugin, abstract=True):
     package = "tritongemm.numerics.families"
     kind = "family"
     summary: ClassVar[str]
-    defaults: ClassVar[FamilyDefaults] = FamilyDefaults()
-    variants: ClassVar[Mapping[str, FamilyDefaults]] = {}
+    defaults: ClassVar[Defaults] = Defaults.of("fp16")
+    variants: ClassVar[Mapping[str, Defaults]] = {}
     kinds: ClassVar[tuple[str, ...]] = ("one",)
 
     @final

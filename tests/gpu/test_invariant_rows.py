@@ -82,7 +82,7 @@ def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
     empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, (n, k) = TuneRequest(), (1280, 8192)
-    defaults = replace(plain.sizes.defaults, dtype_a="bf16", row_major_b=False)
+    defaults = Defaults.of("bf16", layout="TN")
     source = SizeSource(n=n, k=k, m_range=(1, 128), defaults=defaults)
     request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "t.yaml"))
     table = list(tritongemm.autotune(replace(request, invariant=True)))

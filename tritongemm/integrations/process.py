@@ -20,6 +20,7 @@ from tritongemm.system import settings
 LOG = logging.getLogger("tritongemm")
 Found = TypeVar("Found")
 
+EVERY_LAYER: Final = "layer"
 _MOVED: Final = "this %s is not as the plug-in knows it (%s); tuned kernels serve no %s"
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -62,9 +63,9 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
 
     Args:
         server: its name.
-        hooks: what installs them, by what they serve. The others need the first one.
+        hooks: what installs them, by what they serve. The others need that of `EVERY_LAYER`.
     """
-    first = next(iter(hooks))
+    moved: dict[str, list[str]] = {}
     for served, hook in hooks.items():
         try:
             hook()
@@ -72,9 +73,11 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
             LOG.warning("%s; nothing is served by tuned kernels", reason)
             return
         except (AttributeError, ImportError, LookupError) as error:
-            LOG.error(_MOVED, server, error, served)
-            if served == first:
-                return
+            moved.setdefault(str(error), []).append(served)
+            if served == EVERY_LAYER:
+                break
+    for reason, names in moved.items():
+        LOG.error(_MOVED, server, reason, ", ".join(names))
 
 
 def require_parameters(function: Callable[..., Any], hook: Callable[..., Any], before: int = 0) -> None:

@@ -46,7 +46,7 @@ def register() -> None:
         ("output layer", _OUTPUT, make_hook_of_output, serves),
         ("fp8 layers", sglang_fp8.TARGET, sglang_fp8.make_hook, process.serves_scales()),
         ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
-        ("layer", _LOADING, lambda: _prepare_loaded, serves),
+        ("layers before the first call of a size", _LOADING, lambda: _prepare_loaded, serves),
     )
 
     def install(target: str, make: Callable[[], Hook]) -> None:

@@ -35,7 +35,7 @@ def register() -> None:
     if not (digest or process.captures()):
         return
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
-        "layer": (partial(_name_graphs, digest), True),
+        process.EVERY_LAYER: (partial(_name_graphs, digest), True),
         "plain linear layer": (_hook_layers, bool(digest)),
         "fp8 layer in blocks": (_hook_blocks, process.serves_scales()),
         "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
@@ -44,7 +44,7 @@ def register() -> None:
     }
     if settings.server_invariant():
         hooks = {
-            "layer": (partial(_name_graphs, digest), True),
+            process.EVERY_LAYER: (partial(_name_graphs, digest), True),
             "plain linear layer": (_hook_invariant, bool(digest)),
             "fp8 layer in blocks": (partial(_hook_blocks, True), process.serves_scales(True)),
             "fp8 layer with a factor per row or tensor": (partial(_hook_rows, True), process.serves_scales(True)),

@@ -142,6 +142,12 @@ def test_a_version_of_sglang_without_these_methods(
     assert "takes layer, x, result, not layer, x, output, bias" in into and into.endswith("write to given memory")
     assert "_compute_lm_head" in output and output.endswith("tuned kernels serve no output layer")
     assert sum(map(bool, hooks._hooks.values())) == 2
+    caplog.clear()
+    monkeypatch.delattr("sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod")
+    hooks._hooks.clear()
+    sglang.register()
+    assert sum(map(bool, hooks._hooks.values())) == 1  # loading, which needs no layer
+    assert len(caplog.records) == 2 and "linear layers, plain linear layers with an addend, plain" in caplog.text
 
 
 @pytest.mark.parametrize("scaled", [False, True])

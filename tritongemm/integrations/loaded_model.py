@@ -13,7 +13,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.integrations import vllm_fp8_rows
 from tritongemm.integrations.compiled import serve_compiled_code
-from tritongemm.integrations.process import LOG, attribute, is_in_blocks
+from tritongemm.integrations.process import LOG, attribute, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.winners import baseline_won
@@ -39,7 +39,8 @@ def prepare(model: nn.Module, compiled: bool, invariant: bool) -> None:
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()
-        LOG.info("%s", describe(model, invariant))
+        if not lacks_hooks():
+            LOG.info("%s", describe(model, invariant))
     except Exception as error:  # The server runs without us, whatever goes wrong here.
         dispatcher.withdraw()
         LOG.error("%s: %s; nothing is served by tuned kernels", type(error).__name__, error)

@@ -29,6 +29,7 @@ class _Asked:
     """What the process was started for; a tracer reads it too, which can't read the environment."""
 
     captures = False
+    lacks_hooks = False
 
 
 def start_serving(server: str) -> str:
@@ -76,8 +77,9 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
             moved.setdefault(str(error), []).append(served)
             if served == EVERY_LAYER:
                 break
-    for reason, names in moved.items():
-        LOG.error(_MOVED, server, reason, ", ".join(names))
+    _Asked.lacks_hooks = bool(moved)
+    for why, names in moved.items():
+        LOG.error(_MOVED, server, why, ", ".join(names))
 
 
 def require_parameters(function: Callable[..., Any], hook: Callable[..., Any], before: int = 0) -> None:
@@ -127,6 +129,11 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
 def captures() -> bool:
     """Return whether this process was started to write what the server multiplies to a file."""
     return _Asked.captures
+
+
+def lacks_hooks() -> bool:
+    """Return whether a place of the server is not as its plug-in knows it, so that layers with rows are not served."""
+    return _Asked.lacks_hooks
 
 
 def plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
-from tritongemm.integrations import compiled, loaded_model, sglang, vllm
+from tritongemm.integrations import compiled, loaded_model, process, sglang, vllm
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.plugins import registry
@@ -138,6 +138,7 @@ def test_a_version_of_sglang_without_these_methods(
     del places.UnquantizedLinearMethod.apply_with_addend, places.LogitsProcessor._compute_lm_head
     places.UnquantizedLinearMethod.apply_into = lambda self, layer, x, result: result
     sglang.register()
+    assert process.lacks_hooks()  # and layers that have rows are not counted as served
     into, output = (r.getMessage() for r in caplog.records)
     assert "takes layer, x, result, not layer, x, output, bias" in into and into.endswith("write to given memory")
     assert "_compute_lm_head" in output and output.endswith("tuned kernels serve no output layer")

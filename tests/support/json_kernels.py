@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import Problem
 
 TOKENS = 7  # of a mixture of experts, which only the grid of its last kernel has
@@ -141,7 +142,7 @@ def _activate(signature: Mapping[str, str], constants: Mapping[str, float], give
     from tritongemm.operations import mixture_steps
 
     at, rows, k = _pointed(signature, given), given["rows"], given["K"]
-    activation = "gelu" if constants["GELU"] else "silu"
+    activation = ACTIVATIONS[constants["ACTIVATION"]]
     mode = ("", "row", "block")[int(constants["MODE"])]
     _put(at, mixture_steps.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
 

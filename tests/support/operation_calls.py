@@ -195,6 +195,13 @@ SCALED: dict[str, Make] = {
         fused_moe, r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "gelu",
         r.f(GROUPS, 2, 2), r.f(GROUPS, 2, 1),
     ),
+    "grouped_mm int4": lambda r: Call(
+        grouped_mm, r.x(r.m, K, dtype=BF16), r.p(GROUPS, N, K // 2).mT, r.ends(), None, r.x(GROUPS, 2, N, dtype=BF16)
+    ),
+    "fused_moe int4": lambda r: Call(
+        fused_moe, r.x(r.m, K, dtype=BF16), r.p(GROUPS, 2 * N, K // 2), r.p(GROUPS, K, N // 2), *r.routing,
+        "clamped_swiglu", r.x(GROUPS, 2, 2 * N, dtype=BF16), r.x(GROUPS, N // 32, K, dtype=BF16),
+    ),
     "fused_moe mx": lambda r: Call(
         fused_moe, r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "silu",
         r.p(GROUPS, 2 * N, 8), r.p(GROUPS, K, 4),

@@ -29,6 +29,9 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     scales = [_by_rows(made[name], its) for name, its in (("scale_a", its_a), ("scale_b", its_b)) if its is not None]
     if of.batch > 1:
         a, b = _each(a, of), _each(b, of)
+    if its_a is None and its_b is not None and of.groups:
+        given = a, b, made[of.group_operand], None, made["scale_b"], result
+        return Call(tritongemm.grouped_mm, *given, order_b=of.b.order), made, exact
     if its_a is None and its_b is not None:
         return Call(tritongemm.linear_w4, a, b.T, made["scale_b"], of.b.order, bias, result), made, exact
     if its_a is None or its_b is None:

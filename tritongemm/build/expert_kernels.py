@@ -18,6 +18,8 @@ from tritongemm.core.target import Target
 from tritongemm.numerics.scale_factors import scale_places
 
 Chosen: TypeAlias = "tuple[HelperKernel, HelperArguments]"
+Added: TypeAlias = "tuple[str, str, int]"  # types of a bias and of the experts' ids, and the number of experts
+UNBIASED: Added = ("", "i32", 0)
 
 DEPTH = SCALED_BLOCK  # the elements of a row that share a factor of a block
 ID_TYPES = ("i32", "i64")
@@ -54,25 +56,31 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
     return _chosen("gather_rows", pointers, numbers, constants, (rows, 1), divided, text)
 
 
-def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
+def choose_activate(
+    dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str, added: Added = UNBIASED
+) -> Chosen:
     """Return the kernel that writes the activation of the left half of each row times its right half.
 
     Arguments are as of `choose_gather`, but `k` counts half a row; the activation is one of `ACTIVATIONS`.
     """
-    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode)}
-    constants = {"GELU": int(activation == "gelu"), **_row_constants(dtype_q, mode, k)}
-    return _chosen("activate_rows", pointers, {"rows": rows, "K": k}, constants, (rows, 1), {"K": k}, _text(mode))
+    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode), **_bias(added, dtype_h), "order_ptr": "*i32"}
+    biased = {"ACTIVATION": ACTIVATIONS.index(activation), "BIASED": int(added != UNBIASED)}
+    constants, numbers = {**biased, **_row_constants(dtype_q, mode, k)}, {"rows": rows, "K": k, "experts": added[2]}
+    return _chosen("activate_rows", pointers, numbers, constants, (rows, 1), {"K": k}, _text(mode))
 
 
-def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
+def choose_combine(
+    dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int, added: Added = UNBIASED
+) -> Chosen:
     """Return the kernel that adds up each token's rows with its weights.
 
     `dtype_y` is the type of the rows and of the result, `weights` one of `WEIGHT_TYPES`.
     """
     y = _pointer(dtype_y)
     pointers = {"y_ptr": y, "place_ptr": "*i32", "weights_ptr": _pointer(weights), "ends_ptr": "*i32", "out_ptr": y}
+    pointers |= _bias(added, dtype_y)
     block = min(_COMBINED_AT_A_TIME, _power_of_two(k))
-    constants = {"MOST": _power_of_two(topk), "BLOCK": block}
+    constants = {"MOST": _power_of_two(topk), "BIASED": int(added != UNBIASED), "BLOCK": block}
     numbers = {"K": k, "experts": experts, "topk": topk}
     return _chosen("combine_rows", pointers, numbers, constants, (tokens, cdiv(k, block)), {"K": k})
 
@@ -123,6 +131,12 @@ def _text(mode: str = "") -> str:
     """Return the module of kernels, with the order of its powers of two."""
     of_row, of_group = scale_places(powers_of(mode).layout if mode in MX_MODES else "rows")
     return read_text("experts").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
+
+
+def _bias(added: Added, rows: str) -> dict[str, str]:
+    """Return the pointers to the bias of each expert and to the experts of tokens, which none but a bias reads."""
+    bias, ids, _ = added
+    return {"bias_ptr": _pointer(bias or rows), "ids_ptr": f"*{ids}"}
 
 
 def _results(dtype_q: str, mode: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 
-ACTIVATIONS = ("silu", "gelu")  # of a mixture of experts
+ACTIVATIONS = ("silu", "gelu", "clamped_swiglu")  # of a mixture of experts; the last one is gpt-oss's
 PARTS = 256  # most values of float32 that one kernel leaves to the next, at an address named part
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, ScalePair, Scaling
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import (
@@ -23,9 +23,12 @@ from tritongemm.operations.checks import (
 )
 from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.factors import EXPONENTS, given_shape, of_groups, products_with, readings, spread, why_none
+from tritongemm.operations.linear_w4 import ACTIVATIONS, dequantize, read_weight
 from tritongemm.operations.scaled import numbers
 from tritongemm.operations.torch_limits import takes_groups
 from tritongemm.operations.torch_products import DTYPE_NAMES, converted, is_plain, output_dtype, wide_dtype
+
+_BF16 = torch.bfloat16
 
 
 class GroupedOperands(NamedTuple):
@@ -38,6 +41,19 @@ class GroupedOperands(NamedTuple):
     scale_b: Tensor | None = None
     out_dtype: torch.dtype | None = None
     scale_layout: str = ""
+    order_b: str = PLAIN
+
+    @property
+    def is_of_four_bits(self) -> bool:
+        """Whether two numbers of b share a byte, beside an a whose numbers are wider: its factors alone are given."""
+        return self.scale_a is None and self.scale_b is not None and self.b.dtype == torch.uint8
+
+    @property
+    def weight(self) -> Operand | None:
+        """What a weight of four bits is as a problem's B; None of other weights."""
+        if not self.is_of_four_bits or self.scale_b is None or not (self.b.numel() and self.scale_b.dim() > 1):
+            return None
+        return read_weight(self.b[0].mT, self.scale_b[0], self.a.dtype, self.order_b)
 
     @property
     def masked(self) -> bool:
@@ -49,12 +65,13 @@ class GroupedOperands(NamedTuple):
         """The type of the result."""
         if self.out_dtype is not None:
             return self.out_dtype
-        return output_dtype(self.a, None) if self.scale_a is None else torch.bfloat16
+        return output_dtype(self.a, None) if self.scale_b is None else self.a.dtype if self.is_of_four_bits else _BF16
 
     @property
     def scalings(self) -> ScalePair:
         """The scale factors of a and of b, as kernels read them."""
-        return of_groups(self.scale_b, self.scale_layout)
+        weight = self.weight
+        return of_groups(self.scale_b, self.scale_layout) if weight is None else (None, weight.scaling)
 
     @property
     def dtypes(self) -> tuple[str, str, str]:
@@ -62,6 +79,8 @@ class GroupedOperands(NamedTuple):
         a, b = (DTYPE_NAMES.get(t.dtype, "") for t in (self.a, self.b))
         if self.scale_b is not None and self.a.dtype == self.b.dtype == torch.uint8 and self.scale_b.dtype in EXPONENTS:
             a = b = "fp4e2m1"
+        if weight := self.weight:
+            b = weight.dtype
         return a, b, DTYPE_NAMES.get(self.result_type, "")
 
     @property
@@ -83,7 +102,7 @@ class Grouped(ProductOperation):
 
     schema = (
         "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
-        "str scale_layout='') -> Tensor"
+        "str scale_layout='', str order_b='plain') -> Tensor"
     )
     operands = GroupedOperands
     sources: ClassVar = {"offsets": "offs", "counts": "offs"}
@@ -97,8 +116,10 @@ class Grouped(ProductOperation):
         """Return the operands as kernels read them: factors of blocks of A with K first; dense ones are not copied."""
         offs = checked.offs.contiguous()
         found = {"a": checked.a, "b": checked.b, "counts" if checked.masked else "offsets": offs}
-        if checked.scale_a is None or checked.scale_b is None:
+        if checked.scale_b is None:
             return found
+        if checked.scale_a is None:
+            return found | {"scale_b": checked.scale_b.contiguous()}
         of_a, scaling = checked.scale_a, checked.scalings[0]
         if scaling is not None and scaling.layout == "groups":
             of_a = of_a.mT
@@ -117,7 +138,13 @@ class Grouped(ProductOperation):
         layout = "TN" if b.mT.is_contiguous() else "TT"
         try:
             several = Groups(groups, a.shape[1] if checked.masked else 0)
-            plain = Problem(prod(a.shape[:-1]), n, k, *matrices(*checked.dtypes, layout=layout), groups=several)
+            plain = Problem(
+                prod(a.shape[:-1]),
+                n,
+                k,
+                *matrices(*checked.dtypes, layout=layout, order=checked.order_b),
+                groups=several,
+            )
         except InputError as error:
             return Support(str(error))
         of_a, of_b = checked.scalings
@@ -128,7 +155,7 @@ class Grouped(ProductOperation):
 
     def infer(self, given: GroupedOperands) -> Tensor:
         """Return a result without contents."""
-        _check_extents(given.a, given.b)
+        _check_extents(given)
         return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
 
     def fallback(self, checked: GroupedOperands) -> Tensor:
@@ -144,20 +171,24 @@ def _check(operands: GroupedOperands) -> None:
     a, b, offs, scale_a, scale_b = operands[:5]
     check_tensors(operands.tensors)
     check_unmapped("grouped_mm", operands.tensors)
-    _check_extents(a, b)
+    _check_extents(operands)
     if not b.numel() or not a.shape[-1]:
         raise InputError(f"b {tuple(b.shape)} is empty: there is nothing to multiply by")
     if tuple(offs.shape) != (b.shape[0],) or offs.dtype != torch.int32:
         raise InputError(
             f"offs must be int32 ({b.shape[0]},), a number for each group; it is {offs.dtype} {tuple(offs.shape)}"
         )
-    if (scale_a is None) != (scale_b is None):
+    if (scale_a is None) != (scale_b is None) and not operands.is_of_four_bits:
         raise InputError("scale_a and scale_b belong together; give both or neither")
+    if operands.is_of_four_bits:
+        _check_four_bits(operands)
+    elif operands.order_b != PLAIN:
+        raise InputError(f"order_b is {operands.order_b!r}; it is of weights of four bits (uint8)")
     if operands.scale_layout and (scale_b is None or scale_b.dtype not in EXPONENTS):
         raise InputError(f"scale_layout is {operands.scale_layout!r}; it is of factors that are powers of two (e8m0)")
     if not all(operands.dtypes):
         raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {operands.result_type}")
-    if scale_a is None and a.dtype != b.dtype:
+    if scale_b is None and a.dtype != b.dtype:
         raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
@@ -167,11 +198,27 @@ def _check(operands: GroupedOperands) -> None:
         _check_rows(operands)
 
 
-def _check_extents(a: Tensor, b: Tensor) -> None:
+def _check_extents(operands: GroupedOperands) -> None:
     """Refuse operands that are no rows, or groups of rows, and a matrix for each group, with one K."""
+    a, b, packed = operands.a, operands.b, 1 + operands.is_of_four_bits
     masked = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]
-    fit = b.dim() == 3 and (a.dim() == 2 or masked) and a.shape[-1] == b.shape[1]
-    check_fit(fit, "[M, K] or [groups, rows, K], and [groups, K, N]", a=a, b=b)
+    fit = b.dim() == 3 and (a.dim() == 2 or masked) and a.shape[-1] == packed * b.shape[1]
+    check_fit(fit, f"[M, K] or [groups, rows, K], and [groups, K{' / 2' * (packed - 1)}, N]", a=a, b=b)
+
+
+def _check_four_bits(operands: GroupedOperands) -> None:
+    """Refuse weights of four bits whose bytes or factors are not those of each group, beside another type of a."""
+    a, b, scale_b = operands.a, operands.b, operands.scale_b
+    if a.dtype not in ACTIVATIONS:
+        raise InputError(f"a is {a.dtype}; beside weights of four bits it is bfloat16 or float16")
+    if not b.mT.is_contiguous():
+        raise InputError(f"b has strides {b.stride()}; a weight of four bits is [groups, N, K / 2], passed as its mT")
+    if scale_b is None or scale_b.dim() < 3 or scale_b.shape[0] != b.shape[0]:
+        shape = None if scale_b is None else tuple(scale_b.shape)
+        raise InputError(
+            f"scale_b is {shape}; it has the factors of each of {b.shape[0]} groups, as linear_w4 takes them"
+        )
+    assert operands.weight is not None  # else it has raised
 
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
@@ -262,7 +309,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
             return result
         except RuntimeError:  # PyTorch has it on few architectures
             pass
-    left, right = _plain_operands(operands) if scale_a is not None else (a, b)
+    left, right = _plain_operands(operands) if scale_b is not None else (a, b)
     if left.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm") or not _aligned(left, right):
         return None
     try:
@@ -282,6 +329,9 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     Those that have none are widened where they are of eight bits, or where a wider result is asked for.
     """
     (a, b, _, scale_a, scale_b), out_dtype = operands[:5], operands.result_type
+    if scale_b is not None and operands.is_of_four_bits:
+        weights = [dequantize(w, of_w, operands.order_b, a.dtype) for w, of_w in zip(b.mT, scale_b, strict=True)]
+        return a, torch.stack(weights).mT
     if scale_a is None or scale_b is None:
         sums = wide_dtype(a, b, out_dtype)
         return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import ACTIVATIONS
+from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import MX_MODES, SCALED_BLOCK, granularity, powers_of
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.checks import SCALED_RESULTS, check_fit, check_tensors, check_unmapped, check_values
@@ -15,7 +16,7 @@ from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.operations.factors import EXPONENTS, of_groups
 from tritongemm.operations.grouped import GROUPED, GroupedOperands, check_factors
 from tritongemm.operations.microscaling import FORMATS, packed
-from tritongemm.operations.mixture_steps import MixtureSteps, as_taken, empty_rows
+from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, as_taken, empty_rows
 
 
 class MixtureOperands(NamedTuple):
@@ -30,6 +31,18 @@ class MixtureOperands(NamedTuple):
     w1_scale: Tensor | None = None
     w2_scale: Tensor | None = None
     scale_layout: str = ""
+    w1_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+    keep_activations: bool = False
+    order: str = PLAIN
+
+    @property
+    def is_of_four_bits(self) -> bool:
+        """Whether weights of four bits are multiplied by activations as they are."""
+        scale = self.w1_scale
+        powers = isinstance(scale, Tensor) and scale.dtype in EXPONENTS
+        is_packed = isinstance(scale, Tensor) and self.w1.dtype == torch.uint8
+        return is_packed and (self.keep_activations or not powers)
 
 
 class CheckedMixture(NamedTuple):
@@ -44,14 +57,21 @@ class Mixture(Operation):
 
     schema = (
         "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
-        "Tensor? w1_scale, Tensor? w2_scale, str scale_layout='') -> Tensor"
+        "Tensor? w1_scale, Tensor? w2_scale, str scale_layout='', Tensor? w1_bias=None, Tensor? w2_bias=None, "
+        "bool keep_activations=False, str order='plain') -> Tensor"
     )
     operands = MixtureOperands
 
     def check(self, given: MixtureOperands) -> CheckedMixture:
         """Return the operands, which belong together; factors on a CPU are looked at."""
         _check_operands(*given[:6])
-        return CheckedMixture(given, _mode(given.x, given.w1, given.w2, *given[6:]))
+        _check_biases(given)
+        if given.is_of_four_bits:
+            check_tensors({"w1_scale": given.w1_scale, "w2_scale": given.w2_scale})
+            return CheckedMixture(given, "")
+        if given.keep_activations or given.order != PLAIN:
+            raise InputError("keep_activations and order are for weights of four bits (uint8) with scale factors")
+        return CheckedMixture(given, _mode(*given[:3], given.w1_scale, given.w2_scale, given.scale_layout))
 
     def infer(self, given: MixtureOperands) -> Tensor:
         """Return a result without contents."""
@@ -63,7 +83,7 @@ class Mixture(Operation):
         checked = self.check(given)
         rows = given.topk_ids.numel()
         for w, scale in ((given.w1, given.w1_scale), (given.w2, given.w2_scale)):
-            q, of_q = empty_rows(given.x, rows, w.shape[2] * (packed(w) if checked.mode else 1), checked.mode, w.dtype)
+            q, of_q = empty_rows(given.x, rows, w.shape[2] * packed(w), checked.mode, _rows_type(given, w))
             ends = given.topk_ids.new_empty(w.shape[0], dtype=torch.int32)
             yield GROUPED, GroupedOperands(q, w.mT, ends, as_taken(of_q, checked.mode), scale, *_rest(given))
 
@@ -77,20 +97,39 @@ MIXTURE = Mixture()
 
 def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor]) -> Tensor:
     """Return the result, by what computes the steps and the products."""
-    (x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, _), mode = checked
+    given, mode = checked
+    x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale = given[:8]
     if not x.shape[0]:
         return x.new_empty(x.shape)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
-    order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
-    rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
+    ids = topk_ids.contiguous()
+    order, place, ends = steps.sort(ids, w1.shape[0])
+    of_w1, of_w2 = (None if one is None else ExpertBias(one, ids, order) for one in (given.w1_bias, given.w2_bias))
+    rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, _rows_type(given, w1))
     h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given)))
-    inner, of_inner = steps.activate(h, activation, mode, w2.dtype)
+    inner, of_inner = steps.activate(h, activation, mode, _rows_type(given, w2), of_w1)
     y = multiply(GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, *_rest(checked.given)))
-    return steps.combine(y, place, ends, weights, x.dtype)
+    return steps.combine(y, place, ends, weights, x.dtype, of_w2)
 
 
-def _rest(given: MixtureOperands) -> tuple[torch.dtype, str]:
-    return given.x.dtype, given.scale_layout
+def _rest(given: MixtureOperands) -> tuple[torch.dtype, str, str]:
+    return given.x.dtype, given.scale_layout, given.order
+
+
+def _rows_type(given: MixtureOperands, w: Tensor) -> torch.dtype:
+    """Return the type of rows that are multiplied by weights: theirs, or that of activations beside four bits."""
+    return given.x.dtype if given.is_of_four_bits else w.dtype
+
+
+def _check_biases(given: MixtureOperands) -> None:
+    """Refuse biases that have no row of the right length for each expert."""
+    for name, bias, w in (("w1_bias", given.w1_bias, given.w1), ("w2_bias", given.w2_bias, given.w2)):
+        if bias is None:
+            continue
+        check_tensors({"x": given.x, name: bias})
+        if tuple(bias.shape) != tuple(w.shape[:2]) or bias.dtype not in SCALED_RESULTS:
+            wanted = f"of {tuple(w.shape[:2])} floats, a row for each expert"
+            raise InputError(f"{name} is {bias.dtype} {tuple(bias.shape)}; it is {wanted}")
 
 
 def _check_operands(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:

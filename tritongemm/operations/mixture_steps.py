@@ -3,7 +3,7 @@
 They give what those of `tritongemm.serving.mixtures` give, and ask a GPU for no number either.
 """
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,25 @@ from tritongemm.operations.quantisation import by_torch
 Rows: TypeAlias = "tuple[Tensor, Tensor | None]"  # and their factors, where they are quantised
 
 
+class ExpertBias(NamedTuple):
+    """What is added to rows.
+
+    Attributes:
+        values: a row for each expert [experts, N].
+        ids: the experts of tokens [tokens, k].
+        order: which of these rows each place holds, as `MixtureSteps.sort` gives it.
+    """
+
+    values: Tensor
+    ids: Tensor
+    order: Tensor
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return the bias of rows of all tokens' experts, by their numbers; of no expert any."""
+        experts = self.ids.flatten()[rows].clamp(0, self.values.shape[0] - 1)
+        return self.values[experts].float()
+
+
 class MixtureSteps(Protocol):
     """What is done between the products of a mixture of experts; no step waits for the GPU."""
 
@@ -27,10 +46,15 @@ class MixtureSteps(Protocol):
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
         """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
 
-    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
+    def activate(
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
+    ) -> Rows:
         """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
 
-    def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    def combine(
+        self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype,
+        bias: ExpertBias | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
 
 
@@ -62,16 +86,25 @@ def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -
     return _put(x[order // topk], mode, dtype)
 
 
-def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
+def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None) -> Rows:
     """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
-    gate, up = h.float().chunk(2, -1)
-    gate = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
+    h = h.float() if bias is None else h.float() + bias.of(bias.order)
+    gate, up = h.chunk(2, -1)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
+        gate = gate * torch.sigmoid(1.702 * gate)
+    else:
+        gate = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
     return _put(gate * up, mode, dtype)
 
 
-def combine(y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+def combine(
+    y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype, bias: ExpertBias | None = None
+) -> Tensor:
     """Return the weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
     rows = y.float()[place].view(*weights.shape, -1)
+    if bias is not None:
+        rows = rows + bias.of(torch.arange(weights.numel(), device=y.device)).view_as(rows)
     there = (place < ends[-1]).view(*weights.shape, 1)
     return torch.where(there, rows * weights.float()[..., None], 0.0).sum(1).to(dtype)
 

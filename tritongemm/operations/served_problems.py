@@ -50,7 +50,12 @@ def _covered(pair: ScalePair) -> list[tuple[str, int, int]]:
 
 def is_scaled(problem: Problem) -> bool:
     """Return whether `scaled_mm` can ask for a problem."""
-    return None not in problem.scalings and _is_plain_layer(problem)
+    return None not in problem.scalings and not _is_mixed(problem) and _is_plain_layer(problem)
+
+
+def _is_mixed(problem: Problem) -> bool:
+    """Return whether a weight has fewer bits than activations that have factors too."""
+    return problem.a.scaling is not None and problem.a.type.packed < problem.b.type.packed
 
 
 def has_scaled_weight(problem: Problem) -> bool:
@@ -96,7 +101,8 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
 def is_served(problem: Problem) -> bool:
     """Return whether any call at run time can ask for a problem."""
     if problem.kind == "grouped":
-        return granularity(problem.scalings) in _OF_GROUPS
+        of_four_bits = has_scaled_weight(replace(problem, groups=None))
+        return of_four_bits or (granularity(problem.scalings) in _OF_GROUPS and not _is_mixed(problem))
     if problem.kind == "batched":
         return problem.b.scaling is None or problem.a.scaling is not None
     return any(asks(problem) for asks in (is_product, is_scaled, has_scaled_weight, is_activated))
@@ -109,11 +115,15 @@ def why_unserved(problem: Problem) -> str:
     if problem.bias == "m":
         return "with a bias along M, which no call has"
     if problem.kind == "grouped":
+        if _is_mixed(problem):
+            return "of weights of four bits beside activations with factors, which grouped_mm has not"
         return "of groups whose factors have a layout that grouped_mm gives no kernel (tune with --scales block)"
     if problem.kind == "batched":
         return "of batches whose weights alone have scales, which no call has"
     if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
+    if _is_mixed(problem):
+        return "of weights of four bits beside activations with factors, which no call has yet"
     return "of products that no call computes"
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import Chosen
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import MX_MODES
 from tritongemm.operations import microscaling, mixture_steps
 from tritongemm.operations.checks import is_wrapped, wants_gradient
 from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, compute
-from tritongemm.operations.mixture_steps import MixtureSteps, Rows, as_taken, empty_rows
+from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -42,6 +43,10 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
     w2_scale: Tensor | None = None,
     *,
     scale_layout: str = "",
+    w1_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    keep_activations: bool = False,
+    order: str = PLAIN,
 ) -> Tensor:
     """Compute a mixture-of-experts layer: each token's weighted sum over its experts of w2 @ (activation(gate) * up).
 
@@ -49,6 +54,7 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
     be captured in a graph. The two products are those of `grouped_mm`, with tuned kernels where a record has them. With
     fp8, int8 or fp4 weights the gathered tokens and the activated values are quantised to the weights' type, with
     factors of the same granularity: per row, per 128 elements along K (fp8), or a power of two per 32 (fp8, fp4).
+    Beside weights of four bits as `linear_w4` takes them they stay in x's type.
 
     Args:
         x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
@@ -58,13 +64,19 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
         topk_weights: [tokens, k], the routing weights.
         topk_ids: int32 or int64 [tokens, k], the expert ids; an id out of range, e.g. of an expert on another rank,
             contributes nothing.
-        activation: ``silu`` or ``gelu``.
+        activation: ``silu``, ``gelu`` or ``clamped_swiglu`` (gpt-oss's, clamped at 7).
         w1_scale: None; float32 [experts, 2 * inner], for fp8 and int8, or [experts, 2 * inner / 128, hidden / 128], for
             fp8; or powers of two (e8m0) [experts, 2 * inner, hidden / 32], for OCP's fp8 and fp4.
+            Of int4 [experts, hidden / 128, 2 * inner] (or 64, 32) in x's type, with zero points [experts, hidden / 128,
+            2, 2 * inner].
         w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0 [experts, hidden,
-            inner / 32].
+            inner / 32]; of int4 likewise.
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives the layout of each
             expert's factors, padded.
+        w1_bias: [experts, 2 * inner] or None.
+        w2_bias: [experts, hidden] or None.
+        keep_activations: whether activations beside fp4 stay in x's type (mxfp4, as gpt-oss), rather than fp4 too.
+        order: memory layout of weights of four bits, as of `linear_w4`.
 
     Returns:
         [tokens, hidden] of x's type, ordered on the current stream.
@@ -79,10 +91,14 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
         >>> tritongemm.fused_moe(x, w1, w2, weights, ids).shape
         torch.Size([4, 64])
     """
+    given = (
+        x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout, w1_bias, w2_bias,
+        keep_activations, order,
+    )  # fmt: skip
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = _trace(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
+        result: Tensor = _trace(*given)
         return result
-    return _run(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
+    return _run(*given)
 
 
 def _run(*given: Any) -> Tensor:
@@ -140,25 +156,34 @@ class MoeKernels:
         done = self._run(expert_kernels.choose_gather, asked, operands)
         return (q, as_taken(scale, mode)) if done else mixture_steps.gather(x, order, topk, mode, dtype)
 
-    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Rows:
+    def activate(
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
+    ) -> Rows:
         """Activate as `MixtureSteps.activate`."""
         rows, k = h.shape[0], h.shape[1] // 2
         q, scale = empty_rows(h, rows, k, mode, dtype)
-        operands = {"h": h, "q": q, "scale": q if scale is None else scale}
-        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation
+        added, more = _added(bias, h)
+        order = h if bias is None else bias.order.int()
+        operands = {"h": h, "q": q, "scale": q if scale is None else scale, **more, "order": order}
+        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation, added
         done = self._run(expert_kernels.choose_activate, asked, operands)
-        return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype)
+        return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype, bias)
 
-    def combine(self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    def combine(
+        self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype,
+        bias: ExpertBias | None = None,
+    ) -> Tensor:  # fmt: skip
         """Combine as `MixtureSteps.combine`."""
         tokens, topk = weights.shape
         out = y.new_empty((tokens, y.shape[1]))
         if DTYPE_NAMES.get(weights.dtype) not in expert_kernels.WEIGHT_TYPES:
             weights = weights.float()
         operands = {"y": y, "place": place.int(), "weights": weights, "ends": ends, "out": out}
-        asked = DTYPE_NAMES[y.dtype], DTYPE_NAMES[weights.dtype], tokens, y.shape[1], ends.numel(), topk
+        added, more = _added(bias, y)
+        operands |= more
+        asked = DTYPE_NAMES[y.dtype], DTYPE_NAMES[weights.dtype], tokens, y.shape[1], ends.numel(), topk, added
         done = self._run(expert_kernels.choose_combine, asked, operands)
-        return out.to(dtype) if done else mixture_steps.combine(y, place, ends, weights, dtype)
+        return out.to(dtype) if done else mixture_steps.combine(y, place, ends, weights, dtype, bias)
 
     def _run(self, choose: Callable[..., Chosen], asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
         """Return whether a kernel did a step."""
@@ -182,6 +207,14 @@ class MoeKernels:
             warnings.warn(f"PyTorch's operations do a step of fused_moe, as no kernel does: {error}", stacklevel=5)
         keep(self._table, key, call)
         return call
+
+
+def _added(bias: ExpertBias | None, near: Tensor) -> tuple[expert_kernels.Added, dict[str, Tensor]]:
+    """Return what a kernel must know of a bias, and its operands; without one some tensor, which it does not read."""
+    if bias is None:
+        return expert_kernels.UNBIASED, {"bias": near, "ids": near}
+    types = DTYPE_NAMES[bias.values.dtype], _ID_TYPES[bias.ids.dtype]
+    return (*types, bias.values.shape[0]), {"bias": bias.values.contiguous(), "ids": bias.ids}
 
 
 def _name(dtype: torch.dtype, mode: str) -> str:

@@ -301,24 +301,26 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
     *,
     scale_layout: str = "",
+    order_b: str = PLAIN,
 ) -> Tensor:
     """Multiply each group's rows of a by the group's own matrix of b, with a tuned kernel, else with PyTorch.
 
-    For inference. The number of rows of each group is read on the GPU without synchronising, so the call can be
-    captured in a graph. Group ends that do not add up are detected on the CPU only; on a GPU no row beyond a's is
-    accessed.
+    For inference. Each group's number of rows is read on the GPU without synchronising, so the call can be captured.
+    Group ends that do not add up are detected on the CPU only; on a GPU no row beyond a's is accessed.
 
     Args:
         a: [M, K], the rows of the groups one after another; or [groups, rows, K]. For fp4 bytes with two numbers each,
             along K of a and b.
-        b: [groups, K, N], as ``torch._grouped_mm`` takes it: pass weights [groups, N, K] as their ``mT``.
+        b: [groups, K, N], e.g. the ``mT`` of weights [groups, N, K], or of bytes of four bits [groups, N, K / 2].
         offs: int32 [groups]: the end row of each group; for a [groups, rows, K] the number of rows of each group.
         scale_a: None; float32 [M] (one factor per row), or [M, K / 128] (per 128 elements along K of a row); for a
             [groups, rows, K] with the groups first. Or a power of two (e8m0) per 32, [M, K / 32].
-        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32].
-        out_dtype: by default bfloat16 with scale factors, else that of `mm`.
+        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32]; of four
+            bits those of `linear_w4` for each group, without a scale_a.
+        out_dtype: by default bfloat16 with factors of a, else that of `mm`.
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives their layout: a's
             factors of all rows together, padded, and b's of each group.
+        order_b: memory layout of weights of four bits, as of `linear_w4`.
 
     Returns:
         [M, N] or [groups, rows, N], contiguous, ordered on the current stream. Rows that belong to no group are
@@ -345,9 +347,9 @@ def grouped_mm(
         or _forward._current_level >= 0
         or (_grad() and wants_gradient(a, b, scale_a, scale_b))
     ):
-        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
         return _unusual(GROUPED, _traced_grouped, given)
-    return run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+    return run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
 
 
 def run_grouped(
@@ -358,25 +360,26 @@ def run_grouped(
     scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     scale_layout: str = "",
+    order_b: str = PLAIN,
 ) -> Tensor:
     """Return the result for plain tensors. A call's cost is that of this key and of `OperandCall`."""
     try:
         key: tuple[Any, ...] = (
             "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
-            offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout,
+            offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout, order_b,
         )  # fmt: skip
         if scale_a is not None:
             key += ("scale_a", scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device())
         if scale_b is not None:
             key += ("scale_b", scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device())
     except RuntimeError:  # sparse tensors have no strides
-        GROUPED.check(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
+        GROUPED.check(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b))
         raise
     call = engine.default.calls.table.get(key)
     if call is None:
-        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
         call = engine.default.resolve(GROUPED, key, given)
-    return call(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
+    return call(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
 
 
 _trace_grouped = define(GROUPED, run_grouped)

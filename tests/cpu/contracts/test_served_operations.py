@@ -40,7 +40,7 @@ TYPES = {"dense": ("bf16",), "a8w8": ("fp8e4m3fn", "int8"), "a8w8_blockscale": (
 NO_CALL = {
     "one": (),
     "batch": ("tensor", *(name for name in GRANULARITIES if name.startswith("weight_"))),
-    "groups": ("group", "group_rows", "block_rows", *(name for name in GRANULARITIES if name.startswith("weight_"))),
+    "groups": ("group", "group_rows", "block_rows"),
 }
 
 

@@ -1,5 +1,6 @@
 """Weights of four bits of each kind of checkpoint, as `linear_w4` computes them: against float64 of their numbers."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.operation_calls import CALLS, Rows
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.four_bit_weights import PackedWeight
+from tritongemm.operations.linear_w4 import dequantize
 
 N, K, GROUP = 24, 256, 64
 GROUPS = K // GROUP
@@ -199,3 +202,59 @@ def test_a_k_that_no_group_divides_is_named() -> None:
     x, weight, scale = torch.ones(2, 100).bfloat16(), torch.zeros(8, 50, dtype=torch.uint8), torch.ones(3, 8).bfloat16()
     with pytest.raises(InputError, match="K=100 is no multiple of 32, the shortest group"):
         tritongemm.linear_w4(x, weight, scale)
+
+
+def test_experts_of_gpt_oss_are_multiplied_as_they_are() -> None:
+    """mxfp4 with the clamped SwiGLU and biases; a wrong expert's bias, and swapped halves of bytes, are noticed."""
+    experts, hidden, inner, tokens, topk = 3, 64, 32, 5, 2
+    w1, w2 = (
+        torch.randint(0, 256, (experts, n, k // 2), generator=RANDOM).byte()
+        for n, k in ((2 * inner, hidden), (hidden, inner))
+    )
+    s1, s2 = (torch.randint(120, 128, (*w.shape[:2], w.shape[2] // 16), generator=RANDOM).byte() for w in (w1, w2))
+    b1, b2 = torch.randn(experts, 2 * inner, generator=RANDOM), torch.randn(experts, hidden, generator=RANDOM)
+    x, weights = torch.randn(tokens, hidden, generator=RANDOM).bfloat16(), torch.rand(tokens, topk, generator=RANDOM)
+    ids = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 7], [0, 2]])
+    exact = torch.zeros(tokens, hidden, dtype=torch.float64)
+    for token, j in ((t, j) for t in range(tokens) for j in range(topk) if ids[t, j] < experts):
+        e = int(ids[token, j])
+        of_w1, of_w2 = (dequantize(w[e], s[e], "plain", torch.float64) for w, s in ((w1, s1), (w2, s2)))
+        gate, up = (of_w1 @ x[token].double() + b1[e]).chunk(2)
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        y = of_w2 @ ((up + 1) * gate * torch.sigmoid(1.702 * gate)) + b2[e]
+        exact[token] += weights[token, j] * y
+
+    def compute(w: Tensor, bias: Tensor) -> Tensor:
+        return tritongemm.fused_moe(
+            x, w, w2, weights, ids, "clamped_swiglu", s1, s2, w1_bias=bias, w2_bias=b2, keep_activations=True
+        )
+
+    assert deviation(compute(w1, b1), exact) < 0.03
+    for w, bias in ((w1 << 4 | w1 >> 4, b1), (w1, b1.roll(1, 0))):
+        assert deviation(compute(w, bias), exact) > 0.1
+    with pytest.raises(InputError, match=r"w1_bias is .* \(3, 64\) floats, a row for each expert"):
+        compute(w1, b1[:1])
+    with pytest.raises(InputError, match="are for weights of four bits"):
+        wide = torch.zeros(3, 4, 64).bfloat16(), torch.zeros(3, 64, 2).bfloat16()
+        tritongemm.fused_moe(x, *wide, weights, ids, keep_activations=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("fused_moe", {"w1_scale": 1.0}, "w1_scale must be a tensor"),
+        ("fused_moe", {"w1_scale": torch.ones(3, 2, 255).bfloat16()}, r"scale is .* \(2, 255\); for N=256, K=256"),
+        ("fused_moe", {"w2_scale": torch.ones(2, 4, 256).bfloat16()}, "factors of each of 3 groups"),
+        ("fused_moe", {"x": torch.ones(5, 256)}, r"a is torch\.float32; beside weights of four bits"),
+        ("fused_moe", {"order": "backwards"}, "no weight layout is called"),
+        ("grouped_mm", {"scale_b": torch.ones(2, 2, 128).bfloat16()}, "factors of each of 3 groups"),
+        ("grouped_mm", {"b": torch.zeros(3, 128, 128).byte()}, "b has strides"),
+        ("grouped_mm", {"a": torch.ones(5, 100).bfloat16()}, r"K / 2, N\]"),
+    ],
+)
+def test_wrong_operands_of_experts_are_named(name: str, wrong: dict[str, Any], said: str) -> None:
+    call = CALLS[f"{name} int4"](Rows(5))
+    names = inspect.signature(call.function).parameters
+    right = dict(zip(names, call.given, strict=False)) | call.named
+    with pytest.raises((InputError, TypeError), match=said):
+        call.function(**(right | wrong))

@@ -200,7 +200,7 @@ def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     ]
     assert asked == tuned
     beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
-    assert all(sum(constants.get("MODE") == 5 for constants in each) == 3 for each in beside)  # gather, two activations
+    assert all(sum(constants.get("MODE") == 5 for constants in each) == 4 for each in beside)  # gather, activations
     blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
     assert not list(expert_kernels.kernels_for(blocks, SM90))
 
@@ -220,6 +220,7 @@ from tritongemm.build import expert_kernels
 from tritongemm.codegen.modules import run_text
 from tests.support import quick_interpreter
 from tritongemm.operations import mixture_steps
+from tritongemm.operations.mixture_steps import ExpertBias
 quick_interpreter.hasten()
 from tritongemm.serving.mixtures import MoeKernels
 
@@ -267,6 +268,13 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (9, 4, 9, 384)):
         y[ends[-1]:] = float("nan")
     torch.testing.assert_close(moe_kernels.combine(y, place, ends, weights, torch.float32),
                                mixture_steps.combine(y, place.long(), ends, weights, torch.float32))
+    h, values, of_expert = 9 * torch.randn(tokens * topk, 2 * k), torch.randn(experts, 2 * k), slice(int(ends[-1]))
+    bias, last = ExpertBias(values, ids, order), ExpertBias(values[:, :k].contiguous(), ids, order)
+    for name in ("silu", "clamped_swiglu"):
+        (q, _), (r, _) = (steps.activate(h, name, "", torch.float32, bias) for steps in (moe_kernels, mixture_steps))
+        torch.testing.assert_close(q[of_expert], r[of_expert])
+    torch.testing.assert_close(moe_kernels.combine(y, place, ends, weights, torch.float32, last),
+                               mixture_steps.combine(y, place.long(), ends, weights, torch.float32, last))
 print("alike")
 """
 

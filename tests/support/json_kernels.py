@@ -142,7 +142,7 @@ def _activate(signature: Mapping[str, str], constants: Mapping[str, float], give
     from tritongemm.operations import mixture_steps
 
     at, rows, k = _pointed(signature, given), given["rows"], given["K"]
-    activation = ACTIVATIONS[constants["ACTIVATION"]]
+    activation = ACTIVATIONS[int(constants["ACTIVATION"])]
     mode = ("", "row", "block")[int(constants["MODE"])]
     _put(at, mixture_steps.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
 

@@ -11,24 +11,17 @@ from tritongemm.core.values import FLAG, NATURAL, TEXT, FieldKind, one_of, requi
 
 
 class Scaling(NamedTuple):
-    """The scale factors of A or of B. A named tuple, for problems are hashed and compared often.
+    """The scale factors of A or of B. A named tuple, for problems are hashed and compared often."""
 
-    Attributes:
-        dtype: name of their type, e.g. ``fp32`` or ``e8m0``.
-        rows: rows of A (columns of B) that share a factor; 0 where all of them do.
-        depth: elements along K that share a factor; 0 where a full row does, so that the epilogue can apply it.
-        layout: their order in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or
-            the name of a plug-in of numerics/scale_layouts.
-        pad: multiples to which rows and groups are padded in memory.
-        zeros: whether each group along K has, behind the factors of all rows, their zero points less `INT4_ZERO`, which
-            are subtracted from the numbers before they are multiplied: [groups, 2, rows].
-    """
-
-    dtype: str = "fp32"
-    rows: int = 1
-    depth: int = 0
+    dtype: str = "fp32"  # name of their type, e.g. `fp32` or `e8m0`
+    rows: int = 1  # rows of A (columns of B) that share a factor; 0 where all of them do
+    depth: int = 0  # elements along K that share a factor; 0 where a full row does, so that the epilogue can apply it
+    # Their order in memory: `rows` [rows, groups along K], `groups` [groups along K, rows], or the name of a plug-in of
+    # numerics/scale_layouts.
     layout: str = "rows"
-    pad: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (1, 1)  # multiples to which rows and groups are padded in memory
+    # Whether each group along K has, behind the factors of all rows, their zero points less `INT4_ZERO`, which are
+    # subtracted from the numbers before they are multiplied: [groups, 2, rows].
     zeros: bool = False
 
     @property

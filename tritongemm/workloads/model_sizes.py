@@ -23,15 +23,10 @@ DEFAULT_TOKENS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model.
+    """The sizes of a model."""
 
-    Attributes:
-        rows: one for each linear layer and number of tokens; equal problems are one row.
-        remarks: what is not among them, or is so only under a condition, a line each.
-    """
-
-    rows: tuple[FormatRow, ...]
-    remarks: tuple[str, ...]
+    rows: tuple[FormatRow, ...]  # one for each linear layer and number of tokens; equal problems are one row
+    remarks: tuple[str, ...]  # what is not among them, or is so only under a condition, a line each
 
 
 def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, every_bias: bool = False) -> ModelSizes:
@@ -139,21 +134,13 @@ _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a model's weights are quantised.
+    """How a model's weights are quantised."""
 
-    Attributes:
-        method: the file's name of it, "" where they are not.
-        family: of products with such weights; "" where it is not supported.
-        scales: granularity of that family's scale factors; "" for its usual one.
-        dtype: of the weights.
-        ignored: what names of modules whose weights are not quantised match.
-    """
-
-    method: str = ""
-    family: str = ""
-    scales: str = ""
-    dtype: str = "fp8"
-    ignored: tuple[re.Pattern[str], ...] = ()
+    method: str = ""  # the file's name of it, "" where they are not
+    family: str = ""  # of products with such weights; "" where it is not supported
+    scales: str = ""  # granularity of that family's scale factors; "" for its usual one
+    dtype: str = "fp8"  # of the weights
+    ignored: tuple[re.Pattern[str], ...] = ()  # what names of modules whose weights are not quantised match
 
     def keeps(self, name: str) -> bool:
         """Return whether the weight of a module, by its path in the language model, is not quantised."""

@@ -10,23 +10,14 @@ from tritongemm.core.target import Target
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The problems that a backend's kernels can compute at all; an empty tuple of architectures means all.
+    """The problems that a backend's kernels can compute at all; an empty tuple of architectures means all."""
 
-    Attributes:
-        archs: names of the targets.
-        kinds: values of `Problem.kind`.
-        orders_b: memory layouts of B.
-        scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
-        tensor_scales: whether their epilogue accepts one factor for all of A, and for all of B.
-        epilogues: what they can do with a complete sum, of `core.epilogues.EPILOGUES`.
-    """
-
-    archs: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ("one",)
-    orders_b: tuple[str, ...] = (PLAIN,)
-    scales: tuple[str, ...] = ()
-    tensor_scales: bool = False
-    epilogues: tuple[str, ...] = ("none",)
+    archs: tuple[str, ...] = ()  # names of the targets
+    kinds: tuple[str, ...] = ("one",)  # values of `Problem.kind`
+    orders_b: tuple[str, ...] = (PLAIN,)  # memory layouts of B
+    scales: tuple[str, ...] = ()  # where its kernels can apply scale factors: `epilogue`, `mainloop`
+    tensor_scales: bool = False  # whether their epilogue accepts one factor for all of A, and for all of B
+    epilogues: tuple[str, ...] = ("none",)  # what they can do with a complete sum, of `core.epilogues.EPILOGUES`
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Say whether these kernels compute problems of this kind."""
@@ -49,13 +40,9 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Files that compiling may need beside the config.
+    """Files that compiling may need beside the config."""
 
-    Attributes:
-        manifests: files that list kernels; empty for those that the environment names.
-    """
-
-    manifests: tuple[Path, ...] = ()
+    manifests: tuple[Path, ...] = ()  # files that list kernels; empty for those that the environment names
 
 
 NO_INPUTS = BuildInputs()

@@ -12,12 +12,9 @@ from tritongemm.system.compiled_files import CompiledFiles
 
 
 def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:
-    """Open the first library that is found of these file names, whose stems up to ``.so`` are the same, best first.
+    """Open the first library that is found of these file names, best first, whose stems up to ``.so`` are the same.
 
-    The folders are looked through before the loader's own search path.
-
-    Raises:
-        UnavailableError: none opens; says where it was looked for.
+    The folders come before the loader's own path. An UnavailableError says where it was looked for.
     """
     tried: list[str] = []
     for candidate in _candidates(names, folders):

@@ -24,11 +24,7 @@ class Machine:
 
 
 def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
-    """Return the machine to tune on: its GPU, or the target of an architecture or a GPU's name, as of `load_target`.
-
-    Raises:
-        TargetError: unknown architecture, or devices that are not there.
-    """
+    """Return the machine to tune on, its GPU or one by name or architecture; a TargetError if that is not there."""
     facts = target_files.load_target(wanted) if wanted else None
     vendor = driver.find_vendor()
     if vendor is None:

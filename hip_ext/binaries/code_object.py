@@ -59,11 +59,7 @@ class KernelInfo:
 
 
 def read(code: bytes) -> list[KernelInfo]:
-    """Return the kernels of a cubin or hsaco, in the order of the file.
-
-    Raises:
-        InputError: truncated, not a GPU code object, or without a kernel.
-    """
+    """Return the kernels of a cubin or hsaco, in the order of the file; an InputError where there are none."""
     elf = Elf(code)
     _machine(elf)
     try:

@@ -107,11 +107,7 @@ _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 def device_code(library: bytes, arch: str) -> bytes:
-    """Return the code object for an architecture, e.g. ``gfx942``, of a shared library or its ``.hip_fatbin`` bundle.
-
-    Raises:
-        InputError: no bundle, damaged, compressed, or for other architectures only.
-    """
+    """Return an architecture's code object of a shared library or bundle; an InputError if it has none."""
     bundle = library if library.startswith(_MAGIC) else Elf(library).section(".hip_fatbin")
     if not bundle.startswith(_MAGIC):
         raise InputError(f"no offload bundle: it starts with {bundle[:4]!r} (compressed ones are not read)")

@@ -29,8 +29,8 @@ class _Step(NamedTuple):
 def loses_a_wait(assembly: str) -> bool:
     """Return whether a wave can reach a barrier, behind a wait, before its stores into LDS have landed.
 
-    LDS operations of a wave end in order: a store has landed where a wait leaves no more of them under way than were
-    issued after the last store. That number is followed along all paths, the smallest where paths meet.
+    LDS operations end in order, so the number issued after the last store is followed along all paths, the least
+    counting.
     """
     steps, places = _read(assembly)
     issued: dict[int, int] = {}  # by step, LDS operations since the last store; _LANDED: no store is under way

@@ -48,11 +48,7 @@ _AMD_CALLS: dict[str, tuple[Any, ...]] = {"GetVersion": (_P, _P), "GetGitRevisio
 
 @cache
 def open_library(vendor: str) -> Library:
-    """Return the BLASLt library of ``nvidia`` or ``amd``: the one that torch loaded, or the first found.
-
-    Raises:
-        UnavailableError: there is none, or it lacks a call; says where it was looked for.
-    """
+    """Return the BLASLt library of ``nvidia`` or ``amd``: torch's, or the first found."""
     table = TABLES[vendor]
     wheels = libraries.wheel_folders(*(f for f in table.folders if not f.startswith("/")))
     folders = [*wheels, *(Path(f) for f in table.folders if f.startswith("/"))]

@@ -127,10 +127,10 @@ def result_type(algo_bytes: int) -> Any:
 
 @cache
 def tiles() -> dict[int, tuple[int, int]]:
-    """Return cublasLtMatmulTile_t: rows and columns of D (column-major) by id.
+    """Return cublasLtMatmulTile_t: rows and columns of D (column-major) by id, which are ordered after the first 35.
 
-    After the first 35 the ids are ordered: for each height the widths in steps of 64, then for each height of a
-    multiple of 64 the widths in steps of 8, as far as the accumulators reach.
+    For each height the widths in steps of 64, then for heights of multiples of 64 in steps of 8, up to the
+    accumulators.
     """
     found = dict.fromkeys(_FIRST_TILES)
     grids = ((range(8, 769, 8), range(64, 769, 64), 3 << 14), (range(64, 769, 64), range(8, 769, 8), 1 << 16))

@@ -110,11 +110,7 @@ MOST_TENSOR_MAPS = 4096  # that a device keeps, 128 bytes each
 
 @cache
 def open_driver(vendor: str) -> Driver:
-    """Return the driver of a vendor, ``nvidia`` or ``amd``.
-
-    Raises:
-        UnavailableError: no library, or no device that it can start; says which and where it was looked for.
-    """
+    """Return the driver of ``nvidia`` or ``amd``; an UnavailableError where it or a device is missing."""
     api = symbols.bind(vendor)
     try:
         api.calls["init"](0)

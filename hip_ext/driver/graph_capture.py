@@ -107,11 +107,7 @@ def available(api: Api) -> bool:
 
 
 def captured_launches(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured | Cleared] | None:
-    """Return what a call queues on a stream, in order; nothing runs.
-
-    Returns:
-        None where it is not one after the other, or anything that can't be repeated.
-    """
+    """Return what a call queues on a stream, and does not run; None unless it is in one order and can be repeated."""
     graph = c_void_p()
     # Relaxed: the first call of a library may load code.
     api.calls["capture_begin"](stream, CAPTURE_RELAXED)

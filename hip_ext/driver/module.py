@@ -64,11 +64,10 @@ class Function:
 
     @cached_property
     def attributes(self) -> dict[str, int]:
-        """The kernel's attributes as the driver states them, by name.
+        """The kernel's attributes as the driver states them.
 
-        Returns:
-            ``registers`` and ``local_bytes`` (of scratch memory) of a thread, ``shared_bytes`` of static shared memory,
-            and ``max_threads`` of a block.
+        ``registers``, ``local_bytes`` (scratch memory) of a thread, ``shared_bytes`` (static) and ``max_threads`` of a
+        block.
         """
         values, out = {}, c_int()
         for name, number in symbols.FUNCTION_ATTRIBUTES.items():

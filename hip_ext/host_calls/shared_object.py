@@ -59,11 +59,7 @@ class PreparedCall:
         return put
 
     def launch(self, stream: int) -> None:
-        """Queue the kernels on a stream.
-
-        Raises:
-            DriverError: the function refuses (``REFUSED``), or a kernel can't be started; carries its message.
-        """
+        """Queue the kernels on a stream; a DriverError has the message of a function that refuses, or a kernel's."""
         self._stream.value = stream
         code = self._function(*self._arguments)
         if code:

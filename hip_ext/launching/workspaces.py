@@ -48,13 +48,9 @@ class WorkspacePool:
         return workspace_bytes <= self.workspace_bytes and counter_bytes <= self.counter_bytes
 
     def for_stream(self, stream: int) -> tuple[int, int]:
-        """Return the addresses of a stream's workspace and counters, while nothing is being captured on it.
+        """Return the addresses of a stream's workspace and counters, the same each time, while nothing is captured.
 
-        Returns:
-            The same pair each time.
-
-        Raises:
-            WorkspaceError: there is no memory for them.
+        Without memory for them a WorkspaceError is raised.
         """
         pair = self._of_streams.get(stream)
         if pair is None:
@@ -68,11 +64,7 @@ class WorkspacePool:
         return pair
 
     def for_capture(self, stream: int) -> int | None:
-        """Return the address of the counters of the capture that a stream is in.
-
-        Returns:
-            None when all are given out, as memory can't be allocated during a capture.
-        """
+        """Return the address of the counters of the capture that a stream is in; None when all are given out."""
         key = (capture_id(self._device.api, stream), stream)
         with self._lock:
             if key not in self._of_captures:

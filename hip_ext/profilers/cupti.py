@@ -70,11 +70,7 @@ class CuptiTrace(trace.KernelTrace):
 
 @cache
 def open_tracer() -> CuptiTracer:
-    """Return CUPTI, registered once for the process; code that is loaded from then on stays.
-
-    Raises:
-        UnavailableError: there is no driver or no CUPTI, or one that is too old, or one that this driver refuses.
-    """
+    """Return CUPTI, registered once for the process; code loaded from then on stays."""
     api = driver.open_driver("nvidia").api
     toolkit = [_TOOLKIT / "lib64", _TOOLKIT / "extras/CUPTI/lib64"]
     names = ("libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8", "libcupti.so")

@@ -6,8 +6,7 @@ from tritongemm.core.operands import Call
 def accepts(call: Call) -> bool:
     """Say whether a library that PyTorch calls accepts a product, which also compiles its kernel where needed.
 
-    Raises:
-        RuntimeError: the device is out of memory, or lost.
+    A device that is out of memory, or lost, raises a RuntimeError.
     """
     import torch
 

@@ -81,11 +81,10 @@ def rank_configs(
     preference: Callable[[Config], tuple[int, ...]],
     everything: bool,
 ) -> list[Config]:
-    """Return the configs to try, the predicted fastest first.
+    """Return the configs to try, the predicted fastest first; `preference` orders configs with equal predictions.
 
-    Each instance takes a compiler a large part of a minute. So unless `everything` is set, only as many are returned as
-    the space allows (``limit``), with few that have the same blocks (``alike``); run-time options do not count. The
-    library's own rules, `checks`, are never skipped; `preference` orders configs with equal predictions.
+    As compiling takes long, only as many are returned as the space allows (``limit``), with few that have the same
+    blocks (``alike``), unless `everything` is set. The library's own rules, `checks`, are never skipped.
     """
     section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
     if not section:
@@ -128,10 +127,9 @@ def signature(parameters: Sequence[tuple[str, str]]) -> str:
 
 
 def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") -> HostLaunch:
-    """Return the call of the entry function.
+    """Return the call of the entry function, which loads the library `runtime` first.
 
-    The artifact has the parameters (name, kind) in order; `numbers` are the values of those that are no pointers, of
-    which ``workspace_bytes`` sizes the workspace. The library `runtime` is loaded first.
+    `numbers` are the values of those of the artifact's parameters that are no pointers, and ``workspace_bytes``.
     """
     parameters = [(str(name), str(kind)) for name, kind in artifact.launch["parameters"]]
     params = tuple(Param(kind, name if kind == "pointer" else numbers[name]) for name, kind in parameters)

@@ -22,11 +22,10 @@ _NAMES = {
 
 
 def coverage(problem: Problem) -> str:
-    """Return the name of the granularity of a problem's factors.
+    """Return the name of the granularity of a problem's factors; "" if there are none.
 
-    Returns:
-        ``tensor``, ``row`` (of A and column of B), ``block`` (1 x 128 of A, 128 x 128 of B), ``group`` (1 x 128 of
-        both), ``mx`` (1 x 32 of both, powers of two), ``other``, or "" if there are no factors.
+    ``tensor``, ``row`` (of A and column of B), ``block`` (1 x 128 of A, 128 x 128 of B), ``group`` (1 x 128 of both),
+    ``mx`` (1 x 32 of both, powers of two) or ``other``.
     """
     if problem.a.scaling is None or problem.b.scaling is None:
         return "" if problem.a.scaling is problem.b.scaling else _OTHER

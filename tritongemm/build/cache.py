@@ -35,11 +35,7 @@ class ArtifactCache:
         return _artifact(entry) if entry else None
 
     def put(self, built: Artifact, code: bytes, name: str) -> Artifact:
-        """Store an artefact; readers see all of it or nothing.
-
-        Returns:
-            What is there: two processes may have compiled the same to different bytes, and both get the first one's.
-        """
+        """Store an artefact, and return what is there: another process may have compiled it to other bytes before."""
         stored = replace(built, path=name, sha256=sha256(code).hexdigest()) if code else replace(built, path="")
         entry = self._files.keep(built.digest, {name: code} if code else {}, stored.to_json(), _artifact)
         kept = _artifact(entry)

@@ -37,9 +37,7 @@ def _compiler() -> SearchedBackend:
 def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) -> Artifact:
     """Return the compiled kernel.
 
-    Raises:
-        InputError: it can't be compiled; says why.
-        UnavailableError: nothing here compiles it.
+    An InputError says why it can't be compiled, an UnavailableError that nothing here can.
     """
     (artifact,) = compile_helpers([helper], target, cached)
     _require_compiled(artifact, helper, target)
@@ -61,11 +59,7 @@ def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: Arti
 
 
 def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArguments, target: Target) -> Launch:
-    """Return the launch of a compiled kernel.
-
-    Raises:
-        InputError: it was not compiled, or the target can't start it so.
-    """
+    """Return the launch of a compiled kernel; an InputError if it was not compiled, or the target can't start it so."""
     _require_compiled(artifact, helper, target)
     launch = _compiler().helper_launch(artifact, helper, arguments)
     if fault := launch.fault(target):

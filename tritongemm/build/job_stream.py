@@ -41,10 +41,7 @@ class JobStream:
     def artifacts(self, jobs: Iterable[CompileJob]) -> Generator[Artifact, None, None]:
         """Yield the artifact of each job as it is built, or found; one for jobs that are equal and under way together.
 
-        Once the generator is closed no further build begins.
-
-        Raises:
-            BaseException: what building, or making the jobs, has raised; nothing is begun after it.
+        Once the generator is closed, or building or making a job has raised an error, which it raises, no build begins.
         """
         self._builders = max(1, min(self._builders, length_hint(jobs, self._builders)))
         threading.Thread(target=self._feed, args=(jobs,), name="compile jobs", daemon=True).start()

@@ -138,13 +138,7 @@ class BuildPool:
         self._temporary = TemporaryFolder(_memory(self.jobs * _ROOM))
 
     def start(self, backends: Sequence[str], target: Target, most: int) -> None:
-        """Start the processes where the cache is empty, so that they are ready when the first jobs come.
-
-        At most `most` are started; others start when there is a job for them.
-
-        Raises:
-            UnavailableError: no process can be started.
-        """
+        """Start up to `most` processes where the cache is empty, ready for the first jobs; others start on demand."""
         if any(self.cache.folder.glob("*/*")):
             return
         children = [self._take_child() for _ in range(min(self.jobs, most))]

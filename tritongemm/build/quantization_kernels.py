@@ -62,8 +62,8 @@ def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | No
 def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArguments], ...]:
     """Return the kernels of a quantisation in order, with the arguments of one launch of each.
 
-    It is one kernel, but where all numbers share a factor: another one finds the largest of `PARTS` parts before, and
-    writes them as float32 to an address named part.
+    Where all numbers share a factor, a first one writes the largest of `PARTS` parts as float32 to an address named
+    part.
     """
     if asked.granularity != "tensor":
         return (choose_kernel(asked),)

@@ -113,8 +113,7 @@ def merge_campaign(
 ) -> MergedResults:
     """Merge another campaign's results into those of a folder, measured again where there is a GPU.
 
-    Each race is in `RACES` when it is over, so that a merge that is killed goes on from there. Who has merged all that
-    is to be merged deletes that file.
+    Each race is in `RACES` when it is over, from where a killed merge goes on; who has merged everything deletes it.
     """
     mine = folder / MERGED
     with _remeasuring(folder / RACES, open_tools, say) as remeasure:

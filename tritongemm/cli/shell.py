@@ -131,10 +131,9 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 
 
 def _forget_interrupt() -> None:
-    """Let Python end with the status that it is given.
+    """Let Python end with the status that it is given: the next `exec` of text makes it forget an interrupt.
 
-    Where an interrupt passed through an `exec` of text, as packages use it to make classes, Python remembers it as one
-    that was not caught, and ends `python -m` by the signal instead. The next `exec` of text makes it forget that.
+    One that passed through an `exec`, as packages use it to make classes, Python takes for one that was not caught.
     """
     exec("")
 
@@ -172,10 +171,9 @@ class _UnfailingFile(io.FileIO):
 
 
 def _open_streams() -> None:
-    """Make the standard streams print any text, and never fail.
+    """Make the standard streams print any text, and never fail; one that is closed is opened on the null device.
 
-    One that is closed is opened on the null device: a file of results that took its number would get what compilers
-    print.
+    Else a file of results that took its number would get what compilers print.
     """
     for descriptor in range(3):
         try:

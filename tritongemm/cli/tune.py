@@ -142,11 +142,7 @@ def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -
 
 
 def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
-    """Print the sizes that would be tuned, and on the standard error each row that would not, with the reason.
-
-    Returns:
-        The exit status that tuning would end with because of these rows.
-    """
+    """Print the sizes that would be tuned, and why others would not; return the exit status that a run would have."""
     source = request.sizes
     with open_machine(request.devices, reporter.say) as (machine, _):
         pass

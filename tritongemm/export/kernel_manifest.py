@@ -37,11 +37,7 @@ COLUMNS = (
 def export(
     records: Sequence[Record], folder: Path, here: machine.Machine
 ) -> tuple[list[Path], list[tuple[Record, str]]]:
-    """Write the code objects and manifests of tuned kernels.
-
-    Returns:
-        The manifests, and each result that was left out with the reason, other targets' among them.
-    """
+    """Write tuned kernels' code objects and manifests; return the manifests, and why other results were left out."""
     mine, left_out = _choose(records, here.target)
     ready = prepare.prepare_launches(mine, here.target, ArtifactCache(settings.cache_folder()))
     manifests = list[dict[str, dict[str, Any]]]()

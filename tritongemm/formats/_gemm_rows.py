@@ -265,11 +265,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
 
 
 def make_row(record: Record) -> dict[str, Any]:
-    """Return the values of a record's line, in the order of its keys.
-
-    Raises:
-        InputError: the record's scales are not those of its family, which is all that a row holds of them.
-    """
+    """Return the values of a record's line, in the order of its keys; an InputError if it can't hold the scales."""
     problem, config = record.problem, record.config
     options = dict(config.options)
     row = _size_row(problem)

@@ -52,8 +52,7 @@ class TensileLogic(WritableFormat):
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Return the first file with the sizes of the later ones, and the solutions that those need.
 
-        Of a size that several have, the more efficient solution is kept where both have an efficiency, else the later
-        file's.
+        Of a size that several have, the more efficient solution is kept, or the later file's if one has no efficiency.
         """
         merged, *others = (read_logic(path, text) for path, text in sources)
         notes = []

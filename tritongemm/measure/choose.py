@@ -93,8 +93,7 @@ def decided(samples: Mapping[str, Sequence[float]]) -> bool:
 def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libraries: Collection[str] = ()) -> Choice:
     """Return the winner of a race of at least one candidate, whose samples are by config name or `BASELINE_ENTRY`.
 
-    `margin` is the relative gain below which a library is kept; `libraries` are the names of its algorithms, all others
-    being generated kernels.
+    `margin` is the relative gain below which an algorithm of `libraries` is kept against a generated kernel.
     """
     name = _standing(samples, margin, libraries)
     if BASELINE_ENTRY not in samples:

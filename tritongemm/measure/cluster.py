@@ -181,11 +181,7 @@ class ClusterGpus:
         return replace(first, devices=tuple(range(len(self._gpus))), why=why)
 
     def take_over(self, lost: _Gpu) -> _Gpu:
-        """Return the GPU that takes over the work of a lost one.
-
-        Raises:
-            UnavailableError: none is left, or the run is over.
-        """
+        """Return the GPU that takes over a lost one's work; an UnavailableError if none is left, or the run is over."""
         with self._changing:
             if self._closed:
                 raise UnavailableError("the run is over")
@@ -222,11 +218,7 @@ class ClusterGpus:
         return None
 
     def require_left(self) -> None:
-        """Check that a GPU is left, so that work which failed did not fail for lack of one.
-
-        Raises:
-            UnavailableError: all GPUs are lost.
-        """
+        """Raise an UnavailableError if all GPUs are lost, so that work which failed failed for lack of one."""
         if not self._gpus:
             raise UnavailableError(
                 f"--ray {self._hosts.address}: no GPU of the cluster is left; what is done is kept; the same command "
@@ -249,11 +241,7 @@ class ClusterProcess:
         self._gpu.host.start(opening)
 
     def ask(self, request: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
-        """Yield the answers to one request, as they come; raises what `WorkerProcess.ask` raises.
-
-        Raises:
-            UnavailableError: no GPU is left.
-        """
+        """Yield the answers to one request, as they come; raises as `WorkerProcess.ask`, also where no GPU is left."""
         if self._gpu.host.lost:
             self._gpu = self._gpus.take_over(self._gpu)
         gpu = self._gpu

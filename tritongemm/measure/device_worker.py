@@ -73,11 +73,7 @@ class DeviceWorker:
         threading.Thread(target=choose.load_statistics, daemon=True).start()
 
     def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
-        """Yield the answers to a job, as `measure.jobs` defines them.
-
-        Raises:
-            SystemExit: the device is lost, after an answer that says so.
-        """
+        """Yield the answers to a job, as `measure.jobs` defines them; SystemExit where the device is lost."""
         device = self._open(job.setup)
         with self._torch.cuda.stream(self._stream):
             operands = self._operands(job.setup, device)
@@ -109,8 +105,8 @@ class DeviceWorker:
     def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:
         """Return the operands of a problem; those of the problem that waits longest make room for new ones.
 
-        Where the operands of a larger M are there, those of a smaller one are their first rows: B and the reference are
-        not made again.
+        Those of a smaller M are the first rows of a larger one's, if these are there: B and the reference are not made
+        again.
         """
         key = (setup.problem, setup.protocol)
         held = self._operand_sets

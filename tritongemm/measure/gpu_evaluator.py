@@ -161,11 +161,7 @@ class GpuEvaluator(Evaluator):
         self._process.start()
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """Yield a quick time of each candidate, as they come.
-
-        Raises:
-            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
-        """
+        """Yield a quick time of each candidate, as they come; a TritonGemmError where the problem can't be run."""
         left, refused = self._candidates(problem, artifacts, "screen")
         yield from refused
         second_chances = _SecondChances()
@@ -180,11 +176,7 @@ class GpuEvaluator(Evaluator):
                     yield fault.trial(left.pop(0).config, "screen")
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """Yield the error of each candidate at full size.
-
-        Raises:
-            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
-        """
+        """Yield the error of each candidate at full size; a TritonGemmError where the problem itself can't be run."""
         setup, label = self._setup(problem), registry.get(Timer, self.protocol.timer).label
         for artifact in artifacts:
             candidates, lost = self._candidates(problem, [artifact], "final")
@@ -193,11 +185,7 @@ class GpuEvaluator(Evaluator):
             yield from lost
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Verify candidates and race those that pass with a baseline backend ("" for none).
-
-        Raises:
-            TritonGemmError: the race itself can't be finished.
-        """
+        """Verify candidates, and race those that pass and a baseline backend; a TritonGemmError if that can't end."""
         setup, timer = self._setup(problem), registry.get(Timer, self.protocol.timer)
         candidates, lost = self._candidates(problem, artifacts, "final")
         if isinstance(timer, ExternalTimer):
@@ -215,11 +203,7 @@ class GpuEvaluator(Evaluator):
         return RaceResult((*raced, *lost), samples, attempt.cold, library_wrong=attempt.library_wrong)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """Return the configs that a library has for a problem, at most `limit` unless that is 0.
-
-        Raises:
-            TritonGemmError: the library can't be queried, or computes no such problem; says why.
-        """
+        """Return a library's configs for a problem, at most `limit` unless 0; a TritonGemmError says why not."""
         plugin = registry.get(Backend, backend)
         if not (support := registry.available(Backend, backend) and plugin.supports(problem, self.target)):
             raise UnavailableError(support.reason)

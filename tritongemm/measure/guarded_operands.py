@@ -20,11 +20,7 @@ _NO_ACCESS = 0  # PROT_NONE of mprotect(2), which the module mmap has no name fo
 def guarded(tensor: Tensor) -> Tensor:
     """Return a copy of a CPU tensor, of the same strides, whose last byte is the last one that can be read or written.
 
-    A kernel that reaches beyond it ends its process with SIGSEGV instead of finding whatever else is there, as it
-    would by chance on a GPU.
-
-    Raises:
-        OSError: the system refuses to protect a page.
+    A kernel that reaches beyond it ends its process with SIGSEGV instead of finding whatever else is there.
     """
     return copy_to(tensor, _guarded_bytes)
 

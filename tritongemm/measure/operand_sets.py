@@ -28,10 +28,9 @@ ALIGNMENT_BYTES = 512  # An allocator gives memory at multiples of it.
 
 
 def side_by_side(tensors: Operands, count: int) -> list[Operands]:
-    """Return the tensors of `count` copies, all in one piece of memory.
+    """Return the tensors of `count` copies, in one piece of memory.
 
-    The placement of operands changes times by up to 4 % on an H200, and separate allocations are placed differently in
-    each process.
+    Placement changes times by up to 4 % on an H200, and each process places separate allocations differently.
     """
     import torch
 
@@ -249,11 +248,7 @@ class OperandSets:
         return self._prepared(launch, [self._addresses(launch, one) for one in self.sets[:copies]])
 
     def prepare_guarded(self, candidate: LaunchCandidate, guarded: GuardedOperands) -> PreparedCandidate | None:
-        """Prepare a candidate that `prepare` took on guarded copies; None for a library's, or without memory for it.
-
-        Raises:
-            DriverError: the driver refuses its code or its launch.
-        """
+        """Prepare a candidate that `prepare` took on guarded copies; None for a library's, or without memory for it."""
         if candidate.launch is None:
             return None
         addresses = guarded.addresses(candidate.launch.buffers)
@@ -325,9 +320,8 @@ class OperandSets:
         return self._target.roofline_seconds(0, nbytes, self.problem.a.type) + 1e-6
 
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
-        """Return the number of launches in one graph: enough to fill `seconds` and to pass through the copies.
+        """Return the number of launches in one graph: to pass through all but `spared` copies, and fill `seconds`.
 
-        The seconds are those of a replay if each launch takes its shortest time; `spared` copies need not be passed
-        through.
+        The seconds are those of a replay if each launch takes its shortest time.
         """
         return max(1, min(max(int(seconds / self._least_s), min(self.copies - spared, most)), most))

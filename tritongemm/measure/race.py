@@ -65,13 +65,10 @@ def run_race(
 ) -> Iterator[NowRacing | RaceSamples]:
     """Warm the entries up, sample them in rounds until the race is decided, and yield the samples last.
 
-    The rounds' orders are random, so that drift of clocks and temperature affects all entries alike. Each entry is
-    named when it warms up, so that one that hangs is identified. The baseline, if there is one, is the last. With
-    `names_runners` entries are named before each sample as well. A brief race ends after the fewest rounds, decided or
-    not; clearly slower entries then leave after two.
-
-    Raises:
-        EntryFailed: an entry can't be launched any more.
+    Rounds are in random orders, so that drift of clocks and temperature affects all entries alike. Each entry is named
+    when it warms up, and with `names_runners` before each sample, so that one that hangs is identified. The baseline,
+    if there is one, is the last. A brief race ends after the fewest rounds; clearly slower entries then leave after
+    two. An entry that can't be launched any more raises `EntryFailed`.
     """
     protocol, clock = operands.protocol, operands.race_clock
     order = random.Random(protocol.seed)

@@ -33,9 +33,7 @@ def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def get(kind: type[P], name: str) -> P:
-    """Return the plug-in called `name`, imported on first use.
-
-    `kind` is the contract's class in `plugins.contracts` that names the kind, e.g. `Backend`, `name` that of its file.
+    """Return the plug-in called `name`, that of its file, of a class of `plugins.contracts`, imported on first use.
 
     Raises:
         InputError: no such plug-in; lists those there are. Or its file holds none.
@@ -102,8 +100,7 @@ def forget() -> None:
 def every(kind: type[P]) -> list[P]:
     """Return all plug-ins of a class of contracts that can be loaded, in the order of their names.
 
-    One whose package is missing is passed over; one whose file is broken is passed over with a warning, as serving and
-    the other plug-ins do not depend on it.
+    One whose package is missing is passed over; so is, with a warning, one whose file is broken.
     """
     found = []
     for name in names(kind):
@@ -127,11 +124,7 @@ def available(kind: type[Plugin], name: str) -> Support:
 
 
 def resolve(kind: type[Plugin], text: str) -> str:
-    """Return the name of the plug-in that a name or an alias stands for.
-
-    Raises:
-        InputError: there is none; lists names and aliases.
-    """
+    """Return the name of the plug-in that a name or an alias stands for; an InputError lists both."""
     known = names(kind)
     if text in known:
         return text
@@ -142,11 +135,7 @@ def resolve(kind: type[Plugin], text: str) -> str:
 
 
 def family_of(text: str) -> tuple[Family, Defaults]:
-    """Return the family of a name or of a variant's name, and its defaults for problems that state less.
-
-    Raises:
-        InputError: there is none; lists families and variants.
-    """
+    """Return the family of its or a variant's name, and its defaults; an InputError lists families and variants."""
     known = names(Family)
     if text in known:
         family = get(Family, text)

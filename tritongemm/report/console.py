@@ -221,11 +221,9 @@ class Reporter:
     def backends(self, records: Sequence[Record], trials: Callable[[Problem], Iterable[Trial]]) -> None:
         """Print what the best of each backend took in the final race, where more than one raced beside the library.
 
-        Who left the race early ran on a GPU that was hotter, or cooler, than the others' average: its time is the
-        fastest one's by their ratio in the rounds that both ran.
-
-        The lead is that of the winner over the next backend; the noise is half the distance between the quartiles of
-        the winner's samples.
+        Who left the race early ran on a hotter or cooler GPU: its time is the fastest one's by their ratio in the
+        rounds that both ran. The lead is the winner's over the next backend; the noise half the distance between its
+        samples' quartiles.
         """
         raced = [(r, _fastest(t for t in trials(r.problem) if t.stage == "final")) for r in records]
         names = sorted({name for _, best in raced for name in best})

@@ -12,16 +12,10 @@ from tritongemm.report.console import Reporter
 def print_price(
     reporter: Reporter, records: Sequence[Record], unconstrained: Iterable[Record], counts: Mapping[Problem, float]
 ) -> None:
-    """Print the library's time over each result's, and over the unconstrained one's, and the means of both.
+    """Print the library's time over each result's, and over the unconstrained one's, and means weighted by calls.
 
     The two results raced at different times; each is compared with the library's time in its own race, so that a
     device's clock does not count.
-
-    Args:
-        reporter: where to print.
-        records: invariant results.
-        unconstrained: results in any order; those of other sizes do not matter.
-        counts: calls of each size.
     """
     others = {r.problem: r for r in unconstrained if not r.order}
     rows, of_library, of_best, calls = [], [], [], list[tuple[float, float, float]]()

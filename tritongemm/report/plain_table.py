@@ -18,10 +18,9 @@ def terminal_width() -> float:
 def align(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str], width: float = inf
 ) -> list[str]:
-    """Return the lines of a table's head and rows, with one blank between columns, broken where the width requires it.
+    """Return the lines of a table's head and rows, with a blank between columns, of at most `width` cells if possible.
 
-    Columns in `words` are aligned on the left; the others hold numbers. Only a column that is wider by itself makes a
-    line longer than `width` cells.
+    Columns in `words` are aligned on the left; the others hold numbers.
     """
     cells = zip(columns, *rows, strict=True)
     padded = [list(_pad(column, is_left=column[0] in words)) for column in cells]

@@ -42,11 +42,7 @@ def _is_csv(start: bytes) -> bool:
 
 
 def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mapping[Problem, Sequence[Trial]]) -> int:
-    """Replace the file with all that is known of the problems, from earlier runs of the same output as well.
-
-    Returns:
-        How many candidates it has.
-    """
+    """Replace the file with all that is known of the problems, from earlier runs too; return the candidates' number."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()

@@ -246,11 +246,7 @@ class Store:
             return [record for rows in self._held().values() for record in rows]
 
     def merge(self, order: Sequence[Problem] = ()) -> None:
-        """Replace the results file: earlier rows keep their place, new ones follow in the order given.
-
-        Raises:
-            OutputError: it can't be written; the old one and the journal are as they were.
-        """
+        """Replace the results file: earlier rows keep their place, new ones follow in the order given."""
         with self._guard:  # held to the end: a record that comes now must not be marked as merged
             text = self._text_of_results()
             if text not in (b"", self._seen):
@@ -268,10 +264,9 @@ class Store:
             self._order, self._unmerged = sequence, False
 
     def _take_edits(self, text: bytes) -> None:
-        """Take over edits of the results file that were made while this run held it.
+        """Take over edits of the results file that were made meanwhile, but for problems that this run has results of.
 
-        Rows that were added, changed or taken out stay so, but for problems that this run has results of. A text that
-        can't be read is kept in a file beside, as this run is about to replace it.
+        A text that can't be read is kept in a file beside, as this run is about to replace it.
         """
         try:
             self._kept = self._rows_of_results(())

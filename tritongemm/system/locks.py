@@ -15,12 +15,9 @@ _POLL_SECONDS = 0.05
 
 
 def held(path: Path, advice: str) -> AbstractContextManager[None]:
-    """Lock a file or folder, which need not exist yet, against other processes of this package.
+    """Lock a file or folder, which need not exist yet, against other processes of this package, for up to a minute.
 
     Links to one place, and names such as ``.``, share a lock, which is a file beside it.
-
-    Raises:
-        OutputError: it can't be written, or another process holds it for a minute.
     """
     try:
         real = Path(os.path.realpath(path))

@@ -89,11 +89,7 @@ class RemoteHost:
                 yield value
 
     def begin_once(self, role: str, request: Any, timeout: float) -> Callable[[], list[Any]]:
-        """Ask a process of another role, which then ends, without waiting for the answers.
-
-        Returns:
-            What waits for all its answers; it raises what `ask` does.
-        """
+        """Ask a process of another role, which then ends; return what waits for all answers, and raises as `ask`."""
         asked = self._actor.ask_once.remote(role, request, timeout)
 
         def wait() -> list[Any]:

@@ -127,11 +127,7 @@ def online() -> bool:
 
 
 def online_seconds() -> tuple[float, float]:
-    """Return the seconds that trying algorithms at run time may take: for a size, for a process.
-
-    Raises:
-        InputError: they are no such numbers.
-    """
+    """Return the seconds that trying algorithms at run time may take: for a size, for a process."""
     text = os.environ.get("TRITONGEMM_ONLINE_SECONDS") or ""
     found = _SECONDS.fullmatch(text)
     if text and not found:

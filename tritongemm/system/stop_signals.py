@@ -12,10 +12,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def on_stop(handler: Handler | signal.Handlers) -> dict[int, Any]:
-    """Return the handle signals to stop, but for those that this process was started to ignore, as by nohup.
+    """Return the handlers of signals to stop before this one, which handles those that the process does not ignore.
 
-    Returns:
-        The handlers before; none in a thread that can't have any.
+    There are none in a thread that can't have any; signals are ignored by a process that nohup started.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}

@@ -37,11 +37,7 @@ class DeviceQueue(Generic[K, W]):
             self._changed.notify_all()
 
     def draw(self, device: int) -> tuple[K, list[W]] | None:
-        """Wait for work that a device may do.
-
-        Returns:
-            A size and pieces of its work, in order; None once the queue is closed and empty for this device.
-        """
+        """Wait for a size and pieces of its work for a device; None once the queue is closed and empty for it."""
         with self._changed:
             while True:
                 for queue in (self._urgent, self._later):

@@ -111,10 +111,9 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 
 
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
-    """Return hints for a problem that no backend of a run can compute, on which other backends could.
+    """Return hints for a problem that no backend of a run can compute: why the searched backend has no kernel for it.
 
-    The first hint says why the searched backend has no kernel; then, for each backend that was not tried, how to select
-    it and what it lacks on this machine.
+    Then, for each other backend that could, how to select it and what it lacks on this machine.
     """
     hints: list[str] = []
     if any(_has_kernels(registry.get(Backend, name), problem, target) for name in tried):

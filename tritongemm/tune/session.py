@@ -120,12 +120,7 @@ def open_store(
     output: Path,
     problems: Sequence[Problem],
 ) -> Store:
-    """Return the results file, held by this run until it is closed.
-
-    Raises:
-        OutputError: it can't be written, or belongs to another run, target or toolchain.
-        InputError: the results that are there can't be read.
-    """
+    """Return the results file, held by this run until it is closed; raises as `Store.open`."""
     return Store.open(
         output,
         machine.target.name,
@@ -174,8 +169,8 @@ def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
 def pick_timer(profiler: str | None, machine: Machine) -> str:
     """Return the name of the timer to measure with, or `PREDICTED` where nothing can be measured.
 
-    Events need nothing but the driver, count the gaps that users pay for as well, and cost a fifth of a profiler's
-    call, so they are the default.
+    Events, the default, need nothing but the driver, count gaps that users pay for too, and are five times quicker to
+    call.
     """
     default = MeasureProtocol.timer
     if profiler is None:

@@ -52,8 +52,7 @@ def _searched_up_to(high: int) -> list[int]:
 def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:
     """Return the rows of products that take a share of a workload's time worth tuning, and the shares of the others.
 
-    The shares are by product, with an M of 1. The least time of a product is estimated from its bytes and operations,
-    whatever the device.
+    Shares are by product, with an M of 1. Times are estimated from bytes and operations, whatever the device.
     """
     work: dict[Problem, float] = {}
     for row in rows:

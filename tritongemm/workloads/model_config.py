@@ -171,11 +171,7 @@ class ModelConfig:
 
 
 def read_config(place: Path) -> ModelConfig:
-    """Return the values of a model's config.json, of its folder, the file, or a name that Hugging Face's client has.
-
-    Raises:
-        InputError: there is no such file, or it is no JSON with a map of keys, each of which it has once.
-    """
+    """Return the values of a model's config.json: of its folder, the file, or a name that Hugging Face's client has."""
     path = place / FILE if os.path.isdir(place) else place if os.path.exists(place) else _find_downloaded(str(place))
     values = _read_json(path)
     if not isinstance(values, dict):

@@ -32,15 +32,8 @@ class ModelSizes:
 def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, every_bias: bool = False) -> ModelSizes:
     """Return the sizes of a model's linear layers, M being the tokens and N the columns of the result.
 
-    Args:
-        place: the model's folder, or its config.json.
-        tp: GPUs that share each layer.
-        tokens: values of M.
-        defaults: what the command line says. Layouts and biases are the model's; dtypes are where none is named.
-        every_bias: whether each layer is listed with a bias and without, whatever the model has.
-
-    Raises:
-        InputError: the file can't be read, its architecture is not known, or a value is missing or wrong.
+    `tp` GPUs share each layer. Layouts and biases are the model's (with `every_bias`, layers are listed with and
+    without); dtypes are where `defaults` names none. What can't be read, known or right raises an InputError.
     """
     config = read_config(place)
     quantised = read_quantisation(config)

@@ -54,8 +54,7 @@ def find_siblings(names: Iterable[str]) -> list[tuple[str, ...]]:
 def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
     """Return the joined products of a workload's sibling layers, which differ in N alone.
 
-    A row that several layers called counts in equal shares for each. A layer of several sizes is left out, as nothing
-    says which of them are one module's.
+    A row that several layers called counts in equal shares for each; a layer of several sizes is left out.
     """
     callers: dict[Problem, dict[str, list[FormatRow]]] = {}
     for row in rows:

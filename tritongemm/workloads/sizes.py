@@ -27,8 +27,7 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
 def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
     """Return the rows of sizes that are values: problems first, then (m, n, k) and mappings with a size file's keys.
 
-    Raises:
-        InputError: a size or a field can't be; names the place among those that are no problems.
+    An InputError names the place of what can't be among those that are no problems.
     """
     problems = [FormatRow(value) for value in values if isinstance(value, Problem)]
     words = [value for value in values if not isinstance(value, Problem)]
@@ -47,20 +46,14 @@ def _plain(value: Any) -> int | str:
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
-    """Return the rows of a file in any format of formats/, in its order.
-
-    Raises:
-        InputError: no such file, no format claims it, or a row is wrong; names file, row, line and field.
-    """
+    """Return the rows of a file in any format, in its order; an InputError names file, row, line and field."""
     return list(from_results(path, defaults).require_undamaged().rows)
 
 
 def from_results(path: Path, defaults: Defaults) -> ResultsFile:
     """Return the rows of a file in any format, its damaged rows apart.
 
-    Raises:
-        InputError: no such file, no format claims it, or it can't be read.
-        UnavailableError: the backend of one of its configs needs a package that is missing.
+    A file that can't be read raises an InputError; a config whose backend needs a missing package an UnavailableError.
     """
     text = read_text(path)
     return format_of(path, text).read_usable(path, text, defaults)

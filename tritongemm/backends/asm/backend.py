@@ -142,9 +142,6 @@ def survey(
     """Return the kernels that can compute a problem, each with its splits; and why the others can't, by symbol.
 
     Without manifests those of the environment are read; a symbol selects the kernels of this name.
-
-    Raises:
-        InputError: a manifest is wrong.
     """
     configs, refused = list[Config](), dict[str, str]()
     for row in (r for r in _rows(manifests) if symbol in ("", r.symbol)):
@@ -191,11 +188,9 @@ def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
 
 
 def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tuple[KernelInfo, tuple[Field, ...]]:
-    """Return a row's kernel in its code object, and its parameters, if row and object agree.
+    """Return a row's kernel in its code object, and its parameters.
 
-    Raises:
-        InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or
-            threads differ; says which.
+    A row and an object that do not agree, and what is truncated or for another GPU, raise an InputError.
     """
     try:
         found = code_object.arch(code)

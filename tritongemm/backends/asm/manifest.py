@@ -79,11 +79,7 @@ class KernelRow:
 
 
 def read(path: Path) -> list[KernelRow]:
-    """Return the kernels of a manifest; one without rows is empty, not wrong.
-
-    Raises:
-        InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
-    """
+    """Return the kernels of a manifest, which may have none; an InputError names file, line and column."""
     text = decode(path, "utf-8-sig")
     # Comments become empty lines, so that lines keep their numbers.
     text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)

@@ -85,11 +85,7 @@ class Field:
 
 
 def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
-    """Return the layout of a kernel: a declared one, or the names of its parameters in order.
-
-    Raises:
-        InputError: an unknown layout or parameter; lists the known ones.
-    """
+    """Return a kernel's declared layout, or its parameters' names in order; an InputError lists known ones."""
     if " " in text:
         names = tuple(text.lower().split())
         unknown = [n for n in names if n not in POINTERS | FLOATS | NUMBERS]
@@ -114,11 +110,7 @@ def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
 
 
 def fields(layout: Layout | tuple[str, ...], kernel: KernelInfo) -> tuple[Field, ...]:
-    """Return the parameters with their offsets, checked against the code object's metadata.
-
-    Raises:
-        InputError: size or kind of a parameter differ; says which.
-    """
+    """Return the parameters with their offsets; an InputError where sizes or kinds differ from the code object's."""
     own = kernel.explicit_args
     if isinstance(layout, Layout):
         if kernel.kernarg_bytes not in [SLOT * n for n in layout.lengths]:

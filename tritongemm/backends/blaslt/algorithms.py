@@ -181,8 +181,7 @@ def _template(name: str) -> str:
 def config_of_solution(name: str, index: int, version: int = 0) -> Config:
     """Return the config of one of hipBLASLt's solutions, whose name contains its tile and its split.
 
-    `index` is its number in that version of the library; where the version is 0, not known, it is found again by its
-    name.
+    `index` is its number in a version of the library; where that is 0, unknown, it is found again by its name.
     """
     template = _template(name)
     found, split = _MACRO_TILE.search(template), _SPLIT.search(template)
@@ -254,8 +253,7 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
 def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
     """Return a call that computes C with one algorithm on torch's current stream; None if the library lacks it.
 
-    After its first call on a stream, it can be captured there, as memory has been allocated. Without a config it is the
-    library's first choice.
+    Without a config it is the library's first choice. After its first call on a stream it can be captured there.
     """
     a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
     with _device_of(a):
@@ -302,8 +300,8 @@ def identity(config: Config) -> Config:
 def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
     """Return a stored config in terms of the current library, or None, with a line in the log, if the library has none.
 
-    An index is valid while the version agrees (`prepare_call` compares the name); else the algorithm is found by name
-    or attributes. `found` is what `list_configs` returns here, computed if not given.
+    While the version agrees its index is valid; else the algorithm is found by name or attributes, among `found` if
+    given.
     """
     if config.option("version") == version:
         return config

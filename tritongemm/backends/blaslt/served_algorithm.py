@@ -121,12 +121,9 @@ def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[P
 def load_first_choice(
     problem: Problem, precision: str, workspace_bytes: int, device_index: int, device: driver.Device
 ) -> LoadedAlgorithm:
-    """Load the algorithm that the library itself proposes first.
+    """Load the algorithm that the library itself proposes first, of at most `workspace_bytes`; a LookupError if none.
 
-    float32 is multiplied as `precision` says, ``fp32`` or ``tf32``; its workspace has at most `workspace_bytes`.
-
-    Raises:
-        LookupError: the library proposes none.
+    float32 is multiplied as `precision` says, ``fp32`` or ``tf32``.
     """
 
     def plan() -> tuple[PreparedMatmul, Algorithm]:
@@ -168,12 +165,9 @@ _VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")
 def load_torch_default(
     problem: Problem, precision: str, device_index: int, device: driver.Device
 ) -> tuple[LoadedAlgorithm, int] | None:
-    """Return the kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
+    """Return the kernel that PyTorch itself would launch, and its bytes of workspace there; None if that is not known.
 
     The problem is of x [M, K] and w [N, K]; float32 is multiplied as `precision` says, ``fp32`` or ``tf32``.
-
-    Returns:
-        None if that kernel isn't known, or the library can't be queried.
     """
     workspace_bytes = torch_workspace_bytes(problem, device.arch)
     if workspace_bytes is None:

@@ -102,10 +102,9 @@ def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def preference(config: Config) -> tuple[int, ...]:
-    """Return the sort key of instances of one tile.
+    """Return the sort key of instances of one tile: programs of a cluster share their loads, which favours large tiles.
 
-    Programs of a cluster share their loads, which favours large tiles; with few small tiles, clusters leave SMs unused,
-    because a cluster needs adjacent SMs.
+    With few small tiles, clusters leave SMs unused, because a cluster needs adjacent SMs.
     """
     programs = config.option("cluster_m") * config.option("cluster_n")
     large = config.block_m * config.block_n >= 128 * 128

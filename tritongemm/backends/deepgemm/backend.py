@@ -63,9 +63,8 @@ class DeepGemmBackend(LibraryBackend):
     def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C, whose kernel is compiled; None if the package refuses the problem.
 
-        Factors in another layout are copied here. The config says whether consecutive kernels may overlap; without one
-        they may not, and a grouped product whose rows are padded for the package is returned in the package's layout,
-        as a user gets it.
+        Factors in another layout are copied here. Without a config consecutive kernels may not overlap, and a grouped
+        product whose rows are padded is returned in the package's layout, as a user gets it.
         """
         overlap = bool(config and config.option("overlap"))
         try:

@@ -20,11 +20,7 @@ ALIGNED_ROWS = 4  # rows to which factors of A are padded for the copy engine (1
 
 @cache
 def load() -> ModuleType:
-    """Return the package deep_gemm, imported.
-
-    Raises:
-        UnavailableError: it is not installed, or does not load on this machine.
-    """
+    """Return the package deep_gemm, imported; an UnavailableError where it is not installed or does not load."""
     if find_spec("deep_gemm") is None:
         raise UnavailableError("the deep_gemm package (DeepGEMM) is not installed")
     _load_nvrtc()

@@ -36,8 +36,7 @@ def function(problem: Problem) -> str:
 def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Call | None:
     """Return a call that computes C, or None where PyTorch refuses it here.
 
-    With `own_c` C is written, rather than a tensor that the call makes as it does for a user. With `fast` sums of fp8
-    need not be promoted on the way.
+    With `own_c` C is written rather than a new tensor; with `fast` sums of fp8 need not be promoted on the way.
     """
     if problem.a.dtype == "int8":
         return _integers(problem, operands)
@@ -64,8 +63,7 @@ def _complete_rows(problem: Problem, operands: Operands, left: Tensor, right: Te
 def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, own_c: bool) -> Iterator[Call]:
     """Yield calls of a product whose factors change along K, today's first; versions of PyTorch differ in them.
 
-    Factors of 1 x 128 have all rows of A (columns of B) of a group along K together; those of 128 x 128 are the other
-    way round, with groups padded.
+    Factors of 1 x 128 are stored group by group along K, those of 128 x 128 the other way round, with groups padded.
     """
     import torch
 

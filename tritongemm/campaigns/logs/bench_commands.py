@@ -75,8 +75,7 @@ def _add(contents: LogContents, program: str, text: str, line: int) -> None:
 def _read_command(program: str, text: str) -> tuple[tuple[Fields, tuple[str, ...]], ...] | LogFault | str:
     """Return the fields of each product of a command, with the defaults that no word gives.
 
-    Or what is wrong with the command, or the function that it is of if no product. Of a log with a line for each call
-    most lines are equal.
+    Or what is wrong with the command, or the function that it is of if no product. Most lines of a log are equal.
     """
     pairs = _read_words(text.split())
     if isinstance(pairs, str):

@@ -66,8 +66,8 @@ class LaunchTable:
 def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, block: int) -> LaunchTable | Support:
     """Return the launches of a range of M as a table, or why no table can hold them.
 
-    Numbers change with M itself or with how many blocks cover it, so within a block of M a few are looked at; where
-    they are on no line, all of them are.
+    Numbers change with M or with its number of blocks, so a few M of a block are looked at, or all where these are on
+    no line.
     """
     launches: dict[int, Launch] = {}
     values: list[dict[str, int]] = []

@@ -202,11 +202,7 @@ def _start(path: Path) -> bytes:
 
 
 def open_library(path: Path) -> KernelLibrary:
-    """Read the manifest of a library; its code objects are read on use.
-
-    Raises:
-        InputError: it can't be read, is no library, or a newer version wrote it.
-    """
+    """Read a library's manifest, and code objects on use; an InputError if that fails, or a newer version wrote it."""
     try:
         if os.path.isfile(path) and not is_library(path):
             _refuse(path, "is no library: it is neither a folder nor an archive")

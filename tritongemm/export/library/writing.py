@@ -118,11 +118,7 @@ def _archived(manifest: str, members: Mapping[str, Callable[[], bytes]]) -> byte
 
 
 def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[str, Callable[[], bytes]]) -> list[str]:
-    """Add entries; of two results of one thing the faster counts, and of equally fast ones the first.
-
-    Returns:
-        A line for each thing that two kernels claim: which is kept.
-    """
+    """Add entries, of two for one thing the faster or the first; return a line for each pair: which is kept."""
     conflicts = []
     for entry in entries:
         other = contents.entries.setdefault(entry.key, entry)

@@ -102,11 +102,7 @@ class Client:
         return json.dumps({**asked, **others}).encode()
 
     async def _limited(self, answer: Awaitable[_Answer]) -> _Answer:
-        """Return an answer that comes in time.
-
-        Raises:
-            UnavailableError: it does not, or is not an answer of this API.
-        """
+        """Return an answer that comes in time; an UnavailableError if it does not, or is no answer of this API."""
         try:
             return await asyncio.wait_for(answer, self.limit_s)
         except asyncio.TimeoutError:

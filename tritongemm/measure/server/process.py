@@ -54,13 +54,7 @@ class Server:
         self._family: set[tuple[int, int]] = set()
 
     def start(self) -> None:
-        """Start it.
-
-        Raises:
-            InputError: its port is in use.
-            UnavailableError: the command can't be run.
-            KeyboardInterrupt: a signal to stop came meanwhile.
-        """
+        """Start it; an InputError if its port is in use, an UnavailableError if the command can't be run."""
         if run(self.client.connects()):
             raise InputError(
                 f"{self.client.address} is in use already: end what answers there, or choose another port (--port) in "
@@ -84,11 +78,7 @@ class Server:
             raise KeyboardInterrupt
 
     def wait(self, seconds: float) -> float:
-        """Wait until it answers; return the seconds that this took.
-
-        Raises:
-            UnavailableError: it ended, or did not answer in time.
-        """
+        """Wait until it answers, and return the seconds; an UnavailableError if it ends or does not answer in time."""
         begin, pause = time.monotonic(), 0.02
         while not run(self.client.is_healthy()):
             self.require_running("before it answered")
@@ -103,11 +93,7 @@ class Server:
         return time.monotonic() - begin
 
     def require_running(self, when: str, grace_s: float = 0.0) -> None:
-        """Raise an error where it has ended, or does within some seconds.
-
-        Raises:
-            UnavailableError: says how, and when.
-        """
+        """Raise an UnavailableError, which says how and when, where it has ended, or does within some seconds."""
         if self._process is None:
             return
         with suppress(subprocess.TimeoutExpired):

@@ -23,15 +23,12 @@ class TracedClock:
         self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
 
     def time(self, graph: Graph, launches: int, symbol: str = "") -> float:
-        """Return seconds of one launch.
+        """Return seconds of one launch, which dispatches the kernel `symbol` once, or a library's operation.
 
         The graph is replayed twice and the second replay is timed: profilers are slow to register a graph that they
-        have not seen, and the device is then busy while the timed replay is queued. `symbol` is the kernel that each
-        launch dispatches once; "" for a library's operation, which may be several dispatches: their names are read from
-        the graph's first replays and must stay the same.
-
-        Raises:
-            TraceError: records are missing, late, dropped or of other kernels, in every attempt.
+        have not seen, and the device is then busy while the timed replay is queued. The kernels of a library's
+        operation are read from the first replays and must stay the same. Records that are wrong in every attempt raise
+        a TraceError.
         """
         for left in reversed(range(self.ATTEMPTS)):
             try:

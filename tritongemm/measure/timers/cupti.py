@@ -26,12 +26,7 @@ class CuptiTimer(Timer):
         return SUPPORTED
 
     def prepare(self) -> None:
-        """Register with CUPTI and enable it, before the process loads code.
-
-        Raises:
-            UnavailableError: no CUPTI, or one that this driver refuses.
-            DriverError: it can't be enabled.
-        """
+        """Register with CUPTI and enable it, before the process loads code."""
         cupti.open_tracer().enable()
 
     def clock(self, device: Device, stream: int) -> TracedClock:

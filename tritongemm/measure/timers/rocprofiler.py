@@ -40,12 +40,7 @@ class RocprofilerTimer(Timer):
             child.kill()
 
     def prepare(self) -> None:
-        """Register with the SDK; only before the process first uses the GPU.
-
-        Raises:
-            ConfigurationLockedError: too late, or another profiler is attached.
-            UnavailableError: no SDK, one of an unknown version, or one that refuses.
-        """
+        """Register with the SDK; only before the process first uses the GPU."""
         rocprofiler.configure()
 
     def clock(self, device: Device, stream: int) -> TracedClock:

@@ -118,10 +118,8 @@ def tool() -> str:
 def read_trace(folder: Path) -> list[KernelRecord]:
     """Return the dispatches in the order of launching, from the one process whose trace has marks.
 
-    Its files are in the tool's output folder or below, ``<pid>_kernel_trace.csv``.
-
-    Raises:
-        TraceError: no such file, several, or one that is not a kernel trace.
+    Its file is in the tool's output folder or below, ``<pid>_kernel_trace.csv``; a TraceError if it is not, or is no
+    trace.
     """
     files = sorted(folder.rglob("*kernel_trace.csv"))
     traces = [t for t in map(_rows, files) if any(r.name == MARK for r in t)]
@@ -145,12 +143,9 @@ def _rows(path: Path) -> list[KernelRecord]:
 
 
 def launch_seconds(records: Iterable[KernelRecord], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of each launch by name, from the rows between marks.
+    """Return seconds of each launch by name, from the rows between marks; a TraceError where these are not as launched.
 
     The names are launched in turn, `rounds` times each; `BASELINE_ENTRY` is an operation of unknown kernels.
-
-    Raises:
-        TraceError: marks or rows are missing, too many, incomplete or of other kernels.
     """
     parts: list[list[KernelRecord]] = []
     for record in records:

@@ -30,11 +30,7 @@ class Format(Plugin, abstract=True):
         """Return the rows of a file's text, the damaged ones apart; raise an InputError if it can't be read at all."""
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
-        """Return the rows of a file as `read_usable` does, none of which may be damaged.
-
-        Raises:
-            InputError: a row is wrong; names file, row, line and field.
-        """
+        """Return the rows of a file as `read_usable` does; an InputError names the place of a damaged one."""
         return list(self.read_usable(path, text, defaults).require_undamaged().rows)
 
 
@@ -118,11 +114,7 @@ class ServerFormat(WritableFormat, abstract=True):
 
     @abstractmethod
     def limits(self, family: str, target: Target) -> SearchLimits:
-        """Return the part of a search space that the server's kernel accepts, and the server's current configs.
-
-        Raises:
-            InputError: the server has no such table for the family.
-        """
+        """Return what the server's kernel accepts, and its current configs; an InputError without such a table."""
 
     @abstractmethod
     def can_express(self, config: Config) -> bool:

@@ -16,11 +16,7 @@ class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that a command line or a file may use
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
-        """Refuse a plug-in that leaves something out.
-
-        Raises:
-            TypeError: names the methods and attributes that are missing.
-        """
+        """Refuse a plug-in that leaves something out: a TypeError names the missing methods and attributes."""
         super().__init_subclass__(**more)
         if abstract:
             return

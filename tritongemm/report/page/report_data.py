@@ -110,8 +110,8 @@ class ReportData:
     def predicted_gain(self, m: int) -> float | None:
         """Return the library's time at one M over that of what serves, summed over the products that have both times.
 
-        A product counts as often as the workload calls it at any M, as all of them run once in each step of a model.
-        None where no result says, or the results are of several devices.
+        A product counts as often as it is called at any M. None where no result says, or results are of several
+        devices.
         """
         calls: dict[Problem, float] = {}
         for problem, count in self.calls.items():

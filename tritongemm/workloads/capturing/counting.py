@@ -39,9 +39,7 @@ class Counter(Protocol):
         """Return the number of calls that a count has."""
 
     def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
-        """Count calls in a slot from now on, by the weight's identity (it lives until forgotten), x's elements and a
-        bias.
-        """
+        """Count calls in a slot from now on, by the weight's identity, which lives until forgotten, and what x has."""
 
     def forget(self, weight: int) -> None:
         """Count no more calls of a weight."""

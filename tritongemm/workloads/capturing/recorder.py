@@ -237,12 +237,10 @@ class Callers:
         self._names: WeakKeyDictionary[Module, dict[int, str]] = WeakKeyDictionary()
 
     def find(self) -> str:
-        """Return the caller of the function that asks.
+        """Return the caller of the function that asks: the module that was called last, else the function itself.
 
-        Returns:
-            The module that was called last, by its path in the outermost one that has it, where layers of one kind are
-            reported together: ``model.layers.*.mlp.up_proj``. The name of its class, where it is the outermost. The
-            function with its module of Python, where no module of a model is under way.
+        A module is named by its path in the outermost one that has it, where layers of one kind are reported together:
+        ``model.layers.*.mlp.up_proj``; the outermost by its class; a function with its module of Python.
         """
         frame: FrameType | None = sys._getframe(1)
         modules, function = list[Module](), ""
@@ -305,11 +303,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[misc]
 
 
 def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Product]:
-    """Return the products that a call becomes.
-
-    Returns:
-        One or more; none where an operand is empty, or nothing but numbers are multiplied one by one.
-    """
+    """Return the products that a call becomes; none where an operand is empty, or numbers are multiplied singly."""
     if operation.startswith(OWN):
         return of_own(operation, args, kwargs)
     watching = _Watching(operation)

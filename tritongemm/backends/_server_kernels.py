@@ -17,11 +17,13 @@ from typing import Any, ClassVar
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
+from tritongemm.codegen.reduction_orders import reduction_order
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Call, Operands, Tensor
 from tritongemm.core.problem import Problem
+from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.space import SearchLimits, Space, TemplateSpace
 from tritongemm.core.support import SUPPORTED, Support
@@ -55,6 +57,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     named_only = True
     compiles = True
+    states_orders = True
     capabilities = Capabilities(kinds=("one", "grouped"), scales=("mainloop",))
     top: ClassVar[str]
     dtypes: ClassVar[tuple[str, ...]]
@@ -68,6 +71,12 @@ class ServerBackend(LibraryBackend, abstract=True):
     def version(self) -> str:
         """Return the version of the package."""
         return settings.version(self.top)
+
+    def reduction_order(self, config: Config, problem: Problem, target: Target) -> ReductionOrder | Support:
+        """Return the order of our template with the tiles of a row: what decides is which instructions multiply."""
+        if config.split_k > 1:
+            return Support(f"{self.name} does not state in which order it adds the sums of {config.split_k} splits")
+        return reduction_order(config, problem, target)
 
     @abstractmethod
     def _product(self, problem: Problem, operands: Operands, config: Config) -> Call:

@@ -301,8 +301,8 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "--invariant-runs chooses the order of an --invariant run: give both",
     ),
     (
-        lambda a: a.invariant is not None and a.server is not None,
-        "--for races a server's own kernels, which state no order of additions: omit --invariant",
+        lambda a: a.invariant is not None and a.server is not None and a.top_k is not None,
+        "servers read no table of experts where batches must not matter, but take a default: omit --invariant",
     ),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),

@@ -71,7 +71,7 @@ class Invariance:
         """Say whether a config may race: its order is the product's, or a library states none but an unsplit K."""
         backend, wanted = registry.get(Backend, config.backend), self.order(problem)
         order = backend.reduction_order(config, problem, target)
-        if not isinstance(backend, LibraryBackend):
+        if not isinstance(backend, LibraryBackend) or backend.states_orders:
             return order == wanted
         return self.with_libraries and isinstance(order, ReductionOrder) and order.runs == wanted.runs == 1
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
@@ -155,11 +156,9 @@ def _in_one_order(
         return plan
     if request.invariant not in (True, "kernels", *LIBRARY):
         raise InputError(f"invariant must be true or one of {', '.join(LIBRARY)}, not {request.invariant!r}")
-    searched = next(filter(roster.is_searched, plan.backends), None)
-    if searched is None or request.search.server:
-        raise InputError(
-            "--invariant: only generated kernels state their order; let --libtype name triton, without --for"
-        )
+    searched = next(filter(roster.is_searched, plan.backends), DEFAULT_BACKEND if request.search.server else None)
+    if searched is None:
+        raise InputError("--invariant: only generated kernels state their order; let --libtype name triton")
     libraries = request.invariant in LIBRARY
     orders = possible_orders(problems, target, searched, plan.limits, request.invariant_runs)
     return replace(plan, invariance=Invariance(orders, libraries))

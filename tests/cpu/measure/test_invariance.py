@@ -22,6 +22,7 @@ from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, plan_search
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.servers import server_format
 from tritongemm.tune.task import make_record
 
 BF16, FP8 = matrices("bf16", layout="TN"), matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
@@ -119,6 +120,17 @@ def test_a_library_races_where_it_is_asked_for_and_does_not_split() -> None:
     assert [one.allows(c, SIZE, SM90) for one in (alone, both) for c in (LIBRARY, split)] == [False, False, True, False]
     stream_k = Config("stream_k", 64, 64, 64)
     assert [both.allows(c, SIZE, SM90) for c in (*TILES, stream_k)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_rows_of_a_servers_table_have_one_order_if_the_same_instructions_multiply(server: str) -> None:
+    """The servers take a row of another M, so that tiles of few rows, which are multiplied otherwise, depend on M."""
+    blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 2112, 7168, *FP8))
+    limits = server_format(server).limits(blocks.family, SM90)
+    run = Invariance(possible_orders([blocks, blocks.at(4096)], SM90, "triton", limits))
+    assert str(run.order(blocks)) == "1x7168 blocks of 128 by wgmma"
+    tiles = (Config("tile", rows, 64, 128, num_warps=4, num_stages=3, backend=server) for rows in (16, 32, 64, 128))
+    assert [run.allows(config, blocks, SM90) for config in tiles] == [False, False, True, True]
 
 
 def test_results_say_their_order_and_the_baseline_never_wins(tmp_path: Path) -> None:

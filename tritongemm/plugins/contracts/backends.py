@@ -226,6 +226,7 @@ class LibraryBackend(Backend, abstract=True):
     """A library that lists its algorithms on its GPU, and launches them itself."""
 
     compiles: ClassVar[bool] = False  # whether it compiles a kernel at the kernel's first call
+    states_orders: ClassVar[bool] = False  # whether algorithms of equal reduction orders give equal bits
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:

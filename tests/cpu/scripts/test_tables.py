@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts.tables import gains
+from scripts.tables import gains, products
 from scripts.tables.making import TableMaker, list_problems, read_made
-from scripts.tables.products import list_models, list_products
+from scripts.tables.products import Product
 from tests.support.formats import write_text
 from tests.support.linear_layers import record
 
 
-def test_products_are_those_of_the_published_models_the_most_served_first() -> None:
-    products = list_products()
-    problems = [product.problem for product in products]
+@pytest.fixture(scope="module")
+def listed() -> Iterator[list[Product]]:
+    """All products; those of a model on a number of GPUs are listed once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        known, plain = dict[str, Any](), products._rows
+
+        def rows(entry: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+            if str(entry) not in known:
+                known[str(entry)] = plain(entry, values)
+            return known[str(entry)]
+
+        patch.setattr(products, "_rows", rows)
+        yield products.list_products()
+
+
+def test_products_are_those_of_the_published_models_the_most_served_first(listed: list[Product]) -> None:
+    problems = [product.problem for product in listed]
     assert len(set(problems)) == len(problems) > 200
-    first = [(p.problem.n, p.problem.k, p.high) for p in products[:5]]
+    first = [(p.problem.n, p.problem.k, p.high) for p in listed[:5]]
     assert first == [
         (6144, 4096, 8192),
         (4096, 4096, 8192),
@@ -26,7 +41,7 @@ def test_products_are_those_of_the_published_models_the_most_served_first() -> N
         (4096, 14336, 8192),
         (128256, 4096, 512),
     ]
-    by_layer = {layer: p.problem for p in products for layer in p.layers}
+    by_layer = {layer: p.problem for p in listed for layer in p.layers}
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
     assert latent.a.scaling is not None and latent.a.scaling.pad == (4, 1)  # of vLLM's DeepGEMM, by default
@@ -35,8 +50,10 @@ def test_products_are_those_of_the_published_models_the_most_served_first() -> N
     assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")
 
 
-def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    products, ran, said = list_products()[:12], list[str](), list[str]()
+def test_a_run_goes_on_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: list[Product]
+) -> None:
+    first, ran, said = listed[:12], list[str](), list[str]()
 
     def tune(self: TableMaker, folder: Path, options: Sequence[str]) -> int | None:
         ran.append(folder.name)
@@ -49,18 +66,18 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(TableMaker, "_tune", tune)
     output = tmp_path / "made.yaml"
-    TableMaker(products, output, tmp_path / "work", "# made: today\n").run([""], said.append)
+    TableMaker(first, output, tmp_path / "work", "# made: today\n").run([""], said.append)
     assert ran == ["001_8192", "002_8192"] and len(read_made(output)) == 3
     assert said[-1].endswith("goes on with it") and "held-out" in said[-2]
-    again = TableMaker(products, output, tmp_path / "work", "# made: today\n")
+    again = TableMaker(first, output, tmp_path / "work", "# made: today\n")
     again.run(["0"], said.append)
     assert ran[2] == "002_8192" and not again.products
-    assert {record.problem.at(1) for record in read_made(output)} == {product.problem for product in products}
+    assert {record.problem.at(1) for record in read_made(output)} == {product.problem for product in first}
     assert output.read_text(encoding="utf-8").startswith("# made: today\n")
 
 
-def test_gains_are_those_of_a_models_products_together(tmp_path: Path) -> None:
-    (name, layers), *_ = list_models()
+def test_gains_are_those_of_a_models_products_together(tmp_path: Path, listed: list[Product]) -> None:
+    (name, layers), *_ = products.list_models()
     made = tmp_path / "made.yaml"
     rows = [record(problem.at(m)) for problem in layers for m in gains.TOKENS if m < 2048 or problem.n < 100_000]
     made.write_text(write_text(*rows), encoding="utf-8")

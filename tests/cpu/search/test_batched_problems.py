@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
+from tests.support.covering import pairwise
 from tests.support.kernel_cases import GFX942, SM90
+from tests.support.tables import each
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins.validity import check_config
@@ -15,9 +15,7 @@ from tritongemm.search.space import space
 BATCH = Problem(16, 512, 512, *matrices("bf16", layout="TN"), batch=128)
 
 
-@pytest.mark.parametrize("target", [SM90, GFX942], ids=["sm90", "gfx942"])
-@pytest.mark.parametrize("m", [1, 16, 256])
-@pytest.mark.parametrize("shared", ["", "a", "b"])
+@each(("target", "m", "shared"), pairwise([SM90, GFX942], [1, 16, 256], ["", "a", "b"]))
 def test_no_prediction_is_beyond_the_roofline(target: Target, m: int, shared: str) -> None:
     problem = replace(BATCH, m=m, a=BATCH.a._replace(shared=shared == "a"), b=BATCH.b._replace(shared=shared == "b"))
     kept = prune.prune(space(problem, target), problem, target).kept

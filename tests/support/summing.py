@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tests.support import quick_interpreter
 from tritongemm.measure.interpreting import InterpreterJob, mend_interpreter
 
 ROLE = "tests.support.summing:Summing"
@@ -18,6 +19,7 @@ class Ranks:
 
     def __init__(self) -> None:
         mend_interpreter()
+        quick_interpreter.hasten()
 
     def __call__(self, job: InterpreterJob) -> Iterator[bytes]:
         """Yield the first row, after the ranks' float32 sums were added pairwise."""
@@ -43,6 +45,7 @@ class Summing:
 
     def __init__(self) -> None:
         mend_interpreter()
+        quick_interpreter.hasten()
 
     def __call__(self, job: InterpreterJob) -> Iterator[bytes]:
         """Yield the first row, of which each element is the sum of other numbers."""

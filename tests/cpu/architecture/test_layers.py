@@ -193,10 +193,11 @@ def test_serving_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-# Starts each subcommand as `python -m` does, in a process of its own that has imported packages, but not PyTorch.
+# Starts each subcommand as `python -m` does, in a process of its own that has imported what most import, not PyTorch.
 OPEN = f"""
 import os, runpy, sys
-import numpy, rich.console, yaml
+import concurrent.futures.thread, multiprocessing.connection, numpy, rich.console, statistics, yaml
+import {PACKAGE}.workloads.sizes
 for name in sys.argv[1:]:
     if not os.fork():
         os.dup2(os.open(f"{{name}}.out", os.O_CREAT | os.O_WRONLY), 1)

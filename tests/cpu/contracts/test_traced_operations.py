@@ -31,7 +31,8 @@ TRAINED = {
 }  # fmt: skip
 CHECKED = ("mm", "scaled_mm int8", "grouped_mm masked", "fused_moe")  # in the quick set too: each takes half a second
 # What is traced as others are, and only computed otherwise.
-SAME_GRAPH = ("columns", "one factor", "M-major", "int8", "mm fp8", "rows of rows", "a16w16 scaled", "tensor", "_CK")
+SAME_GRAPH = ("columns", "one factor", "M-major", "int8", "mm fp8", "rows of rows", "a16w16 scaled", "tensor", "_CK",
+              "masked rows", "bpreshuffle", "moe rows", "fp4", "batched_gemm_a8w8")  # fmt: skip
 APART = ("mm", "scaled_mm rows", "scaled_bmm rows", "grouped_mm", "fused_moe", "linear_fp8 rows")
 
 

@@ -21,6 +21,7 @@ _OTHER_MIXTURES: Final = (
     "gemm1_clamp_limit",
     "swiglu_limit",
 )
+_FACTOR: Final = "routed_scaling_factor"  # of the sum over a token's experts, in DeepSeek's models
 _FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale", "block_shape"})
 
 
@@ -58,18 +59,18 @@ def make_hook() -> Callable[..., Any]:
             routed = asked["topk_output"]._replace(topk_ids=changed.topk_ids)
             return original(**{**asked, "hidden_states": changed.x, "topk_output": routed})
 
-        return original(*given, **named) if operands is None else server_calls.mixture_or(operands, compute)
+        if operands is None:
+            return original(*given, **named)
+        return server_calls.mixture_or(operands, compute, attribute(asked["moe_runner_config"], _FACTOR) or 1.0)
 
     return serve_experts
 
 
 def _is_plain(config: Any) -> bool:
-    """Return whether a mixture is gated by SiLU, with nothing else done to its values."""
-    factor = attribute(config, "routed_scaling_factor")
+    """Return whether a mixture is gated by SiLU, with nothing but a factor done to its values."""
     return (
         config.activation == "silu"
         and attribute(config, "is_gated", True)
-        and factor in (None, 1, 1.0)
         and not any(attribute(config, name) for name in _OTHER_MIXTURES)
     )
 

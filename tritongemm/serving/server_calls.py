@@ -74,12 +74,21 @@ def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tens
     return ours()
 
 
-def mixture_or(operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor]) -> Tensor:
-    """Return a mixture of experts by tuned kernels.
+def mixture_or(
+    operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor], factor: float = 1.0
+) -> Tensor:
+    """Return a mixture of experts, times a factor, by tuned kernels.
 
-    It is computed by `otherwise`, which may write to the tokens, where a product of both has no row of its M or that
-    is faster. Both are timed on tokens that go to random experts, as the first call of a server is no real one.
+    It is computed by `otherwise`, which may write to the tokens and knows the factor, where a product of both has no
+    row of its M or that is faster. Both are timed on tokens that go to random experts, as the first call of a server
+    is no real one.
     """
+
+    def compute_tuned(given: MixtureOperands) -> Tensor:
+        if factor != 1.0:  # in float32, before a result is rounded
+            given = given._replace(topk_weights=given.topk_weights * factor)
+        return fused_moe(*given[:8])
+
     if not _holds(operands):
         return otherwise(operands)
     x, w1, ids = operands.x, operands.w1, operands.topk_ids
@@ -88,9 +97,9 @@ def mixture_or(operands: MixtureOperands, otherwise: Callable[[MixtureOperands],
     def prepare() -> tuple[Call, Call]:
         chosen = torch.rand(x.shape[0], w1.shape[0], device=x.device).topk(ids.shape[1]).indices
         spread = operands._replace(x=x.clone(), topk_ids=chosen.to(ids.dtype))
-        return partial(fused_moe, *spread[:8]), partial(otherwise, spread)
+        return partial(compute_tuned, spread), partial(otherwise, spread)
 
-    return fused_moe(*operands[:8]) if pays(key, prepare) else otherwise(operands)
+    return (compute_tuned if pays(key, prepare) else otherwise)(operands)
 
 
 def _holds(operands: MixtureOperands) -> bool:

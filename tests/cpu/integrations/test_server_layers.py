@@ -67,11 +67,11 @@ def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
     """Mixtures that reach tuned kernels, whose answer is 3; those of 16 tokens do."""
     calls: list[MixtureOperands] = []
 
-    def mixture_or(operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor]) -> Tensor:
+    def mixture_or(operands: MixtureOperands, otherwise: Callable[..., Tensor], factor: float = 1.0) -> Tensor:
         if operands.x.shape[0] != 16:
             return otherwise(operands)
         calls.append(operands)
-        return operands.x.new_full(operands.x.shape, 3.0)
+        return operands.x.new_full(operands.x.shape, 3.0 * factor)
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
     return calls
@@ -184,7 +184,7 @@ def test_sglangs_mixtures(
     hooks, places, mode = install_sglang(monkeypatch)
     sglang.register()
     hooks.apply_hooks()
-    config = SimpleNamespace(activation="silu", is_gated=True, routed_scaling_factor=None, no_combine=False)
+    config = SimpleNamespace(activation="silu", routed_scaling_factor=None, no_combine=False, swiglu_limit=None)
     pair = torch.ones(EXPERTS, 2, 1), torch.ones(EXPERTS, 1, 1)
     factors = {"w1_scale": pair[0], "w2_scale": pair[1], "use_fp8_w8a8": True, "block_shape": [128, 128]}
 
@@ -196,13 +196,15 @@ def test_sglangs_mixtures(
 
     assert (ask(), ask(17)) == (3, 8) and (mixtures[0].w1_scale is pair[0]) == scaled
     assert ask(b1=torch.ones(1)) == ask(a1_q=torch.ones(1)) == ask(w1_scale=torch.ones(EXPERTS, 1, 1)) == 8
-    for name, value in {"activation": "gelu", "routed_scaling_factor": 2.5, "no_combine": True}.items():
+    for name, value in {"activation": "gelu", "swiglu_limit": 7.0, "no_combine": True}.items():
         before = getattr(config, name)
         setattr(config, name, value)
         assert ask() == 8, name
         setattr(config, name, before)
+    config.routed_scaling_factor = 2.5
+    assert (ask(), ask(17)) == (7.5, 8)
     mode.is_batch_invariant_mode_enabled = lambda: True
-    assert ask() == 8 and len(mixtures) == 1
+    assert ask() == 8 and len(mixtures) == 2
 
 
 def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +224,9 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
         given = mixture(tokens)
         operands = MixtureOperands(*(given[name] for name in names))
         assert server_calls.mixture_or(operands, lambda given: "the server") == wanted
+    monkeypatch.setattr(server_calls, "fused_moe", lambda *given: given[3])
+    weights = server_calls.mixture_or(operands, lambda given: given.x, 2.5)
+    assert torch.equal(weights, 2.5 * operands.topk_weights)
 
 
 def test_the_server_computes_what_it_computes_faster(

@@ -196,10 +196,10 @@ class Hooks:
         note = self._recorder.guarded(self._recorder.note_call)
 
         @functools.wraps(original)
-        def call(operands: Any, otherwise: Callable[[], Any]) -> Any:
+        def call(operands: Any, otherwise: Callable[[], Any], *more: Any) -> Any:
             self._inside.own += 1
             try:
-                result = original(operands, otherwise)
+                result = original(operands, otherwise, *more)
             finally:
                 self._inside.own -= 1
             if self._active and not self._inside.own:

@@ -16,6 +16,13 @@ _EXPERTS: Final = ("TritonExperts", "TritonOrDeepGemmExperts", "TritonOrCutlassE
 _PREPARES: Final = "MoEPrepareAndFinalizeNoDPEPModular"  # without tokens of other ranks
 _GATES: Final = ("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta", "w1_bias", "w2_bias")  # change what a mixture does
 
+_ARGUMENTS: Final = frozenset(
+    {
+        *("hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "global_num_experts", "expert_map"),
+        *("apply_router_weight_on_input", "shared_experts", "shared_experts_input"),
+    }
+)
+
 
 def hook(modular_kernel: Any) -> None:
     """Serve mixtures before vLLM's own kernels do.
@@ -52,7 +59,12 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
     """Return what `fused_moe` would be given for a call; None where it does not compute this kind of mixture.
 
     Shared experts are computed by others where tokens stay on their rank.
+
+    Raises:
+        TypeError: there are arguments of another version, which may change what a mixture does.
     """
+    if unknown := named.keys() - _ARGUMENTS:
+        raise TypeError(f"a mixture has the argument {min(unknown)}")
     experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], plain(named["w1"]), plain(named["w2"])
     config, routing = experts.quant_config, (named["topk_weights"], named["topk_ids"])
     scales = config.w1_scale, config.w2_scale

@@ -153,7 +153,11 @@ def test_a_version_of_sglang_without_these_methods(
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_vllms_mixtures(
-    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch, scaled: bool
+    experts_table: None,
+    mixtures: list[MixtureOperands],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    scaled: bool,
 ) -> None:
     install_vllm(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
@@ -174,7 +178,11 @@ def test_vllms_mixtures(
     experts.quant_config.gemm1_alpha = 1.7
     assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 9).all()) and len(mixtures) == 1
     kernel.fused_experts = SimpleNamespace(quant_config=SimpleNamespace(quant_dtype=None, w1_scale=None, w2_scale=None))
-    assert bool((kernel.apply(**mixture(16)) == 9).all())
+    assert bool((kernel.apply(**mixture(16)) == 9).all()) and not caplog.records
+    for _ in range(2):  # of another version
+        assert bool((kernel.apply(**mixture(16), routed_scaling_factor=2.5) == 9).all())
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert "(a mixture has the argument routed_scaling_factor); tuned kernels serve no mixture of experts" in line
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -29,6 +29,7 @@ from tritongemm.tune.roster import choose_roster
 from tritongemm.tune.run import TuningRun
 from tritongemm.tune.table_tuning import TableTuning
 from tritongemm.workloads.m_spans import MSpan
+from tritongemm.workloads.sibling_layers import JoinedRow, join_rows
 
 _SEARCH = 0.6  # of a run's seconds where races of tables over M or of layers follow, which need the rest
 
@@ -113,7 +114,8 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         # rows of several GPUs may be of one problem
         problems = requested_rows.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = requested_rows.list_measured(spans) if spans else problems
-        plan = _in_one_order(plan, request, order, machine.target)
+        joined = join_rows(rows) if spans and request.sizes.join else []
+        plan = _in_one_order(plan, request, order, joined, machine.target)
         if plan.stop == "compile" or not (machine.devices or plan.stop):
             watcher.compilers = tools.pool.jobs
         store = stack.enter_context(session.open_store(request, machine, protocol, plan, output, order))
@@ -149,9 +151,16 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 
 
 def _in_one_order(
-    plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], target: Target
+    plan: TuningOptions,
+    request: TuneRequest,
+    problems: Sequence[Problem],
+    joined: Sequence[JoinedRow],
+    target: Target,
 ) -> TuningOptions:
-    """Return the options of a run, where rows shall be invariant with the orders that each product may have."""
+    """Return the options of a run, where rows shall be invariant with the orders that each product may have.
+
+    Layers that may be computed as one product have only the first order, which that product has too.
+    """
     if not request.invariant:
         return plan
     if request.invariant not in (True, "kernels", *LIBRARY):
@@ -161,6 +170,8 @@ def _in_one_order(
         raise InputError("--invariant: only generated kernels state their order; let --libtype name triton")
     libraries = request.invariant in LIBRARY
     orders = possible_orders(problems, target, searched, plan.limits, request.invariant_runs)
+    parts = {part.at(1) for one in joined for part in one.parts}
+    orders |= {product: those[:1] for product, those in orders.items() if product in parts}
     return replace(plan, invariance=Invariance(orders, libraries))
 
 

@@ -20,6 +20,7 @@ from tritongemm.codegen.template_facts import (
 from tritongemm.core.config import Config
 from tritongemm.core.epilogues import RUN
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 
 Need = Callable[[Config, Problem, int], "str | None"]
 LARGEST_INDEX = 2**31 - 1  # kernels count rows, columns, tiles and offsets inside a tile in 32 bits
@@ -212,12 +213,22 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
 
 def _complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Require that each part of a tile has as many columns of gate as of up, and stores complete runs."""
-    if problem.fold == 1:  # before a config is read: pruning asks once for all that agree in what is
+    if (
+        problem.fold == 1 and not problem.in_blocks
+    ):  # before a config is read: pruning asks once for all that agree in what is
         return None
     constants = kernel_template(config.template).constants(config, in_halves(problem))
     along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")
     parts = (config.split_k if constants.get("EXCHANGE") else constants.get("EPILOGUE_PARTS", 1)) if along_n else 1
     least, body = RUN * problem.fold, config.block_n - (constants.get("TAIL", 0) if along_n else 0)
+    if problem.in_blocks:
+        wide = SCALED_BLOCK * problem.fold
+        if not kernel_template(config.template).edited and config.block_n % wide == 0:
+            return None
+        exchanging = config.split_k if constants.get("EXCHANGE") else 1
+        if along_n and config.block_n == wide * exchanging and not constants.get("TAIL"):
+            return None
+        return f"a tile must have {SCALED_BLOCK} columns of C, {wide} of B, for the factors of its rows"
     if config.block_n % least == 0 and body % (least * parts) == 0:
         return None
     return f"each of {parts} parts of {body} columns must have {RUN} of gate, as many of up, and so on"

@@ -189,7 +189,8 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
     for name in operands(problem):
         given = [d for d in template.descriptors if operand_of(d) == name]
         found |= {f"{d}_desc": (name, d) for d in given}
-        found |= {f"{name}_ptr": (name, "")} if not given or name in template.pointers else {}
+        by_pointer = not given or name in template.pointers or (name == "c" and problem.in_blocks)
+        found |= {f"{name}_ptr": (name, "")} if by_pointer else {}
     return found
 
 

@@ -130,6 +130,7 @@ PLAIN: dict[str, Make] = {
     "mm fp8": lambda r: Call(mm, r.q(r.m, K), r.q(N, K)),
     "mm int8": lambda r: Call(mm, r.i(r.m, K), r.i(N, K)),
     "linear_act": lambda r: Call(linear_act, r.x(r.m, K), r.x(N, K), "gelu", r.x(N)),
+    "linear_act in blocks": lambda r: Call(linear_act, r.x(r.m, K), r.x(N, K), "relu_block"),
     "linear_act of gate and up": lambda r: Call(linear_act, r.x(2, r.m, K), r.x(N, K), "silu_mul"),
     "bmm": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), r.x(B, 1, N)),
     "bmm out": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), out=r.x(B, r.m, N)),

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tritongemm.core.dtypes import DTYPES, DType
-from tritongemm.core.epilogues import EPILOGUES, GATED
+from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
@@ -117,7 +117,12 @@ class Problem:
     @property
     def fold(self) -> int:
         """Columns of B that become one of C: two with a gated epilogue."""
-        return 2 if self.epilogue in GATED else 1
+        return 2 if is_gated(self.epilogue) else 1
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether C is quantised, with factors behind its rows."""
+        return self.epilogue in IN_BLOCKS
 
     @property
     def columns(self) -> int:
@@ -156,10 +161,11 @@ class Problem:
         batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         each = (self.group_count,) if self.groups else ()
         within = (self.group_count, self.group_m) if self.masked else (m,)
+        of_c = (m + rows_of_factors(m),) if self.in_blocks else within
         specs = [
             OperandSpec(name, one.type, shape, _order(one), batch=batch[name])
             for name, one, shape in (
-                ("a", self.a, (*within, k)), ("b", self.b, (*each, k, n)), ("c", self.c, (*within, self.columns))
+                ("a", self.a, (*within, k)), ("b", self.b, (*each, k, n)), ("c", self.c, (*of_c, self.columns))
             )
         ]  # fmt: skip
         for name, scaling, rows in (("scale_a", self.a.scaling, m), ("scale_b", self.b.scaling, n)):

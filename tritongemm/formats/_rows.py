@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.dtypes import dtype
+from tritongemm.core.epilogues import IN_BLOCKS
 from tritongemm.core.errors import InputError, UnavailableError, UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import PLAIN, Problem
@@ -29,7 +30,8 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     family, typical = registry.family_of(row.get("family") or defaults.family)
     a = defaults.dtype(row.get("dtype_a") or defaults.a.dtype or typical.a.dtype)
     b = defaults.dtype(row.get("dtype_b") or defaults.b.dtype or typical.b.dtype or a)
-    wide = typical.c.dtype or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
+    in_blocks = (row.get("epilogue") or defaults.epilogue) in IN_BLOCKS
+    wide = "fp8" if in_blocks else typical.c.dtype or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
     said = {
         "m": m, "n": n, "k": k, "dtype_a": a, "dtype_b": b,
         "dtype_c": defaults.dtype(row.get("dtype_c") or defaults.c.dtype or wide),

@@ -14,7 +14,7 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.guarded_operands import guarded
-from tritongemm.numerics import float32_check
+from tritongemm.numerics import epilogues, float32_check
 from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison
 from tritongemm.plugins import registry
@@ -129,7 +129,7 @@ class Interpreter:
                 module.launch(job.config.name, c=c, **operands)
             exact = family.reference(problem, operands)
             magnitude, _ = written(problem, float32_check.magnitudes(problem, family, operands), exact)
-            errors.append(float32_check.deviation(*written(problem, c, exact), magnitude))
+            errors.append(float32_check.deviation(*written(problem, epilogues.numbers(problem, c), exact), magnitude))
             errors += [float("inf") for _, counters in memory if counters.any()]
         yield max(errors), float32_check.tolerance(problem)
 

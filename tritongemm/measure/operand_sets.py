@@ -130,7 +130,8 @@ class OperandSets:
             self.sets: list[Operands] = self._new_sets(setup.device)
         else:
             self.copies = _wanted_copies(setup)
-            first_rows = [{name: of[name][: problem.m] for name in ("a", "c")} for of in taller.sets[: self.copies]]
+            rows = {name: problem.operands[name].shape[0] for name in ("a", "c")}
+            first_rows = [{name: of[name][:m] for name, m in rows.items()} for of in taller.sets[: self.copies]]
             self.sets = [of | cut for of, cut in zip(taller.sets, first_rows, strict=False)]
         self.cold = self.copies * set_bytes > target.llc_bytes
         self._operand_bytes: int = self.copies * problem.held_bytes

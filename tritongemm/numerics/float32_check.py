@@ -51,6 +51,8 @@ def make_infinite(problem: Problem, operands: Operands) -> None:
     The interpreter knows neither in eight bits. A factor along K is NaN, because it depends on the order of sums and
     products whether an infinite one gives infinity.
     """
+    if problem.in_blocks:
+        return  # one would be the factor of finite numbers
     places = (("a", problem.m, (1, -1), float("inf")), ("b", problem.n, (0, problem.n // 2), float("nan")))
     for name, extent, place, value in places:
         spec = problem.operands.get(f"scale_{name}")

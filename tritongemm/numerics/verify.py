@@ -23,7 +23,7 @@ def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
             vector = vector.unsqueeze(-1 if extra.along == "m" else -2)
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
     exact = epilogues.apply(problem.epilogue, exact)
-    if problem.c.type.is_fp8 or problem.c.dtype == "int8":
+    if (problem.c.type.is_fp8 and not problem.in_blocks) or problem.c.dtype == "int8":
         exact = exact.clamp(-problem.c.type.maximum - (problem.c.dtype == "int8"), problem.c.type.maximum)
     return exact
 
@@ -131,7 +131,7 @@ def verify_once(
 
 def compare(problem: Problem, family: Family, c: Tensor, reference: Tensor, ratio: float = 0.0) -> VerifyResult:
     """Compare what is in C with the reference; arguments as of `verify`."""
-    c, reference = written(problem, c, reference)
+    c, reference = written(problem, epilogues.numbers(problem, c), reference)
     error, tolerance = deviation(c, reference), family.tolerance(problem)
     counted = ratio and error > tolerance
     return VerifyResult(error, tolerance, outside(c, reference, tolerance) if counted else None, ratio)

@@ -25,7 +25,7 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         return False
     if problem.a.type.name in section.get("along_k", ()) and (not problem.a.row_major or problem.b.row_major):
         return False  # matrix units read these types only along K
-    if "results" in section and problem.c.type.name not in section["results"]:
+    if "results" in section and not problem.in_blocks and problem.c.type.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])
 

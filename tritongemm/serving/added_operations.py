@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
 from tritongemm.operations.contract import Operation, ProductOperation, every
-from tritongemm.operations.linear_act import LINEAR_ACT
+from tritongemm.operations.linear_act import LINEAR_ACT, parts
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.serving import dispatcher as engine
@@ -155,6 +155,37 @@ def linear_act(
         torch.Size([4, 32])
     """
     return _call_act(x, w, act, bias, out_dtype)
+
+
+def linear_act_quantize(
+    x: Tensor, w: Tensor, act: str = "", bias: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[Tensor, Tensor]:
+    """Compute `linear_act`, or without an activation `mm`, in fp8 with a factor for each 128 columns of a row.
+
+    What is computed is quantised before it is stored, as the next product takes it; tune such sizes with
+    ``--epilogue silu_mul_block`` and the like, or ``block``.
+
+    Args:
+        x: as for `linear_act`.
+        w: as for `linear_act`; the result has a multiple of 128 columns.
+        act: as for `linear_act`; "" for none.
+        bias: as for `linear_act`.
+        dtype: of the result, of eight bits.
+
+    Returns:
+        q [..., N] and its factors, float32 [M, N / 128] that are stored [N / 128, M]: ``scaled_mm(q, w2, factors, …)``.
+
+    Raises:
+        TypeError, InputError, DriverError: as `linear_act`.
+
+    Examples:
+        >>> q, factors = tritongemm.linear_act_quantize(torch.randn(4, 64), torch.randn(256, 64), "silu")
+        >>> q.shape, factors.shape
+        (torch.Size([4, 256]), torch.Size([4, 2]))
+    """
+    made = _call_act(x, w, "_".join(filter(None, (act, "block"))), bias, dtype)
+    rows, factors = parts(made, x.numel() // x.shape[-1])
+    return rows.view(*x.shape[:-1], -1), factors.T
 
 
 _call = make_function(FOUR_BIT_LAYER)

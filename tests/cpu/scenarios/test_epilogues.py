@@ -51,3 +51,19 @@ def test_refusals() -> None:
         Problem(4, 32, 32, epilogue="swish")
     integers = Problem(4, 32, 32, *matrices("int8", c="int32"), epilogue="relu")
     assert "one product of floats" in str(registry.get(Family, "dense").supports(integers, SM90))
+
+
+IN_BLOCKS = [
+    Config("tile", 16, 256, 16, split_k=2),
+    Config("tile", 16, 256, 16, options=(("swap_ab", 1),)),
+    Config("stream_k", 16, 256, 16, options=(("num_sms", 3),)),
+]
+
+
+def test_blocks_of_a_result_have_factors(interpreted: Interpreted) -> None:
+    of_c = "fp8e4m3fn"
+    gated = Problem(19, 768, 37, *matrices("bf16", c=of_c, layout="TN"), bias="n", epilogue="silu_mul_block")
+    interpreted.check(gated, IN_BLOCKS, SM90)
+    plain = Problem(19, 384, 40, *matrices("bf16", c=of_c, layout="TN"), epilogue="block")
+    configs = [Config("persistent", 16, 256, 16, 1, options=(("epilogue_parts", 2),)), Config("tma", 16, 128, 16, 2)]
+    interpreted.check(plain, [*configs, *IN_BLOCKS[:1]], SM90)

@@ -15,7 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Call, Operands
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Operand, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.operations.torch_limits import takes_fp8, takes_groups, takes_int8
@@ -116,26 +116,33 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
     """Return a call that computes the product, then its epilogue by one kernel that ``torch.compile`` makes."""
     import torch
 
-    from tritongemm.operations.linear_act import apply_epilogue
+    from tritongemm.operations import linear_act
 
-    plain, c = replace(problem, epilogue="none"), operands["c"]
-    product = c.new_empty((problem.m, problem.n))
-    call = call_of(plain, operands | {"c": product})
+    of_product = Operand("bf16") if problem.in_blocks else problem.c
+    product = operands["a"].new_empty((problem.m, problem.n), dtype=getattr(torch, of_product.type.torch))
+    call = call_of(replace(problem, epilogue="none", c=of_product), operands | {"c": product})
     if call is None:
         return None
+    c = operands["c"]
+    rows, factors = linear_act.parts(c, problem.m) if problem.in_blocks else (c, None)
 
-    def finish(epilogue: str, made: Any, c: Any) -> Any:
-        return c.copy_(apply_epilogue(epilogue, made.float()))
+    def finish(epilogue: str, made: Any, rows: Any, factors: Any) -> Any:
+        done = linear_act.apply_epilogue(epilogue, made.float())
+        if factors is not None:
+            done, found = linear_act.quantize_blocks(done, rows.dtype)
+            factors.copy_(found)
+        rows.copy_(done)
 
     one_kernel = torch.compile(finish, options={"compile_threads": 1})
     try:
-        one_kernel(problem.epilogue, product, c)  # compiled here, as a graph may be captured next
+        one_kernel(problem.epilogue, product, rows, factors)  # compiled here, as a graph may be captured next
     except RuntimeError:  # the machine has no compiler for it
         one_kernel = finish
 
     def compute() -> object:
         made = call()
-        return one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, c)
+        one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, rows, factors)
+        return c
 
     return compute
 

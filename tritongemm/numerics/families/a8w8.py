@@ -38,7 +38,7 @@ class RowScaledFamily(StandardFamily):
             return Support(
                 f"family a8w8 multiplies fp8 by fp8 or int8 by int8, not {problem.a.dtype} by {problem.b.dtype}"
             )
-        if problem.c.dtype not in _RESULTS:
+        if problem.c.dtype not in _RESULTS and not problem.in_blocks:
             return Support(f"family a8w8 gives {', '.join(_RESULTS)}, not {problem.c.dtype}")
         return SUPPORTED
 

@@ -47,7 +47,7 @@ class BlockScaledFamily(StandardFamily):
             return Support(
                 f"family {self.name} multiplies one type of fp8 or int8, not {problem.a.dtype} by {problem.b.dtype}"
             )
-        if problem.c.dtype not in _RESULTS:
+        if problem.c.dtype not in _RESULTS and not problem.in_blocks:
             return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.c.dtype}")
         return SUPPORTED
 

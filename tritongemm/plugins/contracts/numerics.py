@@ -10,7 +10,7 @@ from tritongemm.core.epilogues import RUN
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair
+from tritongemm.core.scaling import NO_SCALES, SCALED_BLOCK, ScalePair, choose_pair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.plugin import Plugin
@@ -59,6 +59,9 @@ class Family(Plugin, abstract=True):
             return Support(f"{problem.epilogue} is computed of one product of floats, not {problem.key}")
         if problem.fold > 1 and problem.n % (2 * RUN):
             return Support(f"N is {problem.n}: with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up")
+        if problem.in_blocks and (not problem.c.type.is_fp8 or problem.columns % SCALED_BLOCK):
+            what = f"{problem.c.dtype} and {problem.columns} columns"
+            return Support(f"blocks of C are of fp8 and of {SCALED_BLOCK} columns: {what} can't be {problem.epilogue}")
         if problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
             return Support(f"columns of gate and of up alternate with {problem.epilogue}, and can't share scales")
         return self._computes(problem)

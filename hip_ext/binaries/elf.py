@@ -22,12 +22,7 @@ class Section(NamedTuple):
 
 
 class Elf:
-    """A parsed ELF file.
-
-    Attributes:
-        machine, flags, abi_version: from its header.
-        sections: by name.
-    """
+    """A parsed ELF file."""
 
     def __init__(self, code: bytes) -> None:
         if code[:4] != b"\x7fELF":

@@ -15,14 +15,9 @@ from tritongemm.hip_ext.blaslt.tables import ATTRIBUTES, EPILOGUE_BIAS, REFUSALS
 
 
 class PreparedMatmul:
-    """A Matmul prepared on one device: descriptors, algorithms and launches.
+    """A Matmul prepared on one device, the current one: descriptors, algorithms and launches.
 
-    Args:
-        library: whose.
-        matmul: what.
-        device: ordinal of the current device.
-        workspace: most bytes an algorithm may need.
-        requested: algorithms the heuristics are asked for.
+    `workspace` is the most bytes an algorithm may need, `requested` how many the heuristics are asked for.
     """
 
     def __init__(self, library: Library, matmul: Matmul, device: int, workspace: int, requested: int) -> None:

@@ -48,15 +48,8 @@ class _Access(ctypes.Structure):
 class GuardedMemory:
     """Memory of one device whose last byte, up to the next multiple of 16 bytes, is the last one that is mapped there.
 
-    It is given back when this object goes, which its owner must delay until the device has done with it.
-
-    Attributes:
-        address: of its first byte, a multiple of 16.
-        nbytes: its size.
-
-    Raises:
-        DriverError: there is too little memory, or the device maps none by pages.
-        UnavailableError: the driver has no such calls.
+    It is given back when this object goes, which its owner must delay until the device has done with it. A DriverError
+    is raised without memory, or where the device maps none by pages, an UnavailableError by an old driver.
     """
 
     def __init__(self, api: Api, device: int, nbytes: int) -> None:

@@ -18,19 +18,7 @@ class WorkspacePool:
     A capture needs its own, because a graph may be replayed beside the stream that it was captured on. (Its workspace
     comes from PyTorch's allocator, which puts it into the graph's own pool.) The memory comes from the driver, so that
     no graph's pool holds it, and is never freed: queued work and graphs point to it. Instead of counters a kernel may
-    keep sums there that it finds at zero and leaves at zero.
-
-    Args:
-        device: the device.
-        workspace_bytes: bytes that the most demanding kernel needs.
-        counter_bytes: likewise.
-
-    Attributes:
-        workspace_bytes: bytes of each stream's workspace.
-        counter_bytes: bytes of each set of counters.
-
-    Raises:
-        WorkspaceError: there is no memory for them.
+    keep sums there that it finds at zero and leaves at zero. Sizes are what the most demanding kernel needs.
     """
 
     def __init__(self, device: driver.Device, workspace_bytes: int, counter_bytes: int) -> None:

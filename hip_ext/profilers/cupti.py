@@ -55,14 +55,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CuptiTrace(trace.KernelTrace):
-    """Times every kernel, memcpy and memset within the block; see `trace.KernelTrace`.
-
-    Args:
-        wait: waits for the device; by default for the thread's current one.
-
-    Raises:
-        UnavailableError: no CUPTI, one that is too old, or one that this driver refuses.
-    """
+    """Times every kernel, memcpy and memset within the block; `wait` waits for the device, by default the current one."""
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
         super().__init__(open_tracer(), wait or driver.open_driver("nvidia").api.calls["synchronize"])

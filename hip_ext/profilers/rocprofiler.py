@@ -78,14 +78,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class RocprofilerTrace(trace.KernelTrace):
-    """Times every kernel launched within the block; see `trace.KernelTrace`.
-
-    Args:
-        wait: waits for the device; by default for the thread's current one.
-
-    Raises:
-        UnavailableError: see `configure`.
-    """
+    """Times every kernel launched within the block; `wait` waits for the device, by default the current one."""
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
         super().__init__(configure(), wait or driver.open_driver("amd").api.calls["synchronize"])

@@ -44,8 +44,7 @@ def busy_seconds(records: Iterable[KernelRecord]) -> float:
 class Collection:
     """Records of one trace, filled in by a profiler's callbacks on whatever thread it likes.
 
-    Args:
-        since_ns: profiler time at which the trace began; what ended before is a leftover of an earlier one.
+    What ended before `since_ns`, profiler time, is a leftover of an earlier trace.
     """
 
     def __init__(self, since_ns: int) -> None:
@@ -108,12 +107,7 @@ class KernelTracer(Protocol):
 
 
 class KernelTrace:
-    """Context manager that times every kernel launched within it.
-
-    Args:
-        tracer: the profiler.
-        wait: waits for the device.
-    """
+    """Context manager that times every kernel launched within it; `wait` waits for the device."""
 
     def __init__(self, tracer: KernelTracer, wait: Callable[[], object]) -> None:
         self._tracer, self._wait = tracer, wait

@@ -106,18 +106,9 @@ class CompilerWorker:
 class BuildPool:
     """Compiler processes and the cache they fill.
 
-    Args:
-        cache: where artefacts go.
-        jobs: processes at a time; 0 for one for each core that this process may use.
-        timeout: seconds one compile may take; a backend's `compile_limit_s` where that is more.
-        must_keep: a cache that can't be written is an error, rather than a failed config.
-
-    Attributes:
-        jobs: most processes at a time; none is started before there is a job for it.
-        width: most jobs at a time.
-
-    Raises:
-        OutputError: there is no place for temporary files.
+    `jobs` are processes at a time; 0 for one for each core that this process may use. A compile may take `timeout`
+    seconds, or a backend's `compile_limit_s` where that is more. With `must_keep` a cache that can't be written is an
+    error.
     """
 
     ROLE = "tritongemm.build.pool:CompilerWorker"

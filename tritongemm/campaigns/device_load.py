@@ -14,18 +14,13 @@ from tritongemm.plugins.contracts import Evaluator
 
 
 class CountedEvaluator(Evaluator):
-    """An evaluator whose work is counted; one thread works with it at a time.
-
-    Attributes:
-        busy_seconds: in which it did any.
-        raced: problems whose final race it held.
-    """
+    """An evaluator whose work is counted; one thread works with it at a time."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self.target, self.times_quantization = evaluator.target, evaluator.times_quantization
-        self.busy_seconds = 0.0
-        self.raced: set[Problem] = set()
+        self.busy_seconds = 0.0  # in which it did any work
+        self.raced: set[Problem] = set()  # whose final race it held
 
     @contextmanager
     def _counting(self) -> Iterator[None]:

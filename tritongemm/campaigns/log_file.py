@@ -50,16 +50,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # terminal codes that colour 
 
 
 class LogFile:
-    """A file of any size; one that grows meanwhile ends where it ended when it was opened.
-
-    Attributes:
-        size: bytes of it, compressed as it is.
-    """
+    """A file of any size; one that grows meanwhile ends where it ended when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open_bytes(path)
-        self.size = self._file.seek(0, io.SEEK_END)
+        self.size = self._file.seek(0, io.SEEK_END)  # in bytes, compressed as it is
 
     @cached_property
     def digest(self) -> str:

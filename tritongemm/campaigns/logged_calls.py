@@ -25,9 +25,6 @@ class LoggedCalls:
 
     Lines of one kind add up, whichever process or run wrote them. Of lines of two kinds the library wrote one each for
     one call, as it does where it is asked for two kinds of log.
-
-    Attributes:
-        calls: the first row of each call, in the order of the file, and its counts by kinds of lines.
     """
 
     def __init__(self, path: Path, target: Target) -> None:
@@ -35,6 +32,7 @@ class LoggedCalls:
         self._logs = registry.every(CallLog)
         self._target = target
         self._architectures = {name: 0 for name in target_files.target_names() if name != target.name}
+        # The first row of each call, in the order of the file, and its counts by kinds of lines.
         self.calls: dict[LoggedCall, tuple[LoggedRow, dict[str, float]]] = {}
         self._faults: list[LogFault] = []
         self._more_faults, self._last_fault = 0, 0

@@ -69,13 +69,7 @@ class RemarkWarning(UserWarning):
 
 
 class DriverError(TritonGemmError):
-    """A GPU driver call failed.
-
-    Attributes:
-        call: driver function, e.g. ``cuModuleLoadData``.
-        code: status returned.
-        name: the vendor's name of that status, e.g. ``CUDA_ERROR_ILLEGAL_ADDRESS``.
-    """
+    """A call of a GPU driver's function failed, with a status and the vendor's name of that."""
 
     def __init__(self, call: str, code: int, name: str, text: str = "") -> None:
         super().__init__(f"{call} failed: {name} ({code}){': ' + text if text else ''}")

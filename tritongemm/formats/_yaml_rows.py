@@ -45,15 +45,7 @@ def read_entries(path: Path, text: str, keys: Collection[str]) -> Iterator[Entry
 
 
 class Entry:
-    """One row, whose values are read by kind. Every method raises InputError for a value of another kind.
-
-    Attributes:
-        row: its number, from 1.
-        line: where it starts, from 1.
-        remark: what stands behind it on its last line.
-        values: what it holds, by key; nothing where it is damaged.
-        unknown: its keys that a row may not have.
-    """
+    """One row, whose values are read by kind. Every method raises InputError for a value of another kind."""
 
     def __init__(self, path: Path, number: int, row: YamlRow, keys: Collection[str], known: frozenset[str]) -> None:
         self.row, self.line, self.remark = number, row.line, row.remark

@@ -55,13 +55,7 @@ DEVICE_ROLE = "tritongemm.measure.device_worker:DeviceWorker"
 
 
 class _ProcessGone(Exception):
-    """The process that measures ended before it had answered a job completely.
-
-    Attributes:
-        status: what that makes of the candidate that ran; "" where the process has answered for it.
-        reason: how the process ended.
-        from_outside: another program killed it, so that the candidate may succeed when it is tried again.
-    """
+    """The process that measures ended before it had answered a job completely."""
 
     def __init__(self, status: str, reason: str, from_outside: bool = False) -> None:
         super().__init__(reason)

@@ -54,12 +54,7 @@ MOST_OF_FREE = 0.25  # of the device's free memory, which references and librari
 
 
 class GuardedOperands:
-    """Copies of the operands of one product, and the buffers of the launch that was prepared last.
-
-    Raises:
-        DriverError: there is too little memory, or the device maps none by pages.
-        UnavailableError: the driver has no such calls.
-    """
+    """Copies of the operands of one product, and the buffers of the launch that was prepared last."""
 
     def __init__(self, operands: Operands, device: driver.Device) -> None:
         self._device = device

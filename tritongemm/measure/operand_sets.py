@@ -98,17 +98,8 @@ def _wanted_copies(setup: MeasureSetup) -> int:
 class OperandSets:
     """The operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
-    Args:
-        setup: names problem, target, protocol and device.
-        device: the driver's device.
-        stream: handle of the stream that all work runs on.
-        taller: operands whose first rows are used, as `can_narrow` allows; None to create new ones.
-
-    Attributes:
-        sets: the operands of each copy.
-        copies: number of sets.
-        cold: all sets together are larger than the last-level cache.
-        rotation_bytes: memory that they rotate through, as the protocol says.
+    All work runs on `stream`. The first rows of `taller` operands are used, as `can_narrow` allows, instead of new
+    ones.
     """
 
     MAX_COPIES = 256

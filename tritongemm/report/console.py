@@ -38,13 +38,8 @@ _WORDS = ("size", "callers", "config", "winner", "status", "checked", "why", "ti
 class Reporter:
     """Prints progress, tables and lines of text. A terminal has a progress line at its foot until a table is printed.
 
-    Args:
-        verbose: also say what each pruning rule removed and the outcome of every candidate.
-        console: where to print; default: the standard output.
-        seconds: limit of a run, for the estimate of the time left; 0 for none.
-
-    Attributes:
-        compilers: processes that compile in a run that times nothing, for an estimate once all is planned; else 0.
+    With `verbose` also what each pruning rule removed and the outcome of every candidate. `seconds` is the limit of a
+    run.
     """
 
     def __init__(self, verbose: bool = False, console: Console | None = None, seconds: float = 0.0) -> None:
@@ -55,7 +50,7 @@ class Reporter:
         self._status = StatusLine(self._compose)
         self._last_line = monotonic()
         self._lock = Lock()
-        self.compilers = 0
+        self.compilers = 0  # of a run that times nothing, for an estimate once all is planned
         self.statuses: Counter[str] = Counter()
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, list[str]] = {}  # configs, each with its size, by what is wrong with their kernels

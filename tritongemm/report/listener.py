@@ -22,10 +22,8 @@ _PERIOD_SECONDS = 1.0  # between two calls of the callback while no size is done
 class Listener(Reporter):
     """Keeps what a run says, and reports its progress to a callback or, without one, to a terminal.
 
-    Args:
-        callback: is called in the run's thread when a size is done, and about once a second meanwhile; what it raises
-            ends the run. None for a line of progress where the standard error is a terminal.
-        seconds: limit of the run, for the estimate of the time left; 0 for none.
+    The callback is called in the run's thread when a size is done, and about once a second; what it raises ends the
+    run.
     """
 
     def __init__(self, callback: Callable[[RunProgress], object] | None = None, seconds: float = 0.0) -> None:

@@ -48,11 +48,7 @@ class _Stage:
 
 
 class Progress:
-    """Counts of a run's stages, and what is known of its results.
-
-    Args:
-        seconds: after which a run tries nothing new; 0 for no limit.
-    """
+    """Counts of a run's stages, and what is known of its results."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds

@@ -25,12 +25,7 @@ _CHECKSUM = b', "crc32": '  # the separator between the bytes that are summed an
 
 
 class Journal:
-    """A journal, open for appending. One thread at a time.
-
-    Args:
-        path: the file; made when absent.
-        size: bytes of it to keep; the rest is a line that a kill tore.
-    """
+    """A journal, open for appending by one thread at a time; what is behind `size` bytes, a torn line, is cut off."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self._size, self._fd = path, size, -1

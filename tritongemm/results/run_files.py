@@ -39,12 +39,8 @@ def check_output_name(path: Path) -> None:
 class RunFiles:
     """Paths of what a run keeps for an output, and their lock.
 
-    Args:
-        output: the results file as the user names it. A link to the results stays one, and two links to one file share
-            its lock.
-
-    Attributes:
-        results, journal, old_journal, lock_file, pid: the files; `old_journal` is what --no-resume sets aside.
+    A link to the results stays one, and two links to one file share its lock. `old_journal` is what --no-resume sets
+    aside.
     """
 
     def __init__(self, output: Path) -> None:

@@ -96,16 +96,11 @@ def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
 
 
 class TunedFile:
-    """The file of another tool's format to which a tuning run writes.
-
-    Attributes:
-        place: what is written: the file, or its folder where the format keeps one.
-        results: our own results, in the YAML file beside it.
-    """
+    """The file of another tool's format to which a tuning run writes."""
 
     def __init__(self, path: Path, format_: WritableFormat) -> None:
         self.path, self._format = path, format_
-        self.place = path.parent if isinstance(format_, ServerFormat) else path
+        self.place = path.parent if isinstance(format_, ServerFormat) else path  # that is written
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod

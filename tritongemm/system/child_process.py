@@ -31,15 +31,11 @@ _CHILD = "import sys; sys.path[:] = {path!r}; from tritongemm.system.child_proce
 
 
 class WorkerDied(Exception):
-    """The process ended without an answer; the text says how, with the last line that it wrote.
-
-    Attributes:
-        from_outside: another program killed it, e.g. the kernel when memory was short: the request may succeed again.
-    """
+    """The process ended without an answer; the text says how, with the last line that it wrote."""
 
     def __init__(self, how: str, from_outside: bool = False) -> None:
         super().__init__(how)
-        self.from_outside = from_outside
+        self.from_outside = from_outside  # another program killed it: the request may succeed again
 
 
 class WorkerTimeout(Exception):
@@ -64,12 +60,9 @@ class ServingProcess(Protocol):
 
 
 class WorkerProcess:
-    """A process that serves requests to one object.
+    """A process that serves requests to one object, an instance of its role, ``module:Class``.
 
-    Args:
-        role: ``module:Class``; one instance lives in the process; calling it with a request yields answers.
-        environment: variables to set in the process.
-        startup_s: seconds that the process may take to start.
+    Calling that with a request yields answers. `environment` has variables to set in the process.
     """
 
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:

@@ -139,12 +139,7 @@ class _Translated:
 class RayHosts:
     """A Ray cluster that this process is connected to until it is closed.
 
-    Args:
-        address: ``auto`` for the cluster that this host is of, or the host and port of its head.
-
-    Raises:
-        InputError: no cluster is there, or it can't be used from here.
-        UnavailableError: Ray is not installed.
+    The address is ``auto`` for the cluster that this host is of, or the host and port of its head.
     """
 
     def __init__(self, address: str) -> None:

@@ -51,13 +51,8 @@ def _distance(one: Problem, other: Problem) -> float:
 class Repair:
     """Races stale results again, on all devices at once.
 
-    Args:
-        evaluators: one for each device; each takes the next result when it is free.
-        pool: compiles.
-        options: the baseline, the margin and the toolchain.
-        keep: replaces a stale result by a new one, or says why it can't; the device starts no other race meanwhile, so
-            that an interruption loses no finished result.
-        say: called with a line about each device that is given up.
+    `keep` replaces a stale result by a new one, or says why it can't; the device starts no other race meanwhile, so
+    that an interruption loses no finished result. `say` is called with a line about each device that is given up.
     """
 
     def __init__(

@@ -61,18 +61,13 @@ FIRST_ALGORITHMS = 8
 
 
 class TuningRun:
-    """The stages of one run, and the state that they share.
-
-    Attributes:
-        unstored: trials that the store does not keep, so that a resumed run tries them again.
-        ends: the moment of time.monotonic at which the seconds of the run are spent; inf without a limit.
-    """
+    """The stages of one run, and the state that they share."""
 
     def __init__(
         self, evaluators: Sequence[Evaluator], pool: BuildPool, store: Store, options: TuningOptions, watcher: Watcher
     ) -> None:
         self.evaluators, self.pool, self.store, self.options, self.watcher = evaluators, pool, store, options, watcher
-        self.unstored: dict[Problem, list[Trial]] = {}
+        self.unstored: dict[Problem, list[Trial]] = {}  # that a resumed run tries again
         self.ends = time.monotonic() + (options.seconds or inf)
         self._deadline = self.ends  # from then on the search tries nothing new
         self._events: SimpleQueue[events.Event] = SimpleQueue()

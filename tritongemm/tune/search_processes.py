@@ -275,11 +275,7 @@ class SearchProcess:
 
 
 class Planner:
-    """Plans the problems of a run, and searches them if it has processes; these end with it.
-
-    Args:
-        count: processes; 0 to plan in this one.
-    """
+    """Plans the problems of a run, and searches them if it has processes (none: plans in this one); these end with it."""
 
     def __init__(self, count: int) -> None:
         self._processes = [SearchProcess() for _ in range(count)]

@@ -34,10 +34,7 @@ class LoadedAlgorithm:
     """An algorithm of the library on a device.
 
     If the kernels that it launches can be captured, they are launched without the library. x [M, K] and w [N, K] are
-    contiguous; `plan` prepares the product and picks the algorithm.
-
-    Raises:
-        LookupError: from `plan`.
+    contiguous; `plan` prepares the product and picks the algorithm, or raises a LookupError.
     """
 
     def __init__(

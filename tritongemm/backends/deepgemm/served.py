@@ -38,10 +38,7 @@ def load(record: Record, device_index: int, device: driver.Device) -> LoadedProd
 class LoadedProduct:
     """A product on a device, whose factors the package reads without a copy.
 
-    Raises:
-        LookupError: the package refuses the problem.
-        UnavailableError: it does not load.
-        RuntimeError: the device has no memory for the operands of one call.
+    A LookupError is raised where the package refuses the problem, a RuntimeError without memory for its operands.
     """
 
     def __init__(self, record: Record, device_index: int, device: driver.Device) -> None:

@@ -29,11 +29,7 @@ _OF_A_PRODUCT = {
 
 
 class Fields(Mapping[str, str]):
-    """The values of one line, as text.
-
-    Attributes:
-        pairs: names and values, by which equal lines are found.
-    """
+    """The values of one line, as text."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

@@ -32,13 +32,7 @@ class Continuation(NamedTuple):
 
 
 class Client:
-    """A client of one server.
-
-    Args:
-        host, port: where the server answers.
-        key: that it requires; "" for none.
-        limit_s: seconds that an answer may take.
-    """
+    """A client of one server, whose answers may take `limit_s` seconds; the key is what it requires, or ""."""
 
     def __init__(self, host: str, port: int, key: str = "", limit_s: float = 300.0) -> None:
         self.host, self.port, self.limit_s, self.model = host, port, limit_s, ""

@@ -41,11 +41,7 @@ def _interrupt(*_: Any) -> NoReturn:
 class Server:
     """A server that runs from `start` to `stop`; one whose parent is killed is killed by the operating system.
 
-    Args:
-        command: what starts it, as words.
-        environment: all of its variables.
-        log: file that gets what it prints.
-        client: asks it.
+    It has only the variables of `environment`; what it prints goes to `log`.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path, client: Client) -> None:

@@ -46,13 +46,7 @@ class Prediction:
 
 
 class Predictions(Sequence[Prediction]):
-    """Predictions of many configs, kept as columns.
-
-    Attributes:
-        configs: the candidates.
-        seconds: predicted time of one launch of each, [n].
-        terms: seconds each resource would need by itself, [n, len(TERMS)].
-    """
+    """Predictions of many configs, kept as columns."""
 
     def __init__(self, configs: tuple[Config, ...], seconds: Floats, terms: Floats) -> None:
         self.configs, self.seconds, self.terms = configs, seconds, terms

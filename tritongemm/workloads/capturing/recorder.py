@@ -45,8 +45,7 @@ class Tally:
 class Recorder:
     """Keeps the tallies of a process. Known layers are counted by `Counter`s; all other calls come here.
 
-    Args:
-        on_new: is called where a product, or a caller of it, is met for the first time.
+    `on_new` is called where a product, or a caller of it, is met for the first time.
     """
 
     def __init__(self, on_new: Callable[[], None]) -> None:

@@ -69,8 +69,7 @@ def space_file(name: str) -> dict[str, Any]:
 def target_of_device(device: str) -> str:
     """Return the architecture of the chip that a driver's or a file's name of a device holds; "" where none is known.
 
-    Args:
-        device: such as ``NVIDIA H200``, ``AMD_Instinct_MI300X``, ``gfx942:sramecc+:xnack-`` or ``rtx5090``.
+    Such names are ``NVIDIA H200``, ``AMD_Instinct_MI300X``, ``gfx942:sramecc+:xnack-`` or ``rtx5090``.
     """
     words = _words(device)
     found = [name for name in target_names() if any(_words(w) in words for w in (name, *space_file(name)["chips"]))]
@@ -96,16 +95,11 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_target(name: str, device_name: str = "", **measured: int) -> Target:
-    """Return the target called `name`.
+    """Return the target of an architecture, or of a device that has it, as of `target_of_device`.
 
-    Args:
-        name: architecture, or the name of a device that has it, as of `target_of_device`.
-        device_name: what the driver calls the chip, to distinguish siblings of one architecture.
-        measured: facts read off a present device (compute_units, l2_bytes …), which override the file's.
-
-    Raises:
-        TargetError: unknown architecture.
-        InputError: its file lacks a fact, or has one of another kind; says which.
+    `device_name` is what the driver calls the chip, to distinguish siblings; `measured` are facts of a present device,
+    such as compute_units, which override the file's. An unknown architecture raises a TargetError, a wrong file an
+    InputError.
     """
     of_device = target_of_device(name) if _DEVICE.fullmatch(name) else ""
     arch = name if name in target_names() else of_device

@@ -55,7 +55,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CuptiTrace(trace.KernelTrace):
-    """Times every kernel, memcpy and memset within the block; `wait` waits for the device, by default the current one."""
+    """Times every kernel, memcpy and memset within the block; `wait` waits for the device, by default the current."""
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
         super().__init__(open_tracer(), wait or driver.open_driver("nvidia").api.calls["synchronize"])

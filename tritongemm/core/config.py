@@ -75,10 +75,9 @@ class Config:
 
     @property
     def short_name(self) -> str:
-        """The short name in tables, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
+        """The short name in tables, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``; `name` has all of it.
 
-        Long templates are shortened in the middle, and a group or split of one is omitted; the last word is the number
-        of options. `name` has all of them.
+        Long templates are shortened, a group or split of one is omitted; the last word is the number of options.
         """
         prefix = "" if self.is_generated else f"{self.backend}."
         template = self.template if len(self.template) <= 24 else f"{self.template[:11]}..{self.template[-11:]}"

@@ -79,14 +79,9 @@ BY_ENCODING = {
 
 
 def dtype(name: str, fp8_encoding: str = "fn") -> DType:
-    """Return the type called ``name``, ``torch.``-prefixed or not.
+    """Return the type of a name or alias, ``torch.``-prefixed or not; an InputError lists those there are.
 
-    Args:
-        name: a name of `DTYPES`, an alias, or a name of `BY_ENCODING`.
-        fp8_encoding: ``fn`` (OCP) or ``fnuz`` (gfx942), for names that leave it open.
-
-    Raises:
-        InputError: unknown name; lists those there are.
+    `fp8_encoding` is ``fn`` (OCP) or ``fnuz`` (gfx942), for names that leave it open.
     """
     key = str(name).lower().removeprefix("torch.")
     key = BY_ENCODING.get(key, {}).get(fp8_encoding, ALIASES.get(key, key))

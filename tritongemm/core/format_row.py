@@ -77,11 +77,7 @@ class ResultsFile:
         return f"{self.damaged[0].reason}; {which} not used"
 
     def require_undamaged(self) -> ResultsFile:
-        """Return the file itself, where no row is damaged.
-
-        Raises:
-            InputError: one is; says what is wrong with the first.
-        """
+        """Return the file itself; an InputError says what is wrong with the first damaged row, if there is one."""
         if self.damaged:
             raise InputError(self.damaged[0].reason)
         return self
@@ -153,11 +149,7 @@ class Defaults:
         return self.groups.count if self.groups else 1
 
     def dtype(self, name: str) -> str:
-        """Return our name of the dtype called `name`.
-
-        Raises:
-            InputError: unknown, or ``fp8`` and the like on a target that has none.
-        """
+        """Return our name of the dtype called `name`; an InputError where it is unknown, or none of the target's."""
         encodings = BY_ENCODING.get(name.lower().removeprefix("torch."))
         if encodings and self.fp8_encoding not in encodings:
             others = f"; in others it computes the families {', '.join(self.families)}" if self.families else ""

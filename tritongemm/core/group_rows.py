@@ -52,11 +52,7 @@ class Groups:
         return self.counts or row_counts(rows, self.count, self.spread)
 
     def require_rows(self, rows: int) -> None:
-        """Refuse a number of rows that the groups do not have, or have no room for.
-
-        Raises:
-            InputError: says what does not add up.
-        """
+        """Refuse, by an InputError, a number of rows that the groups do not have, or have no room for."""
         if self.counts and sum(self.counts) != rows:
             raise InputError(f"the groups' rows add up to {sum(self.counts)}, M is {rows}")
         if self.room and (most := max(self.row_counts(rows))) > self.room:
@@ -70,11 +66,7 @@ class Groups:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Groups | None:
-        """Return what `to_json` was called on, among the other values of a problem; None where that has one group.
-
-        Raises:
-            InputError: they can't be.
-        """
+        """Return the groups among the values of a problem, as `to_json` wrote them; None where it has one group."""
         form, spread, counts, room = (data.get(key, default) for key, default in _ONE_GROUP.items())
         count = check_size("GROUPS", data.get("groups", 1))
         if count == 1 and (form, spread, tuple(counts), room) == tuple(_ONE_GROUP.values()):
@@ -95,11 +87,8 @@ _ONE_GROUP: dict[str, Any] = {"group_form": "contiguous", "spread": "uniform", "
 def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
     """Return the number of rows of each group, which add up to `rows`.
 
-    Args:
-        rows: of all groups together.
-        groups: number of groups.
-        spread: ``uniform``: as even as possible; ``skewed``: few groups have most of the rows, as with a model whose
-            router prefers some experts, in an arbitrary order.
+    A spread ``uniform`` is as even as possible; ``skewed``: few groups have most of the rows, as with a model whose
+    router prefers some experts, in an arbitrary order.
     """
     if spread == "uniform":
         return tuple(rows // groups + (i < rows % groups) for i in range(groups))

@@ -93,12 +93,7 @@ class Launch:
     sha256: str = ""  # of the code object; "" if it is not known
 
     def read_code(self) -> bytes:
-        """Return the code object, as it was compiled.
-
-        Raises:
-            OSError: it can't be read.
-            InputError: the file's content has changed.
-        """
+        """Return the code object, as it was compiled; an InputError if the file's content has changed since."""
         code = Path(self.path).read_bytes()
         if self.sha256 and sha256(code).hexdigest() != self.sha256:
             raise InputError(f"{self.path} is not the file that was compiled; delete it, and it is compiled again")
@@ -124,9 +119,8 @@ class Launch:
     def pack(self, addresses: Mapping[str, int], tensor_maps: Mapping[int, bytes] | None = None) -> bytes:
         """Return the bytes of the parameter block.
 
-        Args:
-            addresses: device address of each buffer by name; a missing one is packed as null.
-            tensor_maps: 128 encoded bytes for each ``tma`` parameter, by its index.
+        `addresses` are of buffers by name; a missing one is null. `tensor_maps` are 128 bytes for each ``tma``
+        parameter by its index.
         """
         block = bytearray()
         for index, (param, offset) in enumerate(zip(self.params, self.offsets(), strict=True)):

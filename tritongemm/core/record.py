@@ -175,9 +175,7 @@ class Record:
     def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
         """Return the record that `to_json` made.
 
-        Raises:
-            InputError: a value is not of its field's kind, or out of range, or a key is no field.
-            KeyError, TypeError: a field is missing.
+        Wrong or unknown values raise an InputError, missing ones a KeyError or TypeError.
         """
         if unknown := data.keys() - {f.name for f in fields(cls)}:
             raise InputError(f"has unknown keys: {', '.join(sorted(unknown))}")

@@ -47,11 +47,7 @@ class Scaling(NamedTuple):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
-        """Return what `to_json` was called on.
-
-        Raises:
-            InputError: a value is not of its field's kind, or there is no such field.
-        """
+        """Return what `to_json` was called on; an InputError where values or fields are wrong."""
         require(data, _KINDS)
         if unknown := data.keys() - _KINDS:
             raise InputError(f"its problem has unknown keys: {', '.join(sorted(unknown))}")
@@ -132,11 +128,7 @@ def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
 
 
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
-    """Return the pair of this name, as of `granularity`; the first one for "".
-
-    Raises:
-        InputError: none of them is called so; lists their names.
-    """
+    """Return the pair of this name, as of `granularity`, the first one for ""; an InputError lists all names."""
     for pair in pairs:
         if name in ("", granularity(pair)):
             return pair

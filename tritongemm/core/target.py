@@ -55,11 +55,7 @@ class Target:
         return dtype.name in self.peak_tflops
 
     def tflops(self, dtype: DType) -> float:
-        """Return the dense matrix rate for operands of this dtype.
-
-        Raises:
-            TargetError: the target has no matrix instruction for it.
-        """
+        """Return the dense matrix rate for a dtype; a TargetError if the target has no matrix instruction for it."""
         if not self.supports(dtype):
             raise TargetError(f"{self.name} has no matrix instruction for {dtype.name}")
         return self.peak_tflops["fp8" if dtype.is_fp8 else dtype.name]

@@ -60,8 +60,8 @@ class Trial:
     def seconds_beside(self, other: Trial) -> float:
         """Return the median of the samples in seconds or, where `other` ran more rounds, an estimate for all of those.
 
-        That is the other's median by the two's median ratio in the rounds that both ran: the first rounds of a race
-        find the device in another state than the last.
+        That is the other's median by the two's median ratio in the rounds that both ran, as a race's first rounds
+        differ.
         """
         if len(self.samples) >= len(other.samples):
             return self.seconds
@@ -84,9 +84,7 @@ class Trial:
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """Return the trial that `to_json` wrote.
 
-        Raises:
-            InputError: a value is not of its field's kind, or out of range.
-            KeyError, TypeError: a field is missing, or there is one more.
+        Wrong values raise an InputError, missing ones or one too many a KeyError or TypeError.
         """
         require(data, _FIELD_KINDS)
         trial = cls(**{**data, "config": read_config(data["config"]), "samples": tuple(data["samples"])})

@@ -112,8 +112,7 @@ NATURAL = integer(0, MOST)
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
     """Refuse values that are not of their fields' kinds; a field without a value is passed over.
 
-    Raises:
-        InputError: names the field, what it may hold, and the beginning of what it holds.
+    The InputError names the field, what it may hold, and the beginning of what it holds.
     """
     for field, kind in kinds.items():
         if field in values and not kind.holds(values[field]):
@@ -130,11 +129,7 @@ def check_size(name: str, value: object) -> int:
 
 
 def read_config(name: object) -> Config:
-    """Return the config that a file names.
-
-    Raises:
-        InputError: it is not the name of one, or a number in it is out of range.
-    """
+    """Return the config that a file names; an InputError where it is no such name, or a number is out of range."""
     if not isinstance(name, str) or len(name) > _LONGEST_CONFIG_NAME:
         raise InputError(f"config must be the name of a config, not {reprlib.repr(name)}")
     config = Config.parse(name)

@@ -275,7 +275,7 @@ class SearchProcess:
 
 
 class Planner:
-    """Plans the problems of a run, and searches them if it has processes (none: plans in this one); these end with it."""
+    """Plans the problems of a run, and searches them if it has processes (else not); these end with it."""
 
     def __init__(self, count: int) -> None:
         self._processes = [SearchProcess() for _ in range(count)]

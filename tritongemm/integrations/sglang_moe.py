@@ -18,6 +18,7 @@ _OTHER_MIXTURES: Final = (
     "no_combine",
     "apply_router_weight_on_input",
     "gemm1_alpha",
+    "gemm1_beta",
     "gemm1_clamp_limit",
     "swiglu_limit",
 )

@@ -11,8 +11,7 @@ from tritongemm.cli import arguments, shell
 from tritongemm.core.errors import InputError
 from tritongemm.system import settings
 from tritongemm.workloads.capturing import child_processes
-from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
-from tritongemm.workloads.capturing.workload_file import WorkloadFile
+from tritongemm.workloads.capturing.workload_file import open_file
 
 
 @shell.command
@@ -26,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if args.output or not settings.capture_files():
         settings.capture_in_children(Path(args.output or "shapes.yaml").absolute())
     for path in settings.capture_files():
-        AiterUntuned(path) if path.suffix == ".csv" else WorkloadFile(path)
+        open_file(path)
     sys.stdout.flush()
     command = child_processes.command(words, args.module is not None)
     os.execv(command[0], command)

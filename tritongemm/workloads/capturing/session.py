@@ -14,12 +14,11 @@ from typing import Final
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.system import settings
 from tritongemm.workloads.capturing import child_processes
-from tritongemm.workloads.capturing.aiter_untuned import AiterUntuned
 from tritongemm.workloads.capturing.graph_replays import GraphReplays
 from tritongemm.workloads.capturing.hooks import Hooks
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.recorder import Recorder
-from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
+from tritongemm.workloads.capturing.workload_file import Counted, open_file
 
 NEW_SECONDS = 0.3  # until a product that is met for the first time is written
 COUNTS_SECONDS = 3.0  # between two times that counts are written
@@ -119,7 +118,7 @@ class OpenCapture:
     def __init__(self, paths: Sequence[Path]) -> None:
         # Those without counts first: where one fails, all of it is written once more.
         ordered = sorted(paths, key=lambda path: path.suffix != ".csv")
-        self.files = [AiterUntuned(p) if p.suffix == ".csv" else WorkloadFile(p) for p in ordered]
+        self.files = [open_file(path) for path in ordered]
         self._recorder = Recorder(self._wake)
         self._hooks, self._replays = Hooks(self._recorder), GraphReplays(self._recorder)
         self._written: dict[Product, tuple[int, frozenset[str]]] = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import PLAIN
 from tritongemm.system.files import atomic_write, check_place, read_regular, sweep
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # the command that starts a program has no use for PyTorch
     from tritongemm.workloads.capturing.product import Product
 
 ADVICE = "choose another file"
+_AITERS_HEAD = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
+_AITERS_DTYPES = ("fp16", "bf16", "fp32")  # that AITER multiplies unscaled
 _MOST_CALLERS = 100  # of one row
 _DIGITS = 7  # of a share: those of as many groups as there may be add up to 1 well enough
 _ROW = re.compile(
@@ -53,11 +56,17 @@ class Counted:
 class WorkloadFile:
     """A file of sizes that counts are added to."""
 
+    what = "a list of sizes"
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        check_place(path, _may_be_sizes, "a list of sizes", ADVICE)
+        check_place(path, self._is_one, self.what, ADVICE)
         with held(path, ADVICE):
             sweep(path.parent, path.name)
+
+    @staticmethod
+    def _is_one(start: bytes) -> bool:
+        return start.lstrip()[:1] in (b"", b"#", b"-") and b"\0" not in start
 
     def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
         """Add calls to the file's rows, and rows that it lacks; say in it whether there were backward passes too."""
@@ -66,6 +75,35 @@ class WorkloadFile:
             if with_gradient and _GRADIENT not in lines:
                 lines.insert(0, _GRADIENT)
             atomic_write(self.path, "".join(_merged(lines, counted)), ADVICE)
+
+
+class AiterUntuned(WorkloadFile):
+    """AITER's file of sizes that it was asked for, ``bf16_untuned_gemm.csv``, whose rows stay as they are."""
+
+    what = "a file of AITER's sizes"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if (lines := read_lines(path)) and lines[0].rstrip() != _AITERS_HEAD:
+            raise OutputError(f"{path} has columns {lines[0].rstrip()[:80]}, not {_AITERS_HEAD}; {ADVICE}")
+
+    @staticmethod
+    def _is_one(start: bytes) -> bool:
+        return not start or start.startswith(b"M,N,K")
+
+    def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
+        """Add the rows that the file lacks: layers of 16 and 32 bits, and of 8 bits with one scale factor a tensor."""
+        with held(self.path, ADVICE):
+            lines = read_lines(self.path) or [_AITERS_HEAD + "\n"]
+            there = {line.strip() for line in lines}
+            new = dict.fromkeys(row for one in counted if (row := _aiters_row(one.product)) and row not in there)
+            if new:
+                atomic_write(self.path, "".join(lines) + "".join(row + "\n" for row in new), ADVICE)
+
+
+def open_file(path: Path) -> WorkloadFile:
+    """Return the file that a capture adds to, which its name says the kind of."""
+    return AiterUntuned(path) if path.suffix == ".csv" else WorkloadFile(path)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -78,10 +116,6 @@ def read_lines(path: Path) -> list[str]:
         raise OutputError(f"{path} can't be added to: {error}; {ADVICE}") from None
     lines = text.splitlines(keepends=True)
     return lines if not lines or lines[-1].endswith("\n") else [*lines[:-1], lines[-1] + "\n"]
-
-
-def _may_be_sizes(start: bytes) -> bool:
-    return start.lstrip()[:1] in (b"", b"#", b"-") and b"\0" not in start
 
 
 def _merged(lines: list[str], counted: Iterable[Counted]) -> list[str]:
@@ -147,3 +181,13 @@ def _start(product: Product) -> str:
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]
+
+
+def _aiters_row(product: Product) -> str:
+    """Return a product's row of AITER's file; "" where AITER has no word for it."""
+    p = product
+    is_tunable = not p.left_out and p.a.dtype in _AITERS_DTYPES
+    if not p.is_layer or not (is_tunable or p.one_scale) or p.c.dtype not in DTYPES:
+        return ""
+    dtypes = (f"torch.{DTYPES[name].torch}" for name in (p.a.dtype, p.c.dtype))
+    return ",".join(map(str, (p.m, p.n, p.k, p.bias != "none", *dtypes, p.one_scale, False)))

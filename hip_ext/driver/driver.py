@@ -84,18 +84,9 @@ def _give_back(undo: ExitStack) -> None:
 
 
 __all__ = [
-    "Device",
-    "Driver",
-    "Event",
-    "Function",
-    "Graph",
-    "Grid",
-    "Module",
-    "PreparedLaunch",
-    "Stream",
-    "find_vendor",
+    "Device", "Driver", "Event", "Function", "Graph", "Grid", "Module", "PreparedLaunch", "Stream", "find_vendor",
     "open_driver",
-]
+]  # fmt: skip
 
 VENDORS = ("nvidia", "amd")
 MOST_TENSOR_MAPS = 4096  # that a device keeps, 128 bytes each

@@ -14,17 +14,6 @@ from tritongemm.formats._rows import (
 )
 
 __all__ = [
-    "EXAMPLE",
-    "LIBRARY_TYPES",
-    "ColumnMajor",
-    "Defaults",
-    "FormatRow",
-    "ResultsFile",
-    "format_of",
-    "make_problem",
-    "plain_text",
-    "read_exactly",
-    "read_text",
-    "results_format",
-    "why_unrecognised",
-]
+    "EXAMPLE", "LIBRARY_TYPES", "ColumnMajor", "Defaults", "FormatRow", "ResultsFile", "format_of", "make_problem",
+    "plain_text", "read_exactly", "read_text", "results_format", "why_unrecognised",
+]  # fmt: skip

@@ -108,6 +108,14 @@ def session_cache(shared_folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def files_in_memory() -> Iterator[None]:
+    """Nothing waits for the disk, which takes longer than most tests: their files need not outlive the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def lent_processes() -> Iterator[None]:
     """Compiler, interpreter and planning processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:

@@ -59,6 +59,7 @@ class HostFunction:
 class HostDriver:
     """Stands in for the driver's device; keeps the code that it was asked to load."""
 
+    name = "NVIDIA H200"
     api: Any = SimpleNamespace(symbol=lambda role: "")
     arch = "sm90"
 

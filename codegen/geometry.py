@@ -213,9 +213,8 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
 
 def _complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Require that each part of a tile has as many columns of gate as of up, and stores complete runs."""
-    if (
-        problem.fold == 1 and not problem.in_blocks
-    ):  # before a config is read: pruning asks once for all that agree in what is
+    # Before a config is read: pruning asks once for all that agree in what is.
+    if problem.fold == 1 and not problem.in_blocks:
         return None
     constants = kernel_template(config.template).constants(config, in_halves(problem))
     along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,30 @@ def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> No
     family = registry.get(Family, "a8w8")
     problems += [family.problem(scaled)] if family.supports(family.problem(scaled), gpu.target) else []
     verify_all(gpu, compiler, tmp_path, problems)
+
+
+def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+    """Tiles of 128 columns of C, or several of them, whose rows get factors."""
+    fp8 = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
+    gated = Problem(200, 1536, 264, *matrices("bf16", c=fp8, layout="TN"), epilogue="silu_mul_block")
+    scaled = replace(gated, k=256, a=gated.a._replace(dtype=fp8), b=gated.b._replace(dtype=fp8))
+    family, blocks = registry.get(Family, "a8w8"), registry.get(Family, "a8w8_blockscale")
+    problems = [gated, Problem(33, 384, 136, *matrices("bf16", c=fp8, layout="TN"), bias="n", epilogue="block")]
+    problems += [family.problem(scaled), blocks.problem(scaled, "group")]
+    if not registry.get(Family, "dense").supports(gated, gpu.target):
+        pytest.skip(f"{gpu.target.name} has no fp8")
+    configs = (
+        Config("tile", 64, 256, 64, 4, 1, 8, 3),
+        Config("tile", 16, 256, 64, 1, 2, 4, 2, (("swap_ab", 1),)),
+        Config("stream_k", 64, 256, 64, 8, 1, 8, 2),
+        Config("tma", 64, 256, 128, 4, 1, 8, 3),
+        Config("persistent", 128, 256, 64, 4, 1, 8, 3, (("epilogue_parts", 2),)),
+        Config("ws_tma", 128, 256, 64, 8, 1, 8, 4, (("epilogue_parts", 2),)),
+        Config("ws_tma", 128, 256, 64, 8, 1, 8, 4, (("epilogue_parts", 2), ("pair", 1))),
+        Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
+        Config("ws_tma", 64, 256, 64, 8, 2, 4, 4),  # splits that exchange sums
+    )
+    verify_all(gpu, compiler, tmp_path, problems, configs)
 
 
 def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:

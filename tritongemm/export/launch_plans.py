@@ -121,7 +121,8 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
         "kernarg": kernarg.hex(),
         "buffers": buffers,
         "problem": {"M": problem.m, "N": problem.n, "K": problem.k}
-        | ({"batch": problem.batch} if problem.batch > 1 else {}),
+        | ({"batch": problem.batch} if problem.batch > 1 else {})
+        | ({"epilogue": problem.epilogue} if problem.epilogue != "none" else {}),
         "launches": 1,
     }
 

@@ -133,7 +133,9 @@ def describe_calls(problem: Problem) -> str:
         return f"no call: they are {reason}"
     if problem.epilogue != "none":
         rows = " whose rows of gate and of up alternate (interleave_gate_up)" if problem.fold > 1 else ""
-        return f'linear_act(x, w, "{problem.epilogue}") with w [N, K]{rows}'
+        call = "linear_act_quantize" if problem.in_blocks else "linear_act"
+        act = problem.epilogue.removesuffix("block").removesuffix("_")
+        return f'{call}(x, w, "{act}") with w [N, K]{rows}'
     if problem.kind == "grouped":
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":

@@ -167,8 +167,8 @@ class TritonBackend(SearchedBackend):
             return Support(f"a {problem.kind} product, which manifests have no word for")
         if {problem.a.scaling, problem.b.scaling} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
-        if problem.bias == "m":
-            return Support("a bias along M, which manifests have no word for")
+        if problem.bias == "m" or problem.epilogue != "none":
+            return Support("a bias along M or an epilogue, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
         if template_facts.kernel_template(config.template).grid != tiles or launch.cluster > 1:
             return Support(f"the grid of template {config.template} is not its tiles and splits")

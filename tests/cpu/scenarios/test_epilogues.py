@@ -1,14 +1,18 @@
 """Products that are stored after an activation, or gate and up as one, against float64 at odd sizes."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family, LibraryBackend
 
 POINTERS = [
     Config("tile", 16, 32, 16, 2, 2),
@@ -67,3 +71,19 @@ def test_blocks_of_a_result_have_factors(interpreted: Interpreted) -> None:
     plain = Problem(19, 384, 40, *matrices("bf16", c=of_c, layout="TN"), epilogue="block")
     configs = [Config("persistent", 16, 256, 16, 1, options=(("epilogue_parts", 2),)), Config("tma", 16, 128, 16, 2)]
     interpreted.check(plain, [*configs, *IN_BLOCKS[:1]], SM90)
+
+
+@pytest.mark.parametrize("epilogue", ["silu_mul", "gelu_block"])
+def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch, epilogue: str) -> None:
+    """Here without what torch.compile makes of the second step."""
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    family, torchs = registry.get(Family, "dense"), registry.get(LibraryBackend, "torch")
+    of_c = "fp8e4m3fn" if "block" in epilogue else "bf16"
+    problem = Problem(5, 256, 64, *matrices("bf16", c=of_c, layout="TN"), bias="n", epilogue=epilogue)
+    problem = replace(problem, bias="none") if "block" in epilogue else problem
+    operands = family.make_inputs(problem, "cpu")
+    c = operands["c"] = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.type.torch))
+    assert torchs.supports(problem, SM90) and not torchs.torch_function(problem)
+    call = torchs.operation(problem, operands)
+    assert call is not None and call() is c
+    assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))

@@ -52,7 +52,8 @@ class TorchBackend(LibraryBackend):
         return CHOICE
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        return SUPPORTED if function(problem) else Support("PyTorch has no function for these types and sizes")
+        known = function(_without_epilogue(problem))
+        return SUPPORTED if known else Support("PyTorch has no function for these types and sizes")
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         """Yield PyTorch's candidates, which only a run without any other needs: its choice, also with faster sums."""
@@ -112,15 +113,20 @@ class TorchBackend(LibraryBackend):
         return name if as_they_are else ""
 
 
+def _without_epilogue(problem: Problem) -> Problem:
+    """Return the product that an epilogue follows."""
+    return replace(problem, epilogue="none", c=Operand("bf16") if problem.in_blocks else problem.c)
+
+
 def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]) -> Call | None:
     """Return a call that computes the product, then its epilogue by one kernel that ``torch.compile`` makes."""
     import torch
 
     from tritongemm.operations import linear_act
 
-    of_product = Operand("bf16") if problem.in_blocks else problem.c
-    product = operands["a"].new_empty((problem.m, problem.n), dtype=getattr(torch, of_product.type.torch))
-    call = call_of(replace(problem, epilogue="none", c=of_product), operands | {"c": product})
+    first = _without_epilogue(problem)
+    product = operands["a"].new_empty((problem.m, problem.n), dtype=getattr(torch, first.c.type.torch))
+    call = call_of(first, operands | {"c": product})
     if call is None:
         return None
     c = operands["c"]

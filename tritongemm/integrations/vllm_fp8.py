@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import define_opaque, guarded, plain, require_parameters, serves_blocks
+from tritongemm.integrations.process import attribute, define_opaque, guarded, plain, require_parameters, serves_blocks
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
@@ -56,7 +56,7 @@ class BlockKernels:
 
         @wraps(original)
         def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
-            B, Bs, number = plain(B), plain(Bs), kernel.tritongemm_numbers[kind.__qualname__]
+            B, Bs, number = plain(B), plain(Bs), attribute(kernel, _NUMBERS, {}).get(kind.__qualname__)
             if number is None or not serves_blocks(B, Bs, self._invariant):
                 return original(kernel, A, B, As, Bs)
             if torch.compiler.is_compiling():

@@ -68,7 +68,10 @@ def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Ten
 
 
 def test_vllms_kernels_compute_what_no_row_holds_for(
-    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+    table: Dispatcher,
+    tuned: Iterator[list[BlockOperands]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     install_vllm(monkeypatch)
     kinds = install_vllm_blocks(monkeypatch)
@@ -92,6 +95,10 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
             a, _, of_a, _ = operands(rows, quantised=quantised)
             assert bool((compiled(a, of_a) == wanted).all())
         calls.clear()
+    moved = kinds[0](SimpleNamespace(result_dtype=torch.bfloat16))  # as of a version that has another name for it
+    moved.config.out_dtype = torch.bfloat16
+    assert bool((moved.apply_block_scaled_mm(*operands(M)) == kinds[0].answer).all()) and not calls
+    assert "no attribute 'out_dtype'); tuned kernels serve no fp8 layer in blocks" in caplog.text
 
 
 @pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,11 @@ class KernelFacts:
     def along_k(self) -> tuple[OperandSpec, ...]:
         """The operands with scale factors that change along K."""
         return tuple(e for e in self.extras if e.applied == "mainloop")
+
+    @property
+    def of_sums(self) -> KernelFacts:
+        """The same for a kernel whose matrix units see operands that factors along K have multiplied."""
+        return replace(self, extras=tuple(e for e in self.extras if e.applied != "mainloop"))
 
     @property
     def formula(self) -> str:

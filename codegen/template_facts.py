@@ -128,10 +128,10 @@ class KernelTemplate:
 def in_halves(problem: Problem) -> bool:
     """Return whether wide tiles of kernels whose warps have roles are multiplied in halves.
 
-    Where scales change along K, the sum of a block of K needs registers beside the sum of all. Triton knows no matrix
-    instruction of integers with 256 columns.
+    Where scales change along K, the sum of a block of K needs registers beside the sum of all, unless they multiply a
+    weight of four bits where it is widened. Triton knows no matrix instruction of integers with 256 columns.
     """
-    return problem.scale_depth > 0 or problem.a.type.is_integer
+    return (problem.scale_depth > 0 and not has_four_bit_weight(problem)) or problem.a.type.is_integer
 
 
 def adds_blocks(problem: Problem, target: Target) -> bool:

@@ -52,3 +52,4 @@ FRAGMENTS = (
     Config("fragments", 32, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
 )
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these
+WS_FRAGMENTS = Config("ws_fragments", 96, 128, 64, 2, num_warps=8, num_stages=4, options=(("share", 1), ("swap_ab", 1)))

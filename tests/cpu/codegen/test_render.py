@@ -28,6 +28,7 @@ from tests.support.kernel_cases import (
     SPLIT,
     STREAM,
     TMA_SWAPPED,
+    WS_FRAGMENTS,
 )
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
@@ -58,7 +59,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_here() -> None:
-    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *FRAGMENTS)} == set(template_facts.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *FRAGMENTS, WS_FRAGMENTS)} == set(
+        template_facts.names()
+    )
 
 
 def test_parts_of_kernels_begin_with_what_is_in_them() -> None:

@@ -154,7 +154,8 @@ def test_fragments_are_what_threads_give_a_matrix_instruction() -> None:
 
 def test_what_it_is_for() -> None:
     assert [axes.template for axes in space(INT4, SM90).axes] == ["tile"]
-    assert [axes.template for axes in space(IN_FRAGMENTS, SM90).axes] == ["fragments"]
+    for m, templates in ((19, ["fragments"]), (256, ["fragments", "ws_fragments"])):
+        assert [axes.template for axes in space(replace(IN_FRAGMENTS, m=m), SM90).axes] == templates
     assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
     for problem, reason in (
         (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import triton
 
+from tests.support.module_cases import CASES
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -79,6 +80,12 @@ def test_warps_with_roles_compile_without_spills(
     assert [one.status for one in built] == ["ok"] * 3, [one.reason for one in built]
     assert [one.threads for one in built] == [8 * 32 if c in (WS_SPLIT, WS_SWAPPED_SPLIT) else 12 * 32 for c in configs]
     assert all(one.spills <= 8 for one in built), "Triton 3.7 spills two registers"
+
+
+def test_warps_that_widen_a_weight_leave_room_for_wide_tiles(session_cache: Path) -> None:
+    wide = Config("ws_fragments", 256, 128, 64, 4, 1, 8, 4, (("epilogue_parts", 2), ("swap_ab", 1)))
+    (built,) = compiled(CASES["int4 in fragments"].problem, (wide,), session_cache)
+    assert (built.status, built.threads, built.spills) == ("ok", 12 * 32, 0), built.reason
 
 
 def compiled(problem: Problem, configs: Iterable[Config], folder: Path) -> list[Artifact]:

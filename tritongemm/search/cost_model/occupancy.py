@@ -7,7 +7,13 @@ has exact values.
 from dataclasses import dataclass
 from math import ceil
 
-from tritongemm.codegen.template_facts import adds_blocks, kernel_template, padded_columns, search_facts
+from tritongemm.codegen.template_facts import (
+    adds_blocks,
+    has_four_bit_weight,
+    kernel_template,
+    padded_columns,
+    search_facts,
+)
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -62,7 +68,9 @@ def async_matrix(config: Config, target: Target) -> bool:
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
     a = int(config.block_m * config.block_k * problem.a.type.width)
-    b = int((padded_columns(config) or config.block_n) * config.block_k * problem.b.type.width)
+    # Warps with roles have operands of one type there, also of a weight of four bits.
+    width = (problem.a if "warp_roles" in search_facts(config.template).rules else problem.b).type.width
+    b = int((padded_columns(config) or config.block_n) * config.block_k * width)
     if without_matrix_units(config):
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
@@ -104,6 +112,8 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     if adds_blocks(problem, target) and with_roles:
         return accumulator_registers(config, target)
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
+        return 0
+    if with_roles and has_four_bit_weight(problem):  # its factors multiply widened numbers
         return 0
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
     rest = template.value(config, "tail", halved=True) if "tail" in template.constexprs else 0

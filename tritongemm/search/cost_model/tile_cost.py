@@ -115,15 +115,15 @@ def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int)
 
     Where warps have roles, two groups of them take turns with the matrix units, and half of it is hidden.
     """
-    if not problem.scale_depth or problem.microscaled:
+    if not problem.scale_depth or problem.microscaled or not occupancy.block_sum_registers(config, problem, target):
         return 0.0
     hidden = "warp_roles" in search_facts(config.template).rules and config.num_warps > SIMDS
     return sums / ADDED_A_CLOCK / (target.clock_ghz * 1e9) * (0.5 if hidden else 1.0)
 
 
 def _widening_seconds(config: Config, problem: Problem, target: Target) -> float:
-    """Return the seconds in which a warp widens its part of a block of B in registers, for weights of four bits."""
-    if problem.b.type.packed == problem.a.type.packed:
+    """Return the seconds in which a warp that multiplies widens its part of a block of a weight of four bits."""
+    if problem.b.type.packed == problem.a.type.packed or "warp_roles" in search_facts(config.template).rules:
         return 0.0
     own = config.block_n * config.block_k / (config.num_warps * target.wave_size)
     return own * WIDENING_INSTRUCTIONS / (target.clock_ghz * 1e9)

@@ -44,7 +44,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
     rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
-    slot = (config.block_m * problem.a.type.bytes + (padded or config.block_n) * problem.b.type.bytes) * config.block_k
+    slot = (config.block_m + (padded or config.block_n)) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
     sharers = config.split_k if exchanges_sums(config) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers

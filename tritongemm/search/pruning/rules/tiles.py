@@ -1,7 +1,7 @@
 """Rules about the tile: how it covers C and K, and what its matrix instructions want of it."""
 
 from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, distant_rows, split_piece
-from tritongemm.codegen.template_facts import search_facts
+from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem

@@ -52,8 +52,8 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     if problem.b.type.packed > problem.a.type.packed:  # a weight of four bits is multiplied by its scales in registers
         of_a = problem.a.scaling  # in float32 they multiply the sums of blocks
-        parts = depth % block if "fragments" in search_facts(config.template).rules else block % depth
-        split = (parts and block % depth) or (of_a is not None and of_a.dtype == "fp32" and of_a.depth % block)
+        part = kernel_template(config.template).fragments and depth % block == 0
+        split = (block % depth and not part) or (of_a is not None and of_a.dtype == "fp32" and of_a.depth % block)
         return f"BK {block} splits the {depth} elements along K of a scale" if split else None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None

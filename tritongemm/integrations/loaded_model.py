@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import vllm_fp8_rows
+from tritongemm.integrations import vllm_fp8_rows, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -57,7 +57,8 @@ def describe(model: nn.Module, invariant: bool = False) -> str:
             found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks)] += 1
         elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
-            found["mixtures of experts"][max(reasons)] += 1
+            other = _mixture_is_of(module.quant_method)
+            found["mixtures of experts"][f"of {other}" if other else max(reasons)] += 1
     parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
     left = sum(found.values(), Counter[str]())
     del left[""]
@@ -116,6 +117,15 @@ def _has_blocks(layer: Any, name: str) -> bool:
     scales = (attribute(layer, f"{name}_{kind}") for kind in ("scale_inv", "scale"))
     scale = next((one for one in scales if isinstance(one, Tensor)), None)
     return scale is not None and is_in_blocks(attribute(layer, name), scale)
+
+
+def _mixture_is_of(method: Any) -> str:
+    """Return what computes a method's mixtures where that is not served; "" where it is, or is not said."""
+    experts = attribute(attribute(method, "moe_kernel"), "fused_experts")  # vLLM's
+    if experts is not None and type(experts).__name__ not in vllm_moe.EXPERTS:
+        return type(experts).__name__
+    backend = attribute(attribute(method, "runner"), "runner_backend")  # SGLang's
+    return "" if backend is None or backend.is_triton() else str(backend.value)
 
 
 def _computed_by(layer: Any) -> str:

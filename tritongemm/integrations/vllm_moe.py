@@ -12,7 +12,7 @@ from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
 # Classes of experts that read weights as a checkpoint has them; others shuffle them, or have up before gate.
-_EXPERTS: Final = ("TritonExperts", "TritonOrDeepGemmExperts", "TritonOrCutlassExperts")
+EXPERTS: Final = ("TritonExperts", "TritonOrDeepGemmExperts", "TritonOrCutlassExperts")
 _PREPARES: Final = "MoEPrepareAndFinalizeNoDPEPModular"  # without tokens of other ranks
 _GATES: Final = ("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta", "w1_bias", "w2_bias")  # change what a mixture does
 
@@ -74,7 +74,7 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
         is_known = all(s is not None and is_in_blocks(w, s) for w, s in zip((w1, w2), scales, strict=True))
     if (
         not is_known
-        or type(experts).__name__ not in _EXPERTS
+        or type(experts).__name__ not in EXPERTS
         or type(kernel.prepare_finalize).__name__ != _PREPARES
         or named["activation"].value != "silu"
         or named.get("expert_map") is not None

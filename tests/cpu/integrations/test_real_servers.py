@@ -32,7 +32,7 @@ def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     vllm_moe.hook(modular)
     assert kind.apply.__module__ == vllm_moe.__name__ and BaseModelLoader.load_model.__module__ == vllm.__name__
     own = {name for module in (triton_moe, triton_deep_gemm_moe, triton_cutlass_moe) for name in vars(module)}
-    assert set(vllm_moe._EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)
+    assert set(vllm_moe.EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)
     plain = FusedMoEQuantConfig.make()
     assert (plain.quant_dtype, plain.w1_scale, plain.w2_scale) == (None, None, None)
     assert all(getattr(plain, name) is None for name in vllm_moe._GATES)

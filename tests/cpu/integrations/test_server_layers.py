@@ -1,35 +1,30 @@
-"""Layers of a server beside plain linear ones: compiled code, given memory, output layers, mixtures; what is said."""
+"""Layers of a server beside plain linear ones: compiled code, given memory, output layers, mixtures."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
-from tests.support.linear_layers import attach_device, problem, record
+from tests.support.linear_layers import problem, record
 from tests.support.served_region import gpu_that_serves
-from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.formats import results_format
-from tritongemm.integrations import compiled, loaded_model, process, sglang, vllm
+from tritongemm.integrations import compiled, process, sglang, vllm
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -281,74 +276,6 @@ def test_the_server_computes_what_it_computes_faster(
 
 def replace_kind(resolution: Any, kind: str) -> Any:
     return SimpleNamespace(**{**vars(resolution), "kind": kind})
-
-
-def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled = registry.get(Family, "a8w8_blockscale").problem(
-        Problem(16, 256, 128, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
-    elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
-    rows = [record(problem(16, 32, 64)), record(scaled), grouped(32, 256, 128), grouped(32, 128, 128), elsewhere]
-    unloaded.load(rows)
-    refused = record(problem(16, 40, 64))  # this Triton does not compile its kernel
-    unloaded.load([refused])
-    attach_device(unloaded, {refused.problem: Support("does not compile")})
-    unloaded._devices[-1] = unloaded._devices[0]
-
-    class LinearBase(nn.Module):  # type: ignore[misc]
-        def __init__(self, weight: Tensor, method: str, **others: Any) -> None:
-            super().__init__()
-            self.weight, self.quant_method = weight, type(method, (), {})()
-            vars(self.quant_method).update(others)
-
-    class Mixture(nn.Module):  # type: ignore[misc]
-        def __init__(self, inner: int) -> None:
-            super().__init__()
-            self.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
-            self.w13_weight, self.w2_weight = torch.ones(EXPERTS, 2 * inner, 128), torch.ones(EXPERTS, 128, inner)
-
-    in_blocks = LinearBase(torch.ones(256, 128).to(FP8), "Fp8LinearMethod")
-    in_blocks.weight_scale_inv = torch.ones(2, 1)
-    marlin = type("MarlinLinearKernel", (), {})()
-    plain = "UnquantizedLinearMethod"
-    layers = [LinearBase(torch.ones(n, 64), plain) for n in (32, 32, 33, 48, 40)]
-    quantised = [LinearBase(torch.ones(4, 4).int(), "GPTQMarlinLinearMethod", kernel=marlin) for _ in range(2)]
-    tensor_wise = LinearBase(torch.ones(256, 128).to(FP8), "ModelOptFp8LinearMethod")
-    cutlass = type("CutlassFP8ScaledMMLinearKernel", (), {})()
-    in_rows = LinearBase(torch.ones(256, 128).to(FP8).t(), "Fp8LinearMethod", fp8_linear=cutlass)
-    model = nn.ModuleList(
-        [*layers, in_blocks, *quantised, tensor_wise, in_rows, Mixture(128), Mixture(64), nn.Linear(2, 2)]
-    )
-    assert loaded_model.describe(model) == (
-        "tuned kernels serve 3 of 10 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
-        "computes 3 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
-        "1 with rows that are refused when loaded, 1 of ModelOptFp8LinearMethod"
-    )
-    unloaded.invariant_weights = frozenset({(256, 128, True)})
-    assert loaded_model.describe(nn.ModuleList([*layers[:1], in_blocks]), invariant=True) == (
-        "tuned kernels serve 1 of 2 linear layers of ModuleList; the server itself computes 1 without a row that "
-        "states its order of additions"
-    )
-
-
-def test_loading_a_model_says_so_and_never_fails(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install_vllm(monkeypatch)
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-
-    for _ in range(2):
-        vllm.register()
-    layer = nn.Linear(64, 32)
-    assert BaseModelLoader().load_model(layer) is layer and not caplog.records  # on no GPU
-    monkeypatch.setattr(nn.Parameter, "is_cuda", property(lambda tensor: True), raising=False)
-    monkeypatch.setattr(unloaded, "device", lambda index: (_ for _ in ()).throw(InputError("no driver")))
-    with caplog.at_level(logging.INFO, "tritongemm"):
-        assert BaseModelLoader().load_model(layer) is layer
-    assert [r.getMessage() for r in caplog.records] == ["InputError: no driver; nothing is served by tuned kernels"]
-    assert not unloaded.weights and not unloaded.layer_weights  # no call fails for the same reason
-    vllm.register()
-    assert not unloaded.weights
 
 
 def test_weights_in_blocks() -> None:

@@ -23,21 +23,13 @@ PLAIN = "plain"  # the order of an operand that is stored in rows or columns, as
 
 
 class Operand(NamedTuple):
-    """One matrix of a product. A named tuple, for problems are hashed and compared often.
+    """One matrix of a product. A named tuple, for problems are hashed and compared often."""
 
-    Attributes:
-        dtype: name of its type, of `core.dtypes.DTYPES`.
-        row_major: whether its rows are contiguous; otherwise its columns, as of the weight of a linear layer.
-        order: memory layout of a weight: ``plain``, or a plug-in of numerics/weight_layouts.
-        scaling: its scale factors; None where it has none. `Family.problem` fills them in.
-        shared: whether one, with its scales, serves an entire batch, and has no dimension for it.
-    """
-
-    dtype: str = "fp16"
-    row_major: bool = True
-    order: str = PLAIN
-    scaling: Scaling | None = None
-    shared: bool = False
+    dtype: str = "fp16"  # name of its type, of `core.dtypes.DTYPES`
+    row_major: bool = True  # whether its rows are contiguous; otherwise its columns, as of the weight of a linear layer
+    order: str = PLAIN  # memory layout of a weight: `plain`, or a plug-in of numerics/weight_layouts
+    scaling: Scaling | None = None  # its scale factors; None where it has none. `Family.problem` fills them in
+    shared: bool = False  # whether one, with its scales, serves an entire batch, and has no dimension for it
 
     @property
     def type(self) -> DType:
@@ -68,30 +60,24 @@ def matrices(  # noqa: D417 (A, B and C are what they are)
 
 @dataclass(frozen=True)
 class Problem:
-    """One GEMM.
+    """One GEMM."""
 
-    Attributes:
-        m, n, k: sizes, at least 1.
-        a, b, c: the matrices A [M, K], B [K, N] and C [M, N], which is row-major.
-        bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
-        batch: number of independent GEMMs; operands are [batch, …], one after the other in memory.
-        groups: the products of different M that share one call (a mixture of experts), whose rows add up to M and of
-            which B is [groups, K, N]; None of one product.
-        family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
-        epilogue: what is done with a complete sum, after scales and bias, of `core.epilogues.EPILOGUES`. A gated one
-            stores a column for two of B.
-    """
-
+    # m, n, k: sizes, at least 1
     m: int
     n: int
     k: int
+    # a, b, c: the matrices A [M, K], B [K, N] and C [M, N], which is row-major
     a: Operand = _PLAIN
     b: Operand = _PLAIN
     c: Operand = _PLAIN
-    bias: str = "none"
-    batch: int = 1
+    bias: str = "none"  # `none`, `m` (one value per row of C) or `n` (one per column)
+    batch: int = 1  # number of independent GEMMs; operands are [batch, …], one after the other in memory
+    # The products of different M that share one call (a mixture of experts), whose rows add up to M and of which B is
+    # [groups, K, N]; None of one product.
     groups: Groups | None = None
-    family: str = DEFAULT_FAMILY
+    family: str = DEFAULT_FAMILY  # plug-in of numerics/families that makes inputs, the reference and the tolerance
+    # What is done with a complete sum, after scales and bias, of `core.epilogues.EPILOGUES`. A gated one stores a
+    # column for two of B.
     epilogue: str = "none"
 
     def __post_init__(self) -> None:

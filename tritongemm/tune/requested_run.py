@@ -48,29 +48,17 @@ class TuningStopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        target: what was tuned for.
-        rows: what was asked for.
-        problems: sizes that were searched or had a result already.
-        tuned: those of them that had none.
-        failures: reasons of the problems that failed.
-        tables: of the spans of M that were asked for.
-        untunable: rows of a file that are right and of products that nothing here computes.
-        store: results and trials; closed, so it can only be read.
-        folder: where modules of winners are.
-    """
-
-    target: Target
-    rows: Sequence[FormatRow]
-    problems: Sequence[Problem]
-    tuned: Sequence[Problem]
-    failures: Mapping[Problem, str]
-    tables: Mapping[MSpan, MTable]
-    untunable: Sequence[DamagedRow]
-    store: Store
-    folder: Path
+    target: Target  # what was tuned for
+    rows: Sequence[FormatRow]  # what was asked for
+    problems: Sequence[Problem]  # sizes that were searched or had a result already
+    tuned: Sequence[Problem]  # those of them that had none
+    failures: Mapping[Problem, str]  # reasons of the problems that failed
+    tables: Mapping[MSpan, MTable]  # of the spans of M that were asked for
+    untunable: Sequence[DamagedRow]  # rows of a file that are right and of products that nothing here computes
+    store: Store  # results and trials; closed, so it can only be read
+    folder: Path  # where modules of winners are
 
     @property
     def records(self) -> list[Record]:

@@ -17,20 +17,15 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class Family(Plugin, abstract=True):
-    """The meaning of a GEMM: C = A @ B with its scale factors, bias and dtypes.
-
-    Attributes:
-        summary: one line for ``--help``.
-        defaults: default dtypes and layout of B.
-        variants: other names for the family with other defaults, e.g. for another layout of B.
-        kinds: values of `Problem.kind` for which it can create inputs and references.
-    """
+    """The meaning of a GEMM: C = A @ B with its scale factors, bias and dtypes."""
 
     package = "tritongemm.numerics.families"
     kind = "family"
-    summary: ClassVar[str]
-    defaults: ClassVar[Defaults] = Defaults.of("fp16")
+    summary: ClassVar[str]  # one line for `--help`
+    defaults: ClassVar[Defaults] = Defaults.of("fp16")  # default dtypes and layout of B
+    # Other names for the family with other defaults, e.g. for another layout of B.
     variants: ClassVar[Mapping[str, Defaults]] = {}
+    # Values of `Problem.kind` for which it can create inputs and references.
     kinds: ClassVar[tuple[str, ...]] = ("one",)
 
     @final
@@ -106,15 +101,10 @@ class Family(Plugin, abstract=True):
 
 @dataclass(frozen=True)
 class Pieces:
-    """An interleaved layout of B: in each group of columns, the next piece along K of every column follows the last.
+    """An interleaved layout of B: in each group of columns, the next piece along K of every column follows the last."""
 
-    Attributes:
-        columns: columns of a group.
-        run: contiguous elements of a column along K; for packed types bytes.
-    """
-
-    columns: int
-    run: int
+    columns: int  # columns of a group
+    run: int  # contiguous elements of a column along K; for packed types bytes
 
 
 class WeightLayout(Plugin, abstract=True):
@@ -149,23 +139,19 @@ class WeightLayout(Plugin, abstract=True):
 
 
 class ScaleLayout(Plugin, abstract=True):
-    """A memory layout of scale factors other than ``rows`` and ``groups``.
-
-    Attributes:
-        pad: multiples to which rows and groups are padded.
-        row_place, group_place: a factor's offset in memory is their sum, of its row and its group along K, as source
-            text for kernels in ``r``, ``g`` and ``groups``, the padded number of groups of a row; "" if none of our
-            kernels reads the layout.
-        block, axes: how a block of `pad` factors is stored, where kernels may load complete blocks: factors that are
-            next to each other, as [blocks of rows, blocks of groups, *block], become [rows, groups] when these axes
-            are put into this order.
-    """
+    """A memory layout of scale factors other than ``rows`` and ``groups``."""
 
     package = "tritongemm.numerics.scale_layouts"
     kind = "scale layout"
-    pad: ClassVar[tuple[int, int]] = (1, 1)
+    pad: ClassVar[tuple[int, int]] = (1, 1)  # multiples to which rows and groups are padded
+    # row_place, group_place: a factor's offset in memory is their sum, of its row and its group along K, as source text
+    # for kernels in `r`, `g` and `groups`, the padded number of groups of a row; "" if none of our kernels reads the
+    # layout
     row_place: ClassVar[str] = ""
     group_place: ClassVar[str] = ""
+    # block, axes: how a block of `pad` factors is stored, where kernels may load complete blocks: factors that are next
+    # to each other, as [blocks of rows, blocks of groups, *block], become [rows, groups] when these axes are put into
+    # this order
     block: ClassVar[tuple[int, ...]] = ()
     axes: ClassVar[tuple[int, ...]] = ()
 

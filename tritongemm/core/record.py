@@ -4,69 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import PREDICTED
 from tritongemm.core.values import (
-    DEVIATION,
     FINITE,
-    FINITE_OR_NONE,
-    FLAG,
     HELD_OUT,
     MAP,
-    NATURAL,
     SECONDS,
-    SECONDS_OR_NONE,
-    TEXT,
     TEXTS,
+    Deviation,
+    FiniteOrNone,
+    Flag,
+    Natural,
+    SecondsOrNone,
+    Text,
+    kinds_of,
     read_config,
     require,
-)
+)  # fmt: skip
 
 # Number of the form in which journals and results files are written. A new key of a result raises it: a reader refuses
 # keys that it does not know.
 SCHEMA = 2
 
-_FIELD_KINDS = {
-    "target": TEXT,
-    "winner": TEXT,
-    "seconds": SECONDS,
-    "spread": FINITE,
-    "timer": TEXT,
-    "error": DEVIATION,
-    "tolerance": FINITE_OR_NONE,
-    "library_seconds": SECONDS_OR_NONE,
-    "library": TEXT,
-    "tie": FLAG,
-    "verified": TEXT,
-    "toolchain": TEXTS,
-    "cold": FLAG,
-    "compute_units": NATURAL,
-    "m_from": NATURAL,
-    "held_out": HELD_OUT,
-    "quantize_seconds": SECONDS_OR_NONE,
-    "code": TEXT,
-    "library_wrong": TEXT,
-    "order": TEXT,
-    "row_bits": TEXT,
-    "notes": MAP,
-}
-
 # Fields that are not written at their defaults.
 _LEFT_OUT = (
-    "compute_units",
-    "m_from",
-    "held_out",
-    "quantize_seconds",
-    "code",
-    "library_wrong",
-    "order",
-    "row_bits",
-    "notes",
-)
+    "compute_units", "m_from", "held_out", "quantize_seconds", "code", "library_wrong", "order", "row_bits", "notes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,47 +46,48 @@ class Record:
     """
 
     problem: Problem  # what was tuned
-    target: str  # name of the target it was tuned for
+    target: Text  # name of the target it was tuned for
     config: Config  # the best generated kernel
-    winner: str  # backend that dispatch should call, e.g. `triton`, or `torch` where the library won
-    seconds: float  # median time of one launch of `config`, in seconds
-    spread: float  # half the distance between the quartiles of its samples, relative to the median
-    timer: str  # clock; `model` marks a prediction
+    winner: Text  # backend that dispatch should call, e.g. `triton`, or `torch` where the library won
+    seconds: Annotated[float, SECONDS]  # median time of one launch of `config`, in seconds
+    spread: Annotated[float, FINITE]  # half the distance between the quartiles of its samples, relative to the median
+    timer: Text  # clock; `model` marks a prediction
     # error, tolerance: deviation from the reference, and the largest allowed
-    error: float | None = None
-    tolerance: float | None = None
+    error: Deviation = None
+    tolerance: FiniteOrNone = None
     # The library's median time in the same run, in seconds; None when not measured.
-    library_seconds: float | None = None
-    library: str = ""  # which library that was
-    tie: bool = False  # the two were within the noise of each other
-    verified: str = ""  # how the result was checked
-    toolchain: dict[str, str] = field(default_factory=dict)  # versions that made it, e.g. `{"triton": "3.6.0"}`
-    cold: bool = True  # the weights were not in the last-level cache
+    library_seconds: SecondsOrNone = None
+    library: Text = ""  # which library that was
+    tie: Flag = False  # the two were within the noise of each other
+    verified: Text = ""  # how the result was checked
+    # Versions that made it, e.g. `{"triton": "3.6.0"}`.
+    toolchain: Annotated[dict[str, str], TEXTS] = field(default_factory=dict)
+    cold: Flag = True  # the weights were not in the last-level cache
     # Number of compute units of the device it was tuned on; 0 where that is not said, and the result then serves any
     # device of its target.
-    compute_units: int = 0
+    compute_units: Natural = 0
     # The result serves every M from this one up to the problem's own, as a table over M says; 0 where it serves its own
     # M alone.
-    m_from: int = 0
+    m_from: Natural = 0
     # What was measured at other M of the range, which had no part in choosing it, by M as text: the time over the best
     # known there, less 1, and the library's time over it.
-    held_out: Mapping[str, Any] = field(default_factory=dict)
+    held_out: Annotated[Mapping[str, Any], HELD_OUT] = field(default_factory=dict)
     # Median time in which A is quantised from bf16, with its scale factors in the problem's layout, as
     # `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
-    quantize_seconds: float | None = None
+    quantize_seconds: SecondsOrNone = None
     # SHA-256 of the code object of `config` that was measured; "" where that is not known, or it has none.
-    code: str = ""
+    code: Text = ""
     # The error and the tolerance of the library whose result was wrong, so that it did not race; "" where it was right,
     # or was not compared.
-    library_wrong: str = ""
+    library_wrong: Text = ""
     # The reduction order of `config`, in which all rows of its product add up, at every M; "" where it was not asked
     # for.
-    order: str = ""
+    order: Text = ""
     # Hash of a row that `config` computed of operands that are the same at every M; "" without an order.
-    row_bits: str = ""
+    row_bits: Text = ""
     # What a file's format or a campaign keeps with the result, by its own name, such as another tool's name of the
     # kernel; they are written back, and do not count when records are compared.
-    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    notes: Annotated[Mapping[str, Any], MAP] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         require(self.__dict__, _FIELD_KINDS)
@@ -181,3 +150,6 @@ class Record:
             raise InputError(f"has unknown keys: {', '.join(sorted(unknown))}")
         read = {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
         return cls(**{**data, **read})
+
+
+_FIELD_KINDS = kinds_of(Record)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
-from tritongemm.core.values import FLAG, NATURAL, TEXT, FieldKind, one_of, require
+from tritongemm.core.values import NATURAL, FieldKind, Flag, Natural, Text, kinds_of, one_of, require
+
+_PAD = FieldKind(
+    "two whole numbers from 1 on",
+    lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v),
+)
 
 
 class Scaling(NamedTuple):
     """The scale factors of A or of B. A named tuple, for problems are hashed and compared often."""
 
-    dtype: str = "fp32"  # name of their type, e.g. `fp32` or `e8m0`
-    rows: int = 1  # rows of A (columns of B) that share a factor; 0 where all of them do
-    depth: int = 0  # elements along K that share a factor; 0 where a full row does, so that the epilogue can apply it
+    dtype: Annotated[str, one_of(*DTYPES)] = "fp32"  # name of their type, e.g. `fp32` or `e8m0`
+    rows: Natural = 1  # rows of A (columns of B) that share a factor; 0 where all of them do
+    depth: Natural = (
+        0  # elements along K that share a factor; 0 where a full row does, so that the epilogue can apply it
+    )
     # Their order in memory: `rows` [rows, groups along K], `groups` [groups along K, rows], or the name of a plug-in of
     # numerics/scale_layouts.
-    layout: str = "rows"
-    pad: tuple[int, int] = (1, 1)  # multiples to which rows and groups are padded in memory
+    layout: Text = "rows"
+    pad: Annotated[tuple[int, int], _PAD] = (1, 1)  # multiples to which rows and groups are padded in memory
     # Whether each group along K has, behind the factors of all rows, their zero points less `INT4_ZERO`, which are
     # subtracted from the numbers before they are multiplied: [groups, 2, rows].
-    zeros: bool = False
+    zeros: Flag = False
 
     @property
     def applied(self) -> str:
@@ -54,17 +61,7 @@ class Scaling(NamedTuple):
         return cls(**{**data, "pad": tuple(data.get("pad", (1, 1)))})
 
 
-_KINDS = {
-    "dtype": one_of(*DTYPES),
-    "rows": NATURAL,
-    "depth": NATURAL,
-    "layout": TEXT,
-    "zeros": FLAG,
-    "pad": FieldKind(
-        "two whole numbers from 1 on",
-        lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(NATURAL.holds(n) and n for n in v),
-    ),
-}
+_KINDS = kinds_of(Scaling)
 
 # The scale factors of A and of B.
 ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"

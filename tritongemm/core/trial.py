@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.values import DEVIATION, FINITE_OR_NONE, TEXT, TIMES, one_of, read_config, require
+from tritongemm.core.values import TIMES, Deviation, FiniteOrNone, Text, kinds_of, one_of, read_config, require
 
 PREDICTED = "model"  # The timer of a trial or record whose time was predicted, not measured.
 BASELINE_ENTRY = "the baseline"  # The baseline's name among a race's samples; no config's name has a blank.
@@ -17,17 +17,6 @@ BASELINE_ENTRY = "the baseline"  # The baseline's name among a race's samples; n
 OUR_FAULT = "a fault of tritongemm: "
 STATUSES = ("ok", "pruned", "compile_failed", "out_of_resources", "timeout", "crashed", "wrong", "refused")
 STAGES = ("screen", "final")
-_FIELD_KINDS = {
-    "status": one_of(*STATUSES),
-    "reason": TEXT,
-    "samples": TIMES,
-    "timer": TEXT,
-    "stage": one_of(*STAGES),
-    "error": DEVIATION,
-    "tolerance": FINITE_OR_NONE,
-    "outside": FINITE_OR_NONE,
-    "row_bits": TEXT,
-}
 
 
 @dataclass(frozen=True)
@@ -35,15 +24,17 @@ class Trial:
     """The outcome of one config on one problem."""
 
     config: Config  # the candidate
-    status: str  # one of `STATUSES`
-    reason: str = ""  # why the status is not `ok`, with its numbers
-    samples: tuple[float, ...] = ()  # seconds of one launch each, in the order taken
-    timer: str = ""  # label of the clock that took them, or `PREDICTED`
-    stage: str = "screen"  # one of `STAGES`: `screen` (cheap) or `final` (interleaved, verified)
-    error: float | None = None  # deviation from the reference as the family measures it; None when not checked
-    tolerance: float | None = None  # largest error the family allows
-    outside: float | None = None  # share of the elements beyond it, where some were allowed to be; None where none were
-    row_bits: str = ""  # hash of one row of C on operands that are the same at every M; "" where it was not asked for
+    status: Annotated[str, one_of(*STATUSES)]  # one of `STATUSES`
+    reason: Text = ""  # why the status is not `ok`, with its numbers
+    samples: Annotated[tuple[float, ...], TIMES] = ()  # seconds of one launch each, in the order taken
+    timer: Text = ""  # label of the clock that took them, or `PREDICTED`
+    stage: Annotated[str, one_of(*STAGES)] = (
+        "screen"  # one of `STAGES`: `screen` (cheap) or `final` (interleaved, verified)
+    )
+    error: Deviation = None  # deviation from the reference as the family measures it; None when not checked
+    tolerance: FiniteOrNone = None  # largest error the family allows
+    outside: FiniteOrNone = None  # share of the elements beyond it, where some were allowed to be; None where none were
+    row_bits: Text = ""  # hash of one row of C on operands that are the same at every M; "" where it was not asked for
     # The reason may be gone when it is tried again, as where the process was killed from outside: no journal keeps such
     # a trial.
     try_again: bool = False
@@ -93,3 +84,6 @@ class Trial:
         if not trial.samples and trial.status == "ok" and trial.stage == "screen":
             raise InputError("samples must not be empty where a screened config is ok")
         return trial
+
+
+_FIELD_KINDS = kinds_of(Trial)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
@@ -107,6 +107,20 @@ def one_of(*choices: str) -> FieldKind:
 
 
 NATURAL = integer(0, MOST)
+
+# Types of fields that files say, with what they may hold.
+Text: TypeAlias = Annotated[str, TEXT]
+Flag: TypeAlias = Annotated[bool, FLAG]
+Natural: TypeAlias = Annotated[int, NATURAL]
+Deviation: TypeAlias = Annotated[float | None, DEVIATION]
+FiniteOrNone: TypeAlias = Annotated[float | None, FINITE_OR_NONE]
+SecondsOrNone: TypeAlias = Annotated[float | None, SECONDS_OR_NONE]
+
+
+def kinds_of(noun: type) -> dict[str, FieldKind]:
+    """Return what the fields of a class may hold, of those whose annotations say it."""
+    hints = get_type_hints(noun, include_extras=True).items()
+    return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:

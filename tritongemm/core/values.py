@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
@@ -120,7 +120,7 @@ SecondsOrNone: TypeAlias = Annotated[float | None, SECONDS_OR_NONE]
 def kinds_of(noun: type) -> dict[str, FieldKind]:
     """Return what the fields of a class may hold, of those whose annotations say it."""
     hints = get_type_hints(noun, include_extras=True).items()
-    return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
+    return {name: get_args(hint)[1] for name, hint in hints if get_origin(hint) is Annotated}
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:

@@ -146,6 +146,10 @@ PLAIN: dict[str, Make] = {
 }
 
 SCALED: dict[str, Make] = {
+    "linear_act rows": lambda r: Call(linear_act, r.q(r.m, K), r.q(N, K), "silu_mul", None, None, r.f(r.m), r.f(N)),
+    "linear_act blocks": lambda r: Call(
+        linear_act, r.q(r.m, K), r.q(N, K), "gelu_block", scale_a=r.f(r.m, 2), scale_b=r.f(1, 2)
+    ),
     "scaled_mm rows": lambda r: Call(scaled_mm, r.q(r.m, K), r.q(N, K), r.f(r.m), r.f(N), r.x(N, dtype=BF16)),
     "scaled_mm columns": lambda r: Call(scaled_mm, r.q(r.m, K), r.q(N, K), r.f(r.m, 1), r.f(N, 1)),
     "scaled_mm one factor": lambda r: Call(scaled_mm, r.q(r.m, K), r.q(N, K), r.f(1), r.f(1)),

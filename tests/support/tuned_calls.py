@@ -27,6 +27,8 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     its_a, its_b = of.a.scaling, of.b.scaling
     named = {"scale_layout": SHUFFLED} if its_a is not None and its_a.layout == SHUFFLED else {}
     scales = [_by_rows(made[name], its) for name, its in (("scale_a", its_a), ("scale_b", its_b)) if its is not None]
+    if of.epilogue != "none":
+        return Call(tritongemm.linear_act, a, b.T, of.epilogue, bias, result, *scales), made, exact
     if of.batch > 1:
         a, b = _each(a, of), _each(b, of)
     if its_a is None and its_b is not None and of.groups:
@@ -37,8 +39,6 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     if its_a is None or its_b is None:
         if of.groups:
             return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], out_dtype=result), made, exact
-        if of.epilogue != "none":
-            return Call(tritongemm.linear_act, a, b.T, of.epilogue, bias, result), made, exact
         function, w = (tritongemm.bmm, b) if of.batch > 1 else (tritongemm.mm, b.T)
         return Call(function, a, w, bias, result), made, exact
     of_a, of_b = scales

@@ -1,6 +1,7 @@
 """The operation `linear_act`: a linear layer and its activation, or the product of a gate's and of other columns."""
 
 from dataclasses import replace
+from math import prod
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -8,13 +9,18 @@ from torch import Tensor
 
 from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RUN, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.core.support import Support
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import epilogues
 from tritongemm.operations.checks import check_fit, check_tensors
 from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.dense import DENSE, DenseOperands
-from tritongemm.operations.torch_products import linear, output_dtype
+from tritongemm.operations.scaled import SCALED, CheckedScaled
+from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.operations.torch_products import DTYPE_NAMES, linear, output_dtype
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 
 apply_epilogue, parts, quantize_blocks = epilogues.apply, epilogues.parts, epilogues.quantize
 
@@ -27,6 +33,8 @@ class ActivatedOperands(NamedTuple):
     act: str
     bias: Tensor | None = None
     out_dtype: torch.dtype | None = None
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
 
     @property
     def layer(self) -> DenseOperands:
@@ -34,10 +42,23 @@ class ActivatedOperands(NamedTuple):
         return DenseOperands(self.x, self.w, self.bias, self.result_type)
 
     @property
+    def scaled(self) -> CheckedScaled | None:
+        """The product, where its operands have scale factors; of a result in blocks that of a wider type."""
+        if self.scale_a is None or self.scale_b is None:
+            return None
+        wanted = torch.bfloat16 if self.act in IN_BLOCKS else self.result_type
+        return SCALED.check(ScaledOperands(self.x, self.w, self.scale_a, self.scale_b, self.bias, wanted))
+
+    @property
     def result_type(self) -> torch.dtype:
-        """The type of the result: fp8 of one in blocks."""
-        default = torch.float8_e4m3fn if self.act in IN_BLOCKS else None
+        """The type of the result: fp8 of one in blocks, else bf16 of operands with scale factors."""
+        default = torch.float8_e4m3fn if self.act in IN_BLOCKS else None if self.scale_a is None else torch.bfloat16
         return output_dtype(self.x, self.out_dtype or default)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the product."""
+        return prod(self.x.shape[:-1])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,21 +66,25 @@ class ActivatedOperands(NamedTuple):
         columns = self.w.shape[0] // (2 if is_gated(self.act) else 1)
         if self.act not in IN_BLOCKS:
             return (*self.x.shape[:-1], columns)
-        rows = self.x.numel() // self.x.shape[-1]
-        return (rows + rows_of_factors(rows), columns)
+        return (self.rows + rows_of_factors(self.rows), columns)
 
 
 class ActivatedLayer(ProductOperation):
     """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up."""
 
-    schema = "linear_act(Tensor x, Tensor w, str act, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"
+    schema = (
+        "linear_act(Tensor x, Tensor w, str act, Tensor? bias=None, ScalarType? out_dtype=None, "
+        "Tensor? scale_a=None, Tensor? scale_b=None) -> Tensor"
+    )
     operands = ActivatedOperands
     sources: ClassVar = {"a": "x", "b": "w"}
 
     def check(self, given: ActivatedOperands) -> ActivatedOperands:
         """Return the operands, which belong together."""
-        x, w, act, bias, _ = given
-        check_tensors({"x": x, "w": w} | ({} if bias is None else {"bias": bias}))
+        x, w, act, *_ = given
+        check_tensors({name: one for name, one in given._asdict().items() if isinstance(one, Tensor) or name in "xw"})
+        if (given.scale_a is None) != (given.scale_b is None):
+            raise InputError("scale_a and scale_b go together")
         if act not in EPILOGUES[1:]:
             raise InputError(f"act is {act!r}; it may be {', '.join(EPILOGUES[1:])}")
         check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
@@ -72,17 +97,28 @@ class ActivatedLayer(ProductOperation):
             raise InputError(f"the result is {wanted}; activations are of floats")
         if act in IN_BLOCKS and (wanted.itemsize > 1 or columns % SCALED_BLOCK):
             raise InputError(f"the result is {wanted} of {columns} columns; blocks are of fp8, and of {SCALED_BLOCK}")
+        _ = given.scaled  # which refuses factors that are none of the operands'
         return given
 
     def read(self, checked: ActivatedOperands) -> Reading | Support:
         """Return the problem of a linear layer with this epilogue."""
         if not (checked.x.is_contiguous() and checked.w.is_contiguous()):
             return Support("x or w is not contiguous")
-        layer = DENSE.read(checked.layer)
+        scaled = checked.scaled
+        if scaled and checked.bias is not None and checked.act in IN_BLOCKS:
+            return Support("a bias beside scale factors and a result in blocks")
+        layer = SCALED.read(scaled) if scaled else DENSE.read(checked.layer)
         if isinstance(layer, Support):
             return layer
-        problem = replace(layer.problems[0], epilogue=checked.act)
-        return replace(layer, problems=(problem,), result=(checked.shape, checked.result_type))
+        of_c = Operand(DTYPE_NAMES[checked.result_type])
+        found = [replace(p, epilogue=checked.act, c=of_c) for p in layer.problems[: None if scaled else 1]]
+        why = next((why for p in found if not (why := registry.get(Family, p.family).computes(p))), SUPPORTED)
+        problems = tuple(p for p in found if registry.get(Family, p.family).computes(p))
+        if not problems:
+            return Support(layer.why_none or why.reason)
+        plain = layer.plain and replace(layer.plain, epilogue=checked.act, c=of_c)
+        result, tensors = (checked.shape, checked.result_type), self.tensors(checked)
+        return replace(layer, problems=problems, plain=plain, result=result, tensors=tensors)
 
     def infer(self, given: ActivatedOperands) -> Tensor:
         """Return a result without contents."""
@@ -91,11 +127,13 @@ class ActivatedLayer(ProductOperation):
 
     def fallback(self, checked: ActivatedOperands) -> Tensor:
         """Return the activation of PyTorch's linear layer."""
-        if checked.act not in IN_BLOCKS:
-            return apply_epilogue(checked.act, linear(*checked.layer))
-        result, rows = torch.zeros_like(self.infer(checked)), checked.x.numel() // checked.x.shape[-1]
-        product = linear(checked.x, checked.w, checked.bias, None)
-        q, factors = parts(result, rows)
+        in_blocks = checked.act in IN_BLOCKS
+        plain = (*checked.layer[:3], None) if in_blocks else checked.layer
+        product = SCALED.fallback(checked.scaled) if checked.scaled else linear(*plain)
+        if not in_blocks:
+            return apply_epilogue(checked.act, product)
+        result = torch.zeros_like(self.infer(checked))
+        q, factors = parts(result, checked.rows)
         found = quantize_blocks(apply_epilogue(checked.act, product.flatten(0, -2)), result.dtype)
         q.copy_(found[0])
         factors.copy_(found[1])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
@@ -71,7 +71,9 @@ def _is_plain_layer(problem: Problem) -> bool:
 
 def is_activated(problem: Problem) -> bool:
     """Return whether `linear_act` can ask for a problem."""
-    return problem.epilogue != "none" and is_layer(replace(problem, epilogue="none"))
+    c = Operand("bf16") if problem.in_blocks else problem.c
+    plain = replace(problem, epilogue="none", c=c)
+    return problem.epilogue != "none" and (is_layer(plain) or is_scaled(plain))
 
 
 class ExpertWeights(NamedTuple):
@@ -135,7 +137,8 @@ def describe_calls(problem: Problem) -> str:
         rows = " whose rows of gate and of up alternate (interleave_gate_up)" if problem.fold > 1 else ""
         call = "linear_act_quantize" if problem.in_blocks else "linear_act"
         act = problem.epilogue.removesuffix("block").removesuffix("_")
-        return f'{call}(x, w, "{act}") with w [N, K]{rows}'
+        scales = "" if problem.a.scaling is None else f", scale_a=…, scale_b=…{_with_factors(problem)}"
+        return f'{call}(x, w, "{act}"{scales}) with w [N, K]{rows}'
     if problem.kind == "grouped":
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":

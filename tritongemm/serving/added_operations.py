@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -126,7 +127,13 @@ def linear_w4(
 
 
 def linear_act(
-    x: Tensor, w: Tensor, act: str, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    w: Tensor,
+    act: str,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
 ) -> Tensor:
     """Compute act(x @ w.T + bias) with the tuned kernel for this size, else with PyTorch in two steps.
 
@@ -139,7 +146,9 @@ def linear_act(
         w: [N, K], contiguous for tuned kernels.
         act: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, or one of gate and up.
         bias: [N] or None.
-        out_dtype: x's by default; a type of floats.
+        out_dtype: x's by default, bfloat16 beside scale factors; a type of floats.
+        scale_a: None, or factors of an x of fp8 or int8, as for `scaled_mm`.
+        scale_b: None, or factors of w, interleaved as its rows are.
 
     Returns:
         [..., N], or of gate and up [..., N / 2], contiguous, ordered on the current stream.
@@ -154,11 +163,17 @@ def linear_act(
         >>> tritongemm.linear_act(torch.randn(4, 64), w, "silu_mul").shape
         torch.Size([4, 32])
     """
-    return _call_act(x, w, act, bias, out_dtype)
+    return _call_act(x, w, act, bias, out_dtype, scale_a, scale_b)
 
 
 def linear_act_quantize(
-    x: Tensor, w: Tensor, act: str = "", bias: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
+    x: Tensor,
+    w: Tensor,
+    act: str = "",
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `linear_act`, or without an activation `mm`, in fp8 with a factor for each 128 columns of a row.
 
@@ -171,6 +186,8 @@ def linear_act_quantize(
         act: as for `linear_act`; "" for none.
         bias: as for `linear_act`.
         dtype: of the result, of eight bits.
+        scale_a: as for `linear_act`.
+        scale_b: as for `linear_act`.
 
     Returns:
         q [..., N] and its factors, float32 [M, N / 128] that are stored [N / 128, M]: ``scaled_mm(q, w2, factors, …)``.
@@ -183,8 +200,8 @@ def linear_act_quantize(
         >>> q.shape, factors.shape
         (torch.Size([4, 256]), torch.Size([4, 2]))
     """
-    made = _call_act(x, w, "_".join(filter(None, (act, "block"))), bias, dtype)
-    rows, factors = parts(made, x.numel() // x.shape[-1])
+    made = _call_act(x, w, "_".join(filter(None, (act, "block"))), bias, dtype, scale_a, scale_b)
+    rows, factors = parts(made, prod(x.shape[:-1]))
     return rows.view(*x.shape[:-1], -1), factors.T
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ def hasten() -> None:
     # A function's lines are asked for three times, and tokenized each time.
     inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
     _share_types(interpreter)
+    gc.freeze()  # a collection looks through what kernels make, and not through PyTorch
 
 
 def _share_types(interpreter: Any) -> None:

@@ -61,7 +61,12 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("layout", ["TN", pytest.param("NT", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize(
-    "size", [(1, 4096, 4096), (64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096), (200, 328, 1096)]
+    "size",
+    [
+        (1, 4096, 4096),
+        (200, 328, 1096),
+        *(pytest.param(s, marks=pytest.mark.heavy) for s in ((64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096))),
+    ],
 )
 def test_every_size_has_instances_that_render(layout: str, size: tuple[int, int, int]) -> None:
     rows = layout == "TN"

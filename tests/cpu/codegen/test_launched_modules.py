@@ -23,7 +23,6 @@ TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "
 QUICK = {
     ("sm90", "int8"),  # with pointers, the copy engine and warps that have roles
     ("sm90", "grouped bf16"),
-    ("gfx942", "bf16"),
     ("gfx950", "fp4"),
 }
 RUNS = [

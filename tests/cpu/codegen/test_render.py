@@ -88,7 +88,13 @@ DTYPES = (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8
 FORMS = ((True, "none"), (False, "m"), (True, "n"))
 
 
-@pytest.mark.parametrize(("target", "dtypes", "form"), pairwise(["gfx942", "gfx950", "sm80", "sm90"], DTYPES, FORMS))
+KINDS = pairwise(["gfx942", "gfx950", "sm80", "sm90"], DTYPES, FORMS)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtypes", "form"),
+    [pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.heavy) for i, case in enumerate(KINDS)],
+)
 def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, str], form: tuple[bool, str]) -> None:
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
     facts, (row_a, bias) = target_files.load_target(target), form

@@ -13,6 +13,7 @@ import tritongemm
 from tests.support.kernel_cases import SM90
 from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, record, run_on_cpu
 from tests.support.operation_calls import Call
+from tests.support.tables import each
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
@@ -129,7 +130,7 @@ def operation_of(call: Call) -> tuple[ProductOperation, Any]:
     return operation, given
 
 
-@every_case
+@each("of", CASES.values())
 def test_pytorch_computes_what_a_family_means(of: Problem) -> None:
     call, _, exact = make_call(of)
     found, there = call(), ~exact[..., 0].isnan()

@@ -86,7 +86,7 @@ def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> N
         possible_orders([problem], SM90, "triton", NO_LIMITS)
 
 
-@pytest.mark.parametrize("m", [1, 300])
+@pytest.mark.parametrize("m", [1, pytest.param(300, marks=pytest.mark.heavy)])
 def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(Problem(m, 512, 2048, *FP8))
     order = ReductionOrder(2048, 2048, 128, "wgmma")

@@ -57,7 +57,7 @@ def in_order(problem: Problem, order: str) -> Problem:
     [
         (INT4, SM90),
         (in_order(INT4, "halves_128"), GFX942),
-        (FAMILY.problem(FP16, "weight_64_fp16"), SM90),
+        pytest.param(FAMILY.problem(FP16, "weight_64_fp16"), SM90, marks=pytest.mark.heavy),
         (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
         (in_order(ZEROS, "halves_128"), SM90),
         (FP4, SM90),
@@ -70,7 +70,11 @@ def in_order(problem: Problem, order: str) -> Problem:
         pytest.param(replace(FP4, groups=GROUPS), SM90, marks=pytest.mark.heavy),
         (replace(IN_FRAGMENTS, bias="n"), SM90),
         (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),
-        (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2), SM90),
+        pytest.param(
+            replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2),
+            SM90,
+            marks=pytest.mark.heavy,
+        ),
         (replace(in_order(FP4, "fragments"), n=48), SM90),
         pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
         pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),

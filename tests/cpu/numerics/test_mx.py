@@ -239,7 +239,12 @@ MANY = ({"batch": 4}, {"groups": Groups(8)}, {"groups": Groups(8, 64)})
 
 
 @pytest.mark.parametrize(
-    ("arch", "form", "more"), pairwise(["gfx942", "gfx950", "sm90", "sm100"], FORMS, MANY), ids=str
+    ("arch", "form", "more"),
+    [
+        pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.heavy)
+        for i, case in enumerate(pairwise(["gfx942", "gfx950", "sm90", "sm100"], FORMS, MANY))
+    ],
+    ids=str,
 )
 def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, str], more: dict[str, Any]) -> None:
     target = target_files.load_target(arch)

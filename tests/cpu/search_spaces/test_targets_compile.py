@@ -56,7 +56,7 @@ def problem_of(target: Target, m: int, n: int, k: int, **given: Any) -> Problem:
         ("sm120", FORMS[8], r"mma\.sync\.aligned\.m16n8k64\S*block_scale\S*e2m1\.e2m1"),
         ("gfx1250", FORMS[7], r"v_wmma_scale_f32_16x16x128_f8f6f4"),
         ("gfx1201", FORMS[4], r"v_wmma_f32_16x16x16_fp8_fp8"),
-        ("gfx1151", FORMS[0], r"v_wmma_f32_16x16x16_bf16"),
+        pytest.param("gfx1151", FORMS[0], r"v_wmma_f32_16x16x16_bf16", marks=pytest.mark.heavy),
         pytest.param("sm121", FORMS[7], r"mma\.sync\S*block_scale\S*e4m3", marks=pytest.mark.heavy),
         pytest.param("sm103", FORMS[0], r"tcgen05\.mma", marks=pytest.mark.heavy),
     ],

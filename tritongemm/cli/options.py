@@ -9,11 +9,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, group_options, model_options, search_options
+from tritongemm.cli import arguments, model_options, search_options
 from tritongemm.core import dtypes
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.epilogues import EPILOGUES
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.group_rows import GROUP_FORMS, MOST_GROUPS, SPREADS, Groups
 from tritongemm.core.problem import DEFAULT_FAMILY, Operand, Problem
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.target import Target
@@ -114,7 +115,30 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
                    "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
                    "_rows: factors stored as [rows, K / 128]; _tma: rows of A padded to 4 "
                    "(default: the family's)")  # fmt: skip
-    group_options.add_group_options(g)
+    _add_group_options(g)
+
+
+def _add_group_options(g: argparse._ArgumentGroup) -> None:
+    """Add the options of a grouped GEMM, as in a mixture of experts."""
+    g.add_argument("--groups", type=arguments.integer(1, MOST_GROUPS), default=1, metavar="G",
+        help="grouped GEMM of G groups, each with its own B (mixture of experts); -m is the total rows "
+        "(default 1)")  # fmt: skip
+    g.add_argument("--group-form", choices=GROUP_FORMS, default=GROUP_FORMS[0],
+        help="contiguous: the rows of the groups follow each other; masked: room for --room rows per group (default "
+        "%(default)s)")  # fmt: skip
+    g.add_argument("--spread", type=arguments.spread, default=SPREADS[0], metavar="HOW",
+        help="how rows are spread over groups in tuning: uniform, skewed (few groups have most rows), or "
+        "comma-separated captured rows per group, such as 7,0,33 (default %(default)s)")  # fmt: skip
+    g.add_argument("--room", type=arguments.size, default=0, metavar="ROWS",
+        help="rows that each group has room for in the masked form, which needs it")  # fmt: skip
+
+
+def _read_groups(args: argparse.Namespace) -> Groups | None:
+    """Return the groups that the options describe; None of one product."""
+    if args.groups == 1:
+        return None
+    given = {"spread": args.spread} if isinstance(args.spread, str) else {"spread": "captured", "counts": args.spread}
+    return Groups.from_json({"groups": args.groups, "group_form": args.group_form, "room": args.room, **given})
 
 
 def dtype(text: str) -> str:
@@ -171,7 +195,7 @@ def given_defaults(args: argparse.Namespace) -> Defaults:
         family=args.family,
         scales=args.scales,
         batch=args.batch,
-        groups=group_options.read_groups(args),
+        groups=_read_groups(args),
     )
 
 
@@ -251,64 +275,36 @@ def _names_file(args: argparse.Namespace) -> bool:
 
 # Combinations of options that are refused, each with its message.
 _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
-    (
-        lambda a: a.gemm_size_file is not None and a.workload is not None,
-        "--gemm_size_file and --workload exclude each other: the first tunes sizes, the second tables over M",
-    ),
-    (
-        lambda a: _names_file(a) and (a.m, a.n, a.k) != (None, None, None),
-        "-m, -n, -k and a file of sizes exclude each other",
-    ),
-    (
-        lambda a: a.m_range is not None and a.m is not None,
-        "-m and --m_range exclude each other",
-    ),
-    (
-        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range or a.server, a.n, a.k),
-        "name a size with -m, -n and -k, a table with --m_range, -n and -k, a file of sizes with --gemm_size_file or "
-        "--workload, or a model with --model_dir",
-    ),
-    (
-        lambda a: (a.compare_wo_tuning or a.benchmark) and (a.workload is not None or a.m_range is not None),
-        "--workload and --m_range tune; --compare_wo_tuning and --benchmark read stored results",
-    ),
-    (
-        lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,
-        "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
-    ),
-    (
-        lambda a: a.server is not None and (a.workload is not None or a.m_range is not None),
-        "--for races one kernel at each M of the server's table: omit --workload and --m_range",
-    ),
-    (
-        lambda a: a.server is not None and a.libtype is not None and not servers.may_race(a.libtype, a.server),
-        f"--for races one kernel: omit --libtype, or name the server or {DEFAULT_BACKEND}",
-    ),
-    (
-        lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),
-        "--for, --groups and --top_k together race a server's MoE kernel: give all three, or only --for",
-    ),
-    (
-        lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
-        "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)",
-    ),
-    (
-        lambda a: a.unconstrained is not None and a.invariant is None,
-        "--unconstrained names the results that an --invariant run is compared with: give both",
-    ),
-    (
-        lambda a: a.invariant_runs > 1 and a.invariant is None,
-        "--invariant-runs chooses the order of an --invariant run: give both",
-    ),
-    (
-        lambda a: a.invariant is not None and a.server is not None and a.top_k is not None,
-        "servers read no table of experts where batches must not matter, but take a default: omit --invariant",
-    ),
-    (
-        lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
-        "--profile_file lists the candidates of a tuning run; --compare_wo_tuning and --benchmark have none",
-    ),
-)
+    (lambda a: a.gemm_size_file is not None and a.workload is not None,
+     "--gemm_size_file and --workload exclude each other: the first tunes sizes, the second tables over M"),
+    (lambda a: _names_file(a) and (a.m, a.n, a.k) != (None, None, None),
+     "-m, -n, -k and a file of sizes exclude each other"),
+    (lambda a: a.m_range is not None and a.m is not None,
+     "-m and --m_range exclude each other"),
+    (lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range or a.server, a.n, a.k),
+     "name a size with -m, -n and -k, a table with --m_range, -n and -k, a file of sizes with --gemm_size_file or "
+     "--workload, or a model with --model_dir"),
+    (lambda a: (a.compare_wo_tuning or a.benchmark) and (a.workload is not None or a.m_range is not None),
+     "--workload and --m_range tune; --compare_wo_tuning and --benchmark read stored results"),
+    (lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,
+     "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file"),
+    (lambda a: a.server is not None and (a.workload is not None or a.m_range is not None),
+     "--for races one kernel at each M of the server's table: omit --workload and --m_range"),
+    (lambda a: a.server is not None and a.libtype is not None and not servers.may_race(a.libtype, a.server),
+     f"--for races one kernel: omit --libtype, or name the server or {DEFAULT_BACKEND}"),
+    (lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),
+     "--for, --groups and --top_k together race a server's MoE kernel: give all three, or only --for"),
+    (lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
+     "an MoE layer is described only by --groups, --top_k, -n (inner size of an expert) and -k (hidden size)"),
+    (lambda a: a.unconstrained is not None and a.invariant is None,
+     "--unconstrained names the results that an --invariant run is compared with: give both"),
+    (lambda a: a.invariant_runs > 1 and a.invariant is None,
+     "--invariant-runs chooses the order of an --invariant run: give both"),
+    (lambda a: a.invariant is not None and a.server is not None and a.top_k is not None,
+     "servers read no table of experts where batches must not matter, but take a default: omit --invariant"),
+    (lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
+     "--profile_file lists the candidates of a tuning run; --compare_wo_tuning and --benchmark have none"),
+)  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

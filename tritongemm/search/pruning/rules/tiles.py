@@ -7,11 +7,12 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides, without_matrix_units
+from tritongemm.search.cost_model.waves import count_tiles
 
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
-# Most rows for which warps share blocks of K.
-SLICED_ROWS = 64
+# Most rows for which warps share blocks of K, and the fewest of such warps that keep a unit's loads under way.
+SLICED_ROWS, LEAST_WARPS = 64, 7
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -124,6 +125,7 @@ def warp_group(config: Config, problem: Problem, target: Target) -> str | None:
     """Fewer than 4 warps fall back to the older, slower matrix instructions."""
     if (
         config.num_warps >= 4
+        or config.option("slices", 1) > 1
         or matrix_sides(config)[0] < 64
         or not (target.has("wgmma") or target.has("tensor_memory"))
     ):
@@ -146,6 +148,9 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     shared, held = config.option("slices", 1) > 1, _power_of_two_above(problem.m, 8)
     if shared and (config.block_m > held or problem.m > SLICED_ROWS):
         return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"
+    warps = count_tiles(config, problem) * config.split_k * config.num_warps
+    if shared and warps < LEAST_WARPS * target.compute_units and problem.k >= 4 * config.split_k * config.block_k:
+        return f"{warps} warps on {target.compute_units} CUs, {LEAST_WARPS} on each wanted"
     if not shared and config.block_m < min(64, held):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
     return None

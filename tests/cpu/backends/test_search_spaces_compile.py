@@ -89,7 +89,7 @@ def problem_of(
     rows_a, rows_b = (side == "T" for side in layout)
     given = {"row_major_a": rows_a, "row_major_b": rows_b, "bias": bias, "scales": scales, **KINDS[kind]}
     try:
-        found = make_problem(Defaults.of(dtype, dtype, family=family, **given), *size)
+        found = make_problem(Defaults.of(dtype, dtype, family=family), *size, given)
     except InputError:
         return None
     known = registry.get(Family, found.family).supports(found, target) and TRITON.supports(found, target)
@@ -133,8 +133,8 @@ def test_the_front_end_accepts_the_first_of_each_template(
     target: str, family: str, given: dict[str, Any], most: int
 ) -> None:
     facts = target_files.load_target(target)
-    defaults = Defaults.of(layout="TN", family=family, fp8_encoding=facts.fp8, **given)
-    assert refusals([make_problem(defaults, 1024, 1024, 4096)], facts, most) == {}
+    defaults = Defaults.of(layout="TN", family=family, fp8_encoding=facts.fp8)
+    assert refusals([make_problem(defaults, 1024, 1024, 4096, given)], facts, most) == {}
 
 
 @pytest.mark.heavy

@@ -92,7 +92,7 @@ def test_what_is_tried(
     """A guided search where something is timed; else the best predicted, of which a user may have more or all."""
     plans: list[TuningOptions] = []
 
-    def noted(self: Any, problems: object) -> dict[Problem, str]:
+    def noted(self: Any, *_: object) -> dict[Problem, str]:
         plans.append(self.options)
         return {}
 

@@ -19,7 +19,7 @@ BAD = {  # what is wrong with a row: its warps and further keys, its target, and
     "warps": ("1048576", "", "67108864 threads in a workgroup, which has 1 to 1024"),
     "group": ("1", ", GROUP_SIZE_M: 99999999999", "99999999999 is beyond the 32 bits in which kernels count"),
     "template": ("4", ", template: tma", "gfx942 does not run template tma on such operands; only "),
-    "unknown": ("1", ", template: nonesuch", "no kernel template is called 'nonesuch'; there are: gemv, "),
+    "unknown": ("1", ", template: nonesuch", "no kernel template is called 'nonesuch'; there are: fragments, "),
     "option": ("1", ", options: {frob: 1}", "nothing reads frob; its options can be "),
     "large_option": ("1", ", options: {xcds: 1000000000}", "xcds must be 1 to 8, not 1000000000"),
     "split": ("1", ", SPLIT_K: 1000000000", "split_k must be at most 64, not 1000000000"),

@@ -47,7 +47,7 @@ FORMS: list[dict[str, Any]] = [
 
 def problem_of(target: Target, m: int, n: int, k: int, **given: Any) -> Problem:
     given = {"dtype_b": given["dtype_a"], "row_major_b": False, **given}
-    return make_problem(Defaults(fp8_encoding=target.fp8, **given), m, n, k)
+    return make_problem(Defaults(fp8_encoding=target.fp8), m, n, k, given)
 
 
 @pytest.mark.parametrize(

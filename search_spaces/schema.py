@@ -62,16 +62,7 @@ def _keys(where: str, found: Iterable[Any], needed: Iterable[str], known: Iterab
 
 
 def check_target(where: str, section: Any, annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a target.
-
-    Args:
-        where: file and section, for messages.
-        section: what the file has there.
-        annotations: of the fields there must be.
-
-    Raises:
-        InputError: something is missing, unknown or of another kind; says which field.
-    """
+    """Return the facts of a target; an InputError names one that is missing, unknown or not as annotated."""
     if not _map(section):
         raise InputError(f"{where} must be a map of facts; there is {section!r}")
     _keys(where, section, annotations, annotations)
@@ -83,16 +74,7 @@ def check_target(where: str, section: Any, annotations: Mapping[str, Any]) -> di
 
 
 def read_target(where: str, name: str, facts: Any) -> Target:
-    """Return the target with facts from a file.
-
-    Args:
-        where: file and section, for messages.
-        name: of the target.
-        facts: what the file has there.
-
-    Raises:
-        InputError: a fact is missing, unknown or of another kind; says which.
-    """
+    """Return the target with facts from a file; an InputError names one that is missing, unknown or of another kind."""
     annotations = {name: hint for name, hint in get_type_hints(Target).items() if name != "name"}
     checked = check_target(where, facts, annotations)
     return Target(name=name, **{**checked, "features": frozenset(checked["features"])})
@@ -106,16 +88,7 @@ def target_facts(target: Target) -> dict[str, Any]:
 
 
 def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
-    """Check one template's section.
-
-    Args:
-        where: file and section, for messages.
-        section: what the file has there.
-        axes: the axes there must be.
-
-    Raises:
-        InputError: something is missing, unknown or no list of whole numbers; says which.
-    """
+    """Check one template's section; an InputError says what is missing, unknown or no list of whole numbers."""
     if not _map(section):
         raise InputError(f"{where} must be a map with requires and axes; there is {section!r}")
     _keys(where, section, ("requires", "axes"), _SECTION)

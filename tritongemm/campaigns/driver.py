@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tritongemm.campaigns import stages
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.merging import read_results
 from tritongemm.core.errors import InputError, NewerFileError, OutputError, UnavailableError
-from tritongemm.core.values import FINITE, TEXT, FieldKind, list_of, require
+from tritongemm.core.values import FINITE, TEXT, FieldKind, Text, kinds_of, list_of, require
 from tritongemm.formats import read_text
 from tritongemm.system import files
 from tritongemm.system.locks import locked
@@ -24,25 +24,17 @@ from tritongemm.system.reading import read_bytes
 NAME = "campaign.json"
 _SCHEMA = 1
 _ADVICE = "choose another folder with -o"
-_KINDS = {
-    "schema": FieldKind(str(_SCHEMA), lambda value: value == _SCHEMA),
-    "log": TEXT,
-    "digest": TEXT,
-    "target": TEXT,
-    "threshold": FINITE,
-    "done": list_of(TEXT),
-}
 
 
 @dataclass(frozen=True)
 class CampaignState:
     """What a folder is the campaign of."""
 
-    log: str  # name of the log
-    digest: str  # SHA-256 of its contents
-    target: str  # name of the target
-    threshold: float  # of the configs, in percent
-    done: tuple[str, ...] = ()  # stages that are done, in their order
+    log: Text  # name of the log
+    digest: Text  # SHA-256 of its contents
+    target: Text  # name of the target
+    threshold: Annotated[float, FINITE]  # of the configs, in percent
+    done: Annotated[tuple[str, ...], list_of(TEXT)] = ()  # stages that are done, in their order
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:
@@ -75,6 +67,9 @@ class CampaignState:
     def without(self, stages: Sequence[str]) -> CampaignState:
         """Return the state with some stages not done."""
         return replace(self, done=tuple(stage for stage in self.done if stage not in stages))
+
+
+_KINDS = {"schema": FieldKind(str(_SCHEMA), lambda value: value == _SCHEMA), **kinds_of(CampaignState)}
 
 
 @contextmanager

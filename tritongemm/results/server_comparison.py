@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.values import MAP, NATURAL, POSITIVE, TEXT, FieldKind, list_of, map_of, require
+from tritongemm.core.values import MAP, NATURAL, POSITIVE, TEXT, FieldKind, Natural, kinds_of, list_of, map_of, require
 
 KIND = "comparison of a server"  # how the file begins
 RATES = ("tokens_per_s",)  # quantities of which more is better
 QUANTITIES = {"step_ms": "step ms", "tpot_ms": "TPOT ms", "ttft_ms": "TTFT ms", "tokens_per_s": "tokens/s"}
 _SHARE = FieldKind("a number from 0 to 1", lambda v: isinstance(v, int | float) and 0 <= v <= 1)
+_NUMBER = FieldKind("a number", lambda v: isinstance(v, int | float))
 _FIELDS = {
     "command": list_of(TEXT),
     "table": TEXT,
@@ -89,10 +90,10 @@ class ComparedLoad:
 class Agreement:
     """How alike greedy answers of two starts are."""
 
-    answers: int  # how many were compared
-    equal: int  # how many of them have the same tokens
-    share: float  # of all tokens, those before the first difference of their answer
-    logprob: float  # the largest difference of the logarithms of the probabilities of such tokens
+    answers: Natural  # how many were compared
+    equal: Natural  # how many of them have the same tokens
+    share: Annotated[float, _SHARE]  # of all tokens, those before the first difference of their answer
+    logprob: Annotated[float, _NUMBER]  # the largest difference of the logarithms of the probabilities of such tokens
 
     def __str__(self) -> str:
         return (
@@ -168,12 +169,9 @@ def _read_load(data: Mapping[str, Any]) -> ComparedLoad:
 
 
 def _read_agreement(data: Mapping[str, Any]) -> Agreement:
-    require(data, {"answers": NATURAL, "equal": NATURAL, "share": _SHARE, "logprob": FieldKind("a number", _is_number)})
-    return Agreement(data["answers"], data["equal"], data["share"], data["logprob"])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    kinds = kinds_of(Agreement)
+    require(data, kinds)
+    return Agreement(**{name: data[name] for name in kinds})
 
 
 # Greedy tokens of an answer, and the logarithms of their probabilities.

@@ -200,6 +200,9 @@ SCALED: dict[str, Make] = {
         fused_moe, r.x(r.m, K), r.q(GROUPS, 2 * N, K), r.q(GROUPS, K, N), *r.routing, "gelu",
         r.f(GROUPS, 2, 2), r.f(GROUPS, 2, 1),
     ),
+    "linear_w4 fp8": lambda r: Call(
+        linear_w4, r.q(r.m, K), r.p(N, K // 2), r.p(N, 8), scale_x=r.f(r.m, 2), bias=r.x(N, dtype=BF16)
+    ),
     "grouped_mm int4": lambda r: Call(
         grouped_mm, r.x(r.m, K, dtype=BF16), r.p(GROUPS, N, K // 2).mT, r.ends(), None, r.x(GROUPS, 2, N, dtype=BF16)
     ),

@@ -10,17 +10,22 @@ from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
-from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, WEIGHT_DEPTHS
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.support import Support
 from tritongemm.numerics import scale_factors
 from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors
 from tritongemm.operations.contract import ProductOperation, Reading
-from tritongemm.operations.factors import EXPONENTS, readings, why_none
+from tritongemm.operations.factors import EXPONENTS, Ways, find_scalings, readings, spread, why_none
 from tritongemm.operations.torch_products import DTYPE_NAMES, linear
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
 
 ACTIVATIONS = (torch.bfloat16, torch.float16)
+QUANTISED = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "int8")
+    if hasattr(torch, name)
+)
 
 
 class FourBitOperands(NamedTuple):
@@ -32,18 +37,25 @@ class FourBitOperands(NamedTuple):
     order: str = PLAIN
     bias: Tensor | None = None
     out_dtype: torch.dtype | None = None
+    scale_x: Tensor | None = None
 
     @property
     def result_type(self) -> torch.dtype:
         """The type of the result."""
-        return self.x.dtype if self.out_dtype is None else self.out_dtype
+        return self.wide if self.out_dtype is None else self.out_dtype
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The type of factors of int4: that of activations without factors, bfloat16 beside those that have some."""
+        return self.x.dtype if self.scale_x is None else torch.bfloat16
 
 
 class CheckedFourBits(NamedTuple):
-    """Operands of `linear_w4`, and the weight as a problem's B."""
+    """Operands of `linear_w4`, the weight as a problem's B, and the ways to read the factors of x."""
 
     given: FourBitOperands
     b: Operand
+    of_x: Ways | tuple[None]
 
 
 class FourBitLayer(ProductOperation):
@@ -51,18 +63,21 @@ class FourBitLayer(ProductOperation):
 
     schema = (
         'linear_w4(Tensor x, Tensor weight, Tensor scale, str order="plain", Tensor? bias=None, '
-        "ScalarType? out_dtype=None) -> Tensor"
+        "ScalarType? out_dtype=None, Tensor? scale_x=None) -> Tensor"
     )
     operands = FourBitOperands
-    sources: ClassVar = {"a": "x", "b": "weight", "scale_b": "scale"}
+    sources: ClassVar = {"a": "x", "b": "weight", "scale_a": "scale_x", "scale_b": "scale"}
 
     def check(self, given: FourBitOperands) -> CheckedFourBits:
         """Return the operands with what the weight is."""
-        x, weight, scale, order, bias, _ = given
-        check_tensors({"x": x, "weight": weight, "scale": scale} | ({} if bias is None else {"bias": bias}))
-        if x.dtype not in ACTIVATIONS:
-            raise InputError(f"x is {x.dtype}; activations beside four bits are bfloat16 or float16")
-        b = read_weight(weight, scale, x.dtype, order)
+        x, weight, scale, order, bias, _, scale_x = given
+        others = {"bias": bias, "scale_x": scale_x}
+        every = {"x": x, "weight": weight, "scale": scale} | {k: one for k, one in others.items() if one is not None}
+        check_tensors(every)
+        if x.dtype not in (ACTIVATIONS if scale_x is None else QUANTISED):
+            more = "" if scale_x is None else ", or with a scale_x fp8 or int8"
+            raise InputError(f"x is {x.dtype}; activations beside four bits are bfloat16 or float16{more}")
+        b = read_weight(weight, scale, given.wide, order)
         n, k = weight.shape[0], 2 * weight.shape[1]
         if not x.dim() or x.shape[-1] != k:
             raise InputError(f"x is {tuple(x.shape)}; beside a weight of {k} numbers along K it is [..., {k}]")
@@ -71,7 +86,7 @@ class FourBitLayer(ProductOperation):
         check_bias(bias)
         if given.result_type not in SCALED_RESULTS:
             raise InputError(f"out_dtype is {given.out_dtype}; it may be {', '.join(map(str, SCALED_RESULTS))}")
-        return CheckedFourBits(given, b)
+        return CheckedFourBits(given, b, (None,) if scale_x is None else _factors_of_x(x, scale_x))
 
     def tensors(self, checked: CheckedFourBits) -> Mapping[str, Tensor]:
         """Return the operands as they are."""
@@ -79,7 +94,7 @@ class FourBitLayer(ProductOperation):
 
     def read(self, checked: CheckedFourBits) -> Reading | Support:
         """Return the problems of all families with such a weight."""
-        (x, weight, scale, _, bias, _), b = checked
+        (x, weight, scale, _, bias, _, _), b, of_x = checked
         out = checked.given.result_type
         for name, tensor in (("x", x), ("weight", weight), ("scale", scale)):
             if not tensor.is_contiguous():
@@ -91,7 +106,7 @@ class FourBitLayer(ProductOperation):
         n, k = weight.shape[0], x.shape[-1]
         of_a, _, of_c = matrices(DTYPE_NAMES[x.dtype], c=DTYPE_NAMES[out])
         plain = Problem(x.numel() // k, n, k, of_a, b._replace(scaling=None), of_c, "none" if bias is None else "n")
-        ways = (None,), (b.scaling,)
+        ways = of_x, (b.scaling,)
         problems, result = readings(plain, *ways), ((*x.shape[:-1], n), out)
         why = "" if problems else why_none(plain, *ways)
         return Reading(problems, self.tensors(checked), result, plain=plain, why_none=why, vector=x.dim() == 1)
@@ -105,9 +120,14 @@ class FourBitLayer(ProductOperation):
 
     def fallback(self, checked: CheckedFourBits) -> Tensor:
         """Return PyTorch's product with the weight in x's type, or in float32 where that has no such powers of two."""
-        (x, weight, scale, order, bias, _), b = checked
+        (x, weight, scale, order, bias, _, scale_x), b, of_x = checked
         if not x.numel():
             return self.infer(checked.given)
+        if scale_x is not None and of_x[0] is not None:
+            k = x.shape[-1]
+            factors = scale_x.reshape(-1, scale_x.shape[-1]) if of_x[0].depth else scale_x
+            x = (x.reshape(-1, k).float() * spread(factors, of_x[0], x.numel() // k, k)).view(x.shape)
+            return linear(x, dequantize(weight, scale, order, x.dtype), bias, checked.given.result_type)
         wide = torch.float32 if b.dtype == "fp4e2m1" and x.dtype == torch.float16 else x.dtype
         with torch._C._DisableAutocast():
             w = dequantize(weight, scale, order, wide)
@@ -115,6 +135,19 @@ class FourBitLayer(ProductOperation):
 
 
 FOUR_BIT_LAYER = FourBitLayer()
+
+
+def _factors_of_x(x: Tensor, scale_x: Tensor) -> Ways:
+    """Return the ways to read factors of activations: a float32 for each row or 1 x 128, or a power of two per 32."""
+    k = x.shape[-1]
+    rows = x.numel() // k
+    of_rows = scale_x.numel() == rows and scale_x.dtype == torch.float32
+    flat = scale_x.flatten() if of_rows else scale_x.flatten(0, -2) if scale_x.dim() > 2 else scale_x
+    ways = tuple(way for way in find_scalings(flat, rows, k) if way.rows == 1)
+    if not ways:
+        wanted = f"of {rows} rows, [..., {cdiv(k, SCALED_BLOCK)}] float32 or [..., {cdiv(k, MX_DEPTH)}] e8m0"
+        raise InputError(f"scale_x is {scale_x.dtype} {tuple(scale_x.shape)}; it has a float32 for each {wanted}")
+    return ways
 
 
 def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -> Operand:

@@ -58,6 +58,10 @@ def _is_mixed(problem: Problem) -> bool:
     return problem.a.scaling is not None and problem.a.type.packed < problem.b.type.packed
 
 
+def _is_mixed_layer(problem: Problem) -> bool:
+    return _is_mixed(problem) and _is_plain_layer(problem)
+
+
 def has_scaled_weight(problem: Problem) -> bool:
     """Return whether `linear_w4` can ask for a problem: only its weight has scale factors."""
     return problem.a.scaling is None and problem.b.scaling is not None and _is_plain_layer(problem)
@@ -107,7 +111,7 @@ def is_served(problem: Problem) -> bool:
         return of_four_bits or (granularity(problem.scalings) in _OF_GROUPS and not _is_mixed(problem))
     if problem.kind == "batched":
         return problem.b.scaling is None or problem.a.scaling is not None
-    return any(asks(problem) for asks in (is_product, is_scaled, has_scaled_weight, is_activated))
+    return any(asks(problem) for asks in (is_product, is_scaled, has_scaled_weight, is_activated, _is_mixed_layer))
 
 
 def why_unserved(problem: Problem) -> str:
@@ -124,8 +128,6 @@ def why_unserved(problem: Problem) -> str:
         return "of batches whose weights alone have scales, which no call has"
     if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
-    if _is_mixed(problem):
-        return "of weights of four bits beside activations with factors, which no call has yet"
     return "of products that no call computes"
 
 
@@ -144,7 +146,7 @@ def describe_calls(problem: Problem) -> str:
     if problem.kind == "batched":
         of_factors = f"scaled_bmm(a, b, scale_a, scale_b){_with_factors(problem)}"
         return "bmm(a, b)" if problem.a.scaling is None else of_factors
-    if problem.a.scaling is not None:
+    if problem.a.scaling is not None and not _is_mixed(problem):
         calls = f"scaled_mm(a, w, scale_a, scale_w) with w [N, K]{_with_factors(problem)}"
         return f"{calls}, and linear_fp8 of such weights"
     if problem.b.scaling is not None:
@@ -154,7 +156,8 @@ def describe_calls(problem: Problem) -> str:
             else f"[K / {problem.scale_depth}, {'2, ' * problem.b.scaling.zeros}N]"
         )
         order = "" if problem.b.order == PLAIN else f", order={problem.b.order!r}"
-        return f"linear_w4(x, weight, scale) with weight [N, K / 2], scale {extents}{order}"
+        of_x = ", scale_x=…" if problem.a.scaling else ""
+        return f"linear_w4(x, weight, scale{of_x}) with weight [N, K / 2], scale {extents}{order}"
     of_x = "" if problem.a.row_major else ", x the transposed view of a [K, M] matrix"
     if problem.b.row_major:
         return f"mm(x, b.t()) and, inside serve(), x @ b with b [K, N]{of_x}; for linear layers tune with -col_b"

@@ -93,6 +93,7 @@ def linear_w4(
     order: str = PLAIN,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    scale_x: Tensor | None = None,
 ) -> Tensor:
     """Compute x @ (weight * scale).T (+ bias) with the tuned kernel for this size, else with PyTorch.
 
@@ -102,13 +103,15 @@ def linear_w4(
     PyTorch dequantises the weight at each call.
 
     Args:
-        x: [..., K] of bfloat16 or float16, contiguous for tuned kernels.
+        x: [..., K] of bfloat16 or float16, contiguous for tuned kernels; with `scale_x` of fp8 or int8.
         weight: bytes [N, K / 2], each of two numbers, the earlier one in the low half, or as `order` says.
         scale: [K / 32, N], [K / 64, N] or [K / 128, N] in x's type of int4, or [K / 128, 2, N] with the zero points,
             less 8, of each group behind its factors; e8m0 [N, K / 32] of fp4.
         order: memory layout of the weight: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``halves_128``.
         bias: [N] or None.
-        out_dtype: x's by default; bfloat16, float16 or float32.
+        out_dtype: x's by default, bfloat16 with `scale_x`; bfloat16, float16 or float32.
+        scale_x: None; float32 for each row of x, or of fp8 [..., K / 128] as of `quantize`; e8m0 [..., K / 32] beside
+            fp4. Factors of int4 are in bfloat16 then.
 
     Returns:
         [..., N], contiguous, ordered on the current stream.
@@ -123,7 +126,7 @@ def linear_w4(
         >>> tritongemm.linear_w4(torch.randn(4, 256).half(), weight, torch.ones(2, 32).half()).shape
         torch.Size([4, 32])
     """
-    return _call(x, weight, scale, order, bias, out_dtype)
+    return _call(x, weight, scale, order, bias, out_dtype, scale_x)
 
 
 def linear_act(

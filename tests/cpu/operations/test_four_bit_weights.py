@@ -178,6 +178,8 @@ RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale"
         ({"scale": HALF.to("meta")}, "scale is on meta"),
         ({"order": "backwards"}, "no weight layout is called 'backwards'"),
         ({"order": "halves_128"}, "multiples of 128; weight has N 24 and K 256"),
+        ({"scale_x": ONE[:, :1]}, r"x is torch\.bfloat16; .* or with a scale_x fp8 or int8"),
+        ({"x": X.to(torch.float8_e4m3fn), "scale_x": ONE}, r"scale_x is torch\.float32 \(8, 24\); .* of 3 rows"),
         ({"bias": ONE[0, 1:]}, r"bias is \(23,\)"),
         ({"out_dtype": torch.int8}, r"out_dtype is torch\.int8"),
     ],
@@ -258,3 +260,18 @@ def test_wrong_operands_of_experts_are_named(name: str, wrong: dict[str, Any], s
     right = dict(zip(names, call.given, strict=False)) | call.named
     with pytest.raises((InputError, TypeError), match=said):
         call.function(**(right | wrong))
+
+
+@pytest.mark.parametrize("granularity", ["row", "block", "mx"])
+def test_quantised_activations_have_factors_of_their_own(granularity: str) -> None:
+    x = torch.randn(2, 3, K, generator=RANDOM) * torch.arange(1, 4)[:, None] * torch.arange(K).div(64).exp2()
+    q, scale_x = tritongemm.quantize(x, granularity, dtype=torch.float8_e4m3fn)
+    weight = torch.randint(0, 256, (N, K // 2), generator=RANDOM).byte()
+    powers = torch.randint(117, 138, (N, K // 32), generator=RANDOM).byte()
+    exact = x.double() @ dequantize(weight, powers, "plain", torch.float64).t()
+    found = tritongemm.linear_w4(q, weight, powers, scale_x=scale_x)
+    assert found.dtype == torch.bfloat16 and deviation(found, exact) < 0.2  # the rounding of fp8
+    assert (
+        deviation(tritongemm.linear_w4(q, weight, powers, scale_x=scale_x.flip(-1 if scale_x.dim() > 2 else 0)), exact)
+        > 0.1
+    )

@@ -1,5 +1,7 @@
 """Shared by tests: the call of a problem, with the operands that tuning would measure it with."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -43,8 +45,8 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
         return Call(function, a, w, bias, result), made, exact
     of_a, of_b = scales
     if of.b.type.packed > of.a.type.packed:
-        given = a, b.T, made["scale_b"], of.b.order, bias, result
-        return Call(tritongemm.linear_w4, *given, scale_x=of_a[: of.m]), made, exact
+        four = partial(Call, tritongemm.linear_w4, a, b.T, made["scale_b"])
+        return four(of.b.order, bias, result, scale_x=of_a[: of.m]), made, exact
     if of.groups:
         of_a = of_a.reshape(*a.shape[:-1], -1) if of.masked and not named else of_a
         of_a = of_a if its_a.depth else of_a.reshape(a.shape[:-1])

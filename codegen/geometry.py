@@ -106,7 +106,6 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "INTEGERS": lambda config, problem: problem.a.type.is_integer,
     "SCALED_N": lambda config, problem: problem.b.scaling.rows if problem.b.scaling and problem.scale_depth else 1,
     "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
-    "FOLD": lambda config, problem: problem.fold,
     "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > LONG_FP8_SUM,
 }
 
